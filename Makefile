@@ -1,0 +1,52 @@
+# Every target does its own set-up: .venv is made and filled once, and again only when pyproject.toml changes.
+
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCHMARKS = $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help train test test-all lint bench clean
+
+help:
+	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
+	@echo "make test       lint, then the fast tests"
+	@echo "make test-all   lint, then every test, the slow ones and the learning claims too (may take hours)"
+	@echo "make lint       ruff (lint and format) and pyright"
+	@echo "make bench      every script of benchmarks/"
+	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
+	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv, PIP_ARGS=... adds to pip install"
+
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
+		{ echo "nip_ray needs Python 3.11 or 3.12, and $(PYTHON) is another: try make PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing nip_ray and what it needs into $(VENV) (a few minutes, once)"
+	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	@touch $@
+
+train: $(STAMP)
+	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
+
+test: lint
+	@$(BIN)/python -m pytest -q $(ARGS)
+
+test-all: lint
+	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)
+
+lint: $(STAMP)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/pyright
+
+bench: $(STAMP)
+	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+
+clean:
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage
+	@find . -path ./$(VENV) -prune -o -path ./.git -prune -o -type d -name __pycache__ -print0 | xargs -0 rm -rf

@@ -1,0 +1,29 @@
+"""Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.
+
+Importing this package costs nothing: `run_experiment` and `ExperimentConfig` are loaded when they are first asked for. The rooms
+`protocols`, `scenarios`, `networks`, `learning` and `play` need torch and numpy alone.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nip_ray.config.experiment import ExperimentConfig
+    from nip_ray.runs.experiment import run_experiment
+
+__version__ = "0.1.0"
+__all__ = ["ExperimentConfig", "__version__", "run_experiment"]
+
+_LAZY = {"ExperimentConfig": "nip_ray.config.experiment", "run_experiment": "nip_ray.runs.experiment"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,319 @@
+"""The command line: `nip-ray VERB`. Thin: every verb checks its arguments, calls one function of another room and prints what it returns.
+
+Nothing heavy is imported before a verb needs it, so that `--help` and a refused config are instant.
+Exit codes: 0 done, 1 training went wrong, 2 the user's mistake (one line that says what would be right), 130 interrupted.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.errors import TrainingError, UserError
+
+app = typer.Typer(
+    name="nip-ray",
+    help="Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Make data sets.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@contextmanager
+def _errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
+    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: what an interrupted run can go on from."""
+    try:
+        yield
+    except UserError as error:
+        raise _exit(f"error: {error}", 2) from None
+    except TrainingError as error:
+        raise _exit(f"error: {error}", 1) from None
+    except KeyboardInterrupt:
+        folder = run_dir()
+        hint = f", `nip-ray resume {quote(str(folder))}` goes on" if folder is not None and _is_run(folder) else ""
+        raise _exit(f"interrupted{hint}", 130) from None
+
+
+def _exit(message: str, code: int) -> typer.Exit:
+    typer.echo("; ".join(line.strip() for line in message.splitlines() if line.strip()), err=True)
+    return typer.Exit(code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from nip_ray import __version__
+
+        typer.echo(f"nip-ray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options of `nip-ray` itself."""
+
+
+# --------------------------------------------------------------------------------------------------------------- runs
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)],
+    iterations: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train as CONFIG says."""
+    folder: Path | None = None
+    with _errors(lambda: folder):
+        from nip_ray.config.load import config_to_yaml, load_config
+
+        flags = {"iterations": iterations, "seed": seed}
+        overrides = [*(settings or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+        checked = load_config(config, overrides)
+        if dry_run:
+            typer.echo(config_to_yaml(checked), nl=False)
+            return
+        folder = _free_run_dir(checked.name, checked.seed) if run_dir is None else _new_run_dir(run_dir)
+        from nip_ray.runs.experiment import run_experiment
+
+        result = run_experiment(checked, folder, quiet=quiet)
+        _print_result(result.run_dir, result.iterations, result.metrics, quiet)
+
+
+@app.command()
+def resume(
+    run_dir: RunDir,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Go on to this iteration (default: the config's)", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with an interrupted run: the same numbers as if there had been no interruption (CPU, same seed)."""
+    with _errors(lambda: run_dir):
+        _check_run_dir(run_dir)
+        from nip_ray.runs.experiment import resume_experiment
+
+        result = resume_experiment(run_dir, iterations=iterations, quiet=quiet)
+        _print_result(result.run_dir, result.iterations, result.metrics, quiet)
+
+
+@app.command()
+def evaluate(
+    run_dir: RunDir,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instances (default: the run's held-out ones)", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="N", help="Iteration (default: the newest checkpoint)", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine the verifier of a checkpoint on held-out instances."""
+    with _errors():
+        _check_run_dir(run_dir)
+        with redirect_stdout(sys.stderr):  # whatever a library prints: stdout is for the figures
+            from nip_ray.runs.evaluate import evaluate_run
+
+            figures = evaluate_run(run_dir, dataset=dataset, checkpoint=checkpoint, seed=seed)
+        if as_json:
+            _print_json(figures)
+        else:
+            _print_table(["", ""], [[key, _number(value)] for key, value in figures.items()])
+
+
+@app.command()
+def report(run_dir: RunDir) -> None:
+    """Write report.html of a run anew."""
+    with _errors():
+        _check_run_dir(run_dir)
+        from nip_ray.evaluation.report import write_report
+
+        typer.echo(str(write_report(run_dir)))
+
+
+# ------------------------------------------------------------------------------------------------------ data and schema
+
+
+@data_app.command("graph-isomorphism")
+def graph_isomorphism(
+    pairs: Annotated[int, typer.Option(min=1, help="Pairs to make.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="PATH", help="A .npz file, or a folder.", show_default=False)],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pairs.")] = 0,
+    test_pairs: Annotated[int, typer.Option(min=0, help="Held-out pairs to make as well.")] = 0,
+    exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="A data set whose pairs must not occur.", show_default=False)] = None,
+    sizes: Annotated[
+        str | None, typer.Option(metavar="N,N,...", help="Numbers of nodes (default: 7,8,9,10,11)", show_default=False)
+    ] = None,
+    edge_probabilities: Annotated[
+        str | None, typer.Option(metavar="P,P,...", help="Densities (default: 0.2,0.4,0.6,0.8)", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make pairs of graphs with the published composition; splits never share a pair."""
+    with _errors():
+        chosen: dict[str, Any] = {}
+        if sizes is not None:
+            chosen["graph_sizes"] = _numbers("--sizes", sizes, int)
+        if edge_probabilities is not None:
+            chosen["edge_probabilities"] = _numbers("--edge-probabilities", edge_probabilities, float)
+        if exclude is not None and not exclude.exists():
+            raise UserError(f"--exclude {exclude}: no such file, name a data set")
+        from nip_ray.scenarios.graph_isomorphism.create import write_dataset
+        from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings
+
+        with _progress("making pairs", shown=sys.stderr.isatty()) as progress:
+            summary = write_dataset(out, pairs, seed, GeneratorSettings(**chosen), test_pairs, exclude, progress)
+        if as_json:
+            typer.echo(json.dumps(summary))
+            return
+        splits = {name: summary[name] for name in ("train", "test") if name in summary}
+        for title, key in (("score", "scores"), ("nodes", "sizes")):
+            values = sorted({value for split in splits.values() for value in split[key]})
+            named = [
+                ["isomorphic" if key == "scores" and v < 0 else str(v), *(str(s[key].get(v, 0)) for s in splits.values())] for v in values
+            ]
+            _print_table([title, *splits], named)
+        typer.echo(f"{summary['pairs_per_s']:g} pairs/s, {summary['seconds']:g} s")
+        for file in summary["files"]:
+            typer.echo(file)
+
+
+@app.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)] = None,
+) -> None:
+    """The JSON schema of configs, for editors."""
+    with _errors():
+        from nip_ray.config.schema import config_schema
+
+        text = json.dumps(config_schema(), indent=2)
+        if out is None:
+            typer.echo(text)
+            return
+        try:
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be") from error
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "config.yaml").is_file()
+
+
+def _check_run_dir(folder: Path) -> None:
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder, name the folder of a run, for example one in runs/")
+    if not _is_run(folder):
+        raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made")
+
+
+def _new_run_dir(folder: Path) -> Path:
+    """`folder`, which must be new or empty, but for what a killed process may have left (hidden files)."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--run-dir {folder}: is a file, name a new or empty folder")
+    if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        hint = f"`nip-ray resume {quote(str(folder))}` goes on with it, or " if _is_run(folder) else ""
+        raise UserError(f"--run-dir {folder}: is not empty, {hint}name a new or empty folder")
+    return folder
+
+
+def _free_run_dir(name: str, seed: int) -> Path:
+    """runs/NAME-seedSEED, or with -2, -3 ... behind it: the first that does not exist."""
+    first = Path("runs") / f"{name}-seed{seed}"
+    folder, number = first, 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder
+
+
+def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], quiet: bool) -> None:
+    """What a run ends with: its held-out figures and where everything is."""
+    if quiet:
+        return
+    held_out = [[key, _number(value)] for key, value in metrics.items() if key.startswith("eval/verifier/") and key.count("/") == 2]
+    if held_out:
+        _print_table([f"held out, after iteration {iterations}", ""], held_out)
+    typer.echo(f"run     {run_dir}")
+    if (run_dir / "report.html").is_file():
+        typer.echo(f"report  {run_dir / 'report.html'}")
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table on stdout; the first column is text, the others are figures."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, show_header=any(header), pad_edge=False)
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _print_json(value: Any) -> None:
+    """One JSON object; what is not finite becomes null, which every reader knows."""
+    from nip_ray.runs.folder import json_ready
+
+    typer.echo(json.dumps(json_ready(value), allow_nan=False))
+
+
+def _number(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def _numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[float, ...]:
+    try:
+        return tuple(kind(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        raise UserError(f"{option} {text}: expected {'whole ' if kind is int else ''}numbers with commas between them") from None
+
+
+@contextmanager
+def _progress(title: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, as a function of (done, total); None where nobody watches."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def main() -> None:
+    """The entry point of `nip-ray`."""
+    app(prog_name="nip-ray")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""`ExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
+
+Every field, default, bound and description comes from the settings dataclasses that the core rooms read; unknown keys are
+refused. Same config and seed, same machine kind, CPU: same numbers.
+"""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nip_ray.settings.experiment import CheckpointSettings, EvaluationSettings, LearnerSettings, PlaySettings, RuntimeSettings
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.message_game import MessageGameSettings
+from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.protocol import ProtocolSettings
+
+ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings, Field(discriminator="name")]
+AlgorithmSettings = PPOSettings  # a union by `name` as soon as there are more
+
+
+class ExperimentConfig(BaseModel):
+    """One experiment: who plays what, how they learn, for how long, and what is kept."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run; its folder is called after it.")
+    seed: int = Field(0, ge=0, description="Every random draw comes from this.")
+    iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
+    plugins: tuple[str, ...] = Field((), description="Python files or modules to import first: they register protocols of your own.")
+    protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
+    scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
+    algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
+    play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
+    learners: LearnerSettings = Field(LearnerSettings(), description="Where gradients are computed.")
+    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="When the verifier is examined on held-out instances.")
+    checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="What is kept for resuming.")
+    runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")

@@ -1,0 +1,164 @@
+"""The tree of keys of a config: which there are at a place, what each takes, and what stands nearest to a misspelt one.
+
+Read off the models themselves, so messages, documentation and checks cannot drift from them.
+"""
+
+import dataclasses
+import difflib
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+
+from nip_ray.config.experiment import ExperimentConfig
+
+_BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_TEXT = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
+_TAG = "name"  # the key that says which member of a union is meant
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values."""
+
+    name: str
+    annotation: Any
+    default: Any
+    description: str
+    bounds: Mapping[str, Any]
+
+    @property
+    def expects(self) -> str:
+        """What it takes, in words: `integer >= 1 or null`."""
+        return _words(self.annotation, self.bounds)
+
+
+@cache
+def keys_of(kind: type) -> Mapping[str, Key]:
+    """The keys of a settings class (a pydantic model or a settings dataclass) in their order, `name` first."""
+    made: dict[str, Key] = {}
+    if issubclass(kind, BaseModel):
+        for name, info in kind.model_fields.items():
+            default = info.get_default(call_default_factory=True)
+            made[name] = Key(name, info.annotation, default, info.description or "", _merge(info.metadata))
+        return made
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+        bounds = {name: value for name, value in field.metadata.items() if name != "description"}
+        made[field.name] = Key(field.name, hints[field.name], default, field.metadata.get("description", ""), bounds)
+    return {_TAG: made.pop(_TAG), **made} if _TAG in made else made
+
+
+def branches(annotation: Any) -> tuple[type, ...]:
+    """The settings classes that an annotation is made of: several for a union that is told apart by `name`, none for a value."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return tuple(m for m in members if isinstance(m, type) and (dataclasses.is_dataclass(m) or issubclass(m, BaseModel)))
+
+
+def tag_of(kind: type) -> str:
+    """The `name` that chooses this member of a union."""
+    return str(keys_of(kind)[_TAG].default)
+
+
+def value_annotation(annotation: Any) -> Any:
+    """What a `dict[str, X]` or a `tuple[X, ...]` holds, None for anything else."""
+    return {dict: lambda a: a[1], tuple: lambda a: a[0]}.get(get_origin(annotation), lambda a: None)(get_args(annotation))
+
+
+def with_tags(data: Mapping[str, Any], kind: type = ExperimentConfig) -> dict[str, Any]:
+    """`data` with the default member named wherever a union's `name` was left out."""
+    made = dict(data)
+    for key in keys_of(kind).values():
+        value = made.get(key.name)
+        if len(branches(key.annotation)) > 1 and isinstance(value, Mapping) and _TAG not in value:
+            made[key.name] = {_TAG: tag_of(type(key.default)), **value}
+    return made
+
+
+def locate(loc: Sequence[str | int], kind: type = ExperimentConfig) -> tuple[str, Key | None, type | None]:
+    """Where a validation error stands: (dotted key, the key or None if there is none, the settings class around it).
+
+    Steps of pydantic's path that are no keys (tags and members of unions) are left out.
+    """
+    path: list[str] = []
+    annotation: Any = kind
+    key: Key | None = None
+    around: type | None = None
+    parts = list(loc)
+    while parts:
+        kinds = branches(annotation)
+        if len(kinds) > 1:
+            kinds = tuple(k for k in kinds if tag_of(k) == parts[0])
+            parts.pop(0)
+            if not parts or not kinds:
+                break
+        if kinds:
+            around = kinds[0]
+            path.append(str(parts[0]))
+            key = keys_of(around).get(str(parts.pop(0)))
+            if key is None:
+                break
+            annotation = key.annotation
+        elif value_annotation(annotation) is not None:
+            annotation = value_annotation(annotation)
+            path.append(str(parts.pop(0)))
+            key = Key(path[-1], annotation, None, "", {})
+        else:
+            break
+    return ".".join(path), key, around
+
+
+def walk(kind: type = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, Key]]:
+    """Every key below a settings class with its dotted path; `<agent>` stands for any name in a mapping."""
+    for name, key in keys_of(kind).items():
+        path = f"{prefix}{name}"
+        yield path, key
+        below = value_annotation(key.annotation)
+        for member in branches(key.annotation if below is None else below):
+            yield from walk(member, f"{path}." if below is None else f"{path}.<agent>.")
+
+
+def suggest(name: str, valid: Sequence[str], path: str = "") -> str:
+    """The second half of "unknown ...": the nearest valid names, or else all of them.
+
+    path: where `name` stands as a key; then a key of this very name in another place counts as near too.
+    """
+    near = difflib.get_close_matches(name, valid, 1) or [v for v in valid if name and v.startswith(name)][:1]
+    if path:
+        near += [full for full, _ in walk() if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
+    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(valid)}"
+
+
+def _same_place(pattern: str, path: str) -> bool:
+    ours, theirs = pattern.split("."), path.split(".")
+    return len(ours) == len(theirs) and all(a in (b, "<agent>") for a, b in zip(ours, theirs, strict=True))
+
+
+def _merge(metadata: Sequence[Any]) -> dict[str, Any]:
+    names = (*_BOUNDS, "min_length", "max_length", "pattern")
+    return {name: getattr(m, name) for m in metadata for name in names if getattr(m, name, None) is not None}
+
+
+def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType) and not branches(annotation):
+        words = [word for member in arguments for word in _words(member, bounds).split(" or " if member is bool else "\n")]
+        return f"{', '.join(words[:-1])} or {words[-1]}"
+    if origin is Literal:
+        return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
+    if origin is tuple:
+        return f"list of {_plural(_words(arguments[0], {}))}"
+    if branches(annotation) or origin is dict:
+        return "mapping"
+    words = _TEXT[annotation]
+    if annotation in (int, float):
+        limits = " and ".join(f"{sign} {bounds[name]}" for name, sign in _BOUNDS.items() if name in bounds)
+        words = f"{words} {limits}".rstrip()
+    return f"{words} matching {bounds['pattern']}" if "pattern" in bounds else words
+
+
+def _plural(words: str) -> str:
+    return words if words == "text" else f"{words}s"

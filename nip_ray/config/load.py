@@ -1,0 +1,214 @@
+"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig`, and back to YAML.
+
+Decisions that matter here:
+
+- Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes for text, is
+  a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way round.
+- A key that stands twice is refused: one of the two would be silently lost.
+- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic_core
+import yaml
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+
+_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
+_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_LONGEST = 60  # characters of a wrong value that a message shows
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> ExperimentConfig:
+    """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
+
+    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
+    Raises UserError, which names the file.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; name a YAML config, for example one of tune_configs/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{path}: cannot be read ({reason}); name a YAML config") from error
+    data = parse_yaml(text, str(path))
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else f"has {_show(data)} at its top level"
+        raise UserError(f"{path}: {what}; a config is a mapping of keys, for example `name: my-run`")
+    try:
+        config = config_from_dict(apply_overrides(data, overrides))
+        if checked:
+            check(config)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{path}: a part of it contains itself, or it is nested too deeply") from None
+    return config
+
+
+def config_from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
+    """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
+
+    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds.
+    """
+    data = with_tags(data)
+    try:
+        encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
+    except ValueError as error:
+        raise UserError(f"a config holds numbers, text, lists and mappings only ({error})") from None
+    try:
+        # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
+        return ExperimentConfig.model_validate_json(encoded, strict=True)
+    except pydantic_core.ValidationError as error:
+        faults = dict.fromkeys(_fault(detail) for detail in error.errors(include_url=False))
+        raise UserError("; ".join(faults)) from None
+
+
+def config_to_yaml(config: ExperimentConfig) -> str:
+    """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal config."""
+    return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an index.
+
+    Raises UserError for an override that is not of this form or leads nowhere.
+    """
+    made = _unshared(data)
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        parts = dotted.strip().split(".")
+        if not equals or not all(parts):
+            raise UserError(f"--set {override}: must look like key.subkey=value")
+        _set(made, parts, parse_yaml(text, f"--set {override}"), override)
+    return made
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """The value of one YAML document. `source` is named in the UserError that faulty YAML raises."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UserError(f"{source}: no valid YAML{where}: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{source}: no valid YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise UserError(f"{source}: nested too deeply for a config") from None
+    except ValueError as error:  # a number that looks like one and is none
+        raise UserError(f"{source}: no valid YAML: {error}") from None
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which no part stands twice: what a YAML alias refers to must not change together with it."""
+    if isinstance(value, Mapping):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _plain(value: Any, annotation: Any = None) -> Any:
+    """Settings as mappings in the order of `keys_of`, tuples as lists, numbers in the type of their key."""
+    if isinstance(value, ExperimentConfig) or is_dataclass(value):
+        return {name: _plain(getattr(value, name), key.annotation) for name, key in keys_of(type(value)).items()}
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(item, value_annotation(annotation)) for item in value]
+    return float(value) if annotation is float else value
+
+
+def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> None:
+    at: Any = data
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        here = ".".join(parts[:depth])
+        if isinstance(at, list):
+            if not part.isdecimal() or int(part) >= len(at):
+                raise UserError(f"--set {override}: {here} is a list of {len(at)}; {part!r} is no index from 0 to {len(at) - 1}")
+            step: Any = int(part)
+        elif isinstance(at, dict):
+            step = part
+        else:
+            raise UserError(f"--set {override}: {here} is {_show(at)}, which has no keys below it")
+        if last:
+            at[step] = value
+        else:
+            if (at.get(step) if isinstance(at, dict) else at[step]) is None:
+                at[step] = {}
+            at = at[step]
+
+
+def _fault(detail: Any) -> str:
+    """One validation error of pydantic, in our words."""
+    path, key, around = locate(detail["loc"])
+    kind, given = detail["type"], detail["input"]
+    if kind in _UNKNOWN and around is not None:
+        name = path.rpartition(".")[2]
+        return f"{path}: unknown key, {suggest(name, list(keys_of(around)), path)}"
+    if kind.startswith("union_tag") and key is not None:
+        tags = [tag_of(member) for member in branches(key.annotation)]
+        tag = given.get("name") if isinstance(given, Mapping) else given
+        return f"{path}.name: got {_show(tag)}, {suggest(str(tag), tags)}"
+    expected = key.expects if key is not None else "mapping"
+    if kind in ("too_short", "string_too_short"):
+        expected = f"{expected}, not empty"
+    if key is not None and isinstance(given, str) and expected.startswith("one of "):
+        choices = expected.removeprefix("one of ").removesuffix(" or null").split(", ")
+        expected = f"{expected} ({suggest(given, choices)})" if suggest(given, choices).startswith("did") else expected
+    return f"{path or 'config'}: got {_show(given)}, expected {expected}"
+
+
+def _show(value: Any) -> str:
+    """A value as a user would write it, cut short."""
+    if value is None or isinstance(value, bool):
+        return str(value).lower() if value is not None else "nothing (null)"
+    text = repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loading that refuses duplicate keys, reads 1e-3 as a number and leaves dates as text."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Composes as usual, then looks for keys that stand twice (before any `<<` is merged in)."""
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
+                seen.add((key.tag, key.value))
+        return node
+
+
+class _Dumper(yaml.SafeDumper):
+    """Block style, with short lists on one line."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Equal parts are written out again."""
+        return True
+
+
+def _list_node(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(v, list | dict) for v in values))
+
+
+_Dumper.add_representer(list, _list_node)
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+for _class in (_Loader, _Dumper):  # the dumper too, so that it puts text that looks like a number in quotes
+    _class.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+.0123456789"))

@@ -1,0 +1,352 @@
+"""What no experiment can be: every illegal combination of settings, refused with a reason before torch or Ray is loaded.
+
+Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type and
+bounds) is not checked here but by the models themselves. Protocols that a plugin registers are checked when they are built.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from importlib.util import find_spec
+from pathlib import Path
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import keys_of, suggest
+from nip_ray.errors import UserError
+from nip_ray.settings.graph_data import GraphDataSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
+from nip_ray.settings.message_game import MessageAgentSettings
+from nip_ray.settings.protocol import ProtocolParams
+from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ORDER_PARAMETERS, SHIPPED, limits, verifier_rounds
+
+AgentSettings = GraphAgentSettings | MessageAgentSettings
+Rule = Callable[[ExperimentConfig], Iterator[str]]
+
+_DEFAULT = "_default"
+_FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
+_REWARDS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
+_FLOAT32_MAX = 3.4028234663852886e38
+_SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
+_TINY = 1e-9
+
+
+def check(config: ExperimentConfig, *, training: bool = True) -> None:
+    """Raise one UserError that lists every fault of `config`; return quietly when there is none.
+
+    training: also refuse an experiment in which nobody learns.
+    """
+    rules = [*_RULES, nothing_to_train] if training else _RULES
+    faults = [fault for rule in rules for fault in rule(config)]
+    if faults:
+        raise UserError("; ".join(dict.fromkeys(faults)))
+
+
+def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
+    """Agent -> (the key that its settings come from, these settings), for every agent that plays.
+
+    Under a protocol that does not ship the agents are not known here: then those that the config names.
+    """
+    agents = config.scenario.agents
+    own: AgentSettings = GraphAgentSettings() if isinstance(config.scenario, GraphIsomorphismSettings) else MessageAgentSettings()
+    names = SHIPPED[config.protocol.name].agents if config.protocol.name in SHIPPED else (*agents, _DEFAULT)
+    made = {}
+    for name in names:
+        source = name if name in agents else _DEFAULT
+        made[name] = (f"scenario.agents.{source}", agents.get(source, own))
+    return made
+
+
+def rounds_of(config: ExperimentConfig) -> int | None:
+    """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
+    if config.protocol.name in SHIPPED:
+        return limits(config.protocol.name, config.protocol)[0]
+    return config.protocol.max_rounds
+
+
+# ------------------------------------------------------------------------------------------------------------ protocol
+
+
+def protocol_name(config: ExperimentConfig) -> Iterator[str]:
+    """It must ship or come from a plugin, and be at home in the scenario."""
+    name, scenario = config.protocol.name, config.scenario.name
+    if name not in SHIPPED and not config.plugins:
+        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, list(SHIPPED))} (one of your own needs `plugins`)"
+    home = BOUND_TO_SCENARIO.get(name)
+    if home is not None and home != scenario:
+        yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
+    for bound, place in BOUND_TO_SCENARIO.items():
+        if place == scenario and name != bound:
+            yield f"protocol.name: got {name}, but {scenario} is played under the protocol {bound} only"
+
+
+def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
+    """Parameters must have a use, and limits must leave the verifier a turn in which it can decide."""
+    protocol, name = config.protocol, config.protocol.name
+    if protocol.zero_knowledge:
+        yield "protocol.zero_knowledge: not available yet, set it to false"
+    for key in _REWARDS:
+        value = getattr(protocol, key)
+        if not math.isfinite(value) or abs(value) > _FLOAT32_MAX:
+            yield f"protocol.{key}: got {value}, expected a finite number within float32"
+    if name not in SHIPPED:
+        return
+    facts, defaults = SHIPPED[name], ProtocolParams()
+    for key in ORDER_PARAMETERS:
+        if key not in facts.order_parameters and getattr(protocol, key) != getattr(defaults, key):
+            users = ", ".join(user for user, other in SHIPPED.items() if key in other.order_parameters)
+            yield f"protocol.{key}: {name} has no use for it (only {users}), leave it out"
+    yield from _round_limits(config)
+
+
+def _round_limits(config: ExperimentConfig) -> Iterator[str]:
+    protocol, name = config.protocol, config.protocol.name
+    facts = SHIPPED[name]
+    longest, first = limits(name, protocol)
+    if facts.fixed_length:
+        for key, own in (("max_rounds", facts.max_rounds), ("min_rounds", facts.min_rounds)):
+            if getattr(protocol, key) not in (None, own):
+                yield f"protocol.{key}: got {getattr(protocol, key)}, but {name} always has {own}, leave it out"
+        return
+    if facts.min_rounds is None and protocol.min_rounds not in (None, longest):
+        yield f"protocol.min_rounds: got {protocol.min_rounds}, but only the last decision counts in {name}, leave it out"
+    turns = verifier_rounds(name, protocol)
+    if first > longest:
+        key = "max_rounds" if protocol.min_rounds is None else "min_rounds"
+        yield f"protocol.{key}: decisions count from round {first} on, but there are only {longest}, lower min_rounds or raise max_rounds"
+    elif not turns:
+        yield f"protocol.max_rounds: got {longest}, so the verifier never has a turn, raise it"
+    elif turns[-1] < first - 1:
+        yield (
+            f"protocol.min_rounds: got {first}, but the verifier's last turn is round {turns[-1] + 1} (counted from 1), "
+            f"so it could never decide, use at most {turns[-1] + 1} or raise max_rounds"
+        )
+
+
+# -------------------------------------------------------------------------------------------------------------- agents
+
+
+def agent_names(config: ExperimentConfig) -> Iterator[str]:
+    """Settings are for agents that play."""
+    if config.protocol.name not in SHIPPED:
+        return
+    playing = SHIPPED[config.protocol.name].agents
+    for name in config.scenario.agents:
+        if name not in (*playing, _DEFAULT):
+            near = difflib.get_close_matches(name, playing, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(playing)} and {_DEFAULT} for the rest"
+            yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
+
+
+def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
+    """Policy and value that share a body cannot train it at two rates."""
+    scenario = config.scenario
+    if isinstance(scenario, GraphIsomorphismSettings) and not scenario.shared_body:
+        return
+    way_out = " or set scenario.shared_body to false" if isinstance(scenario, GraphIsomorphismSettings) else ""
+    for source, agent in players(config).values():
+        for name in _FACTORS:
+            factor: LrFactors | None = getattr(agent, name, None)
+            if factor is not None and agent.kind == "learned" and factor.actor != factor.critic:
+                yield (
+                    f"{source}.{name}: got actor {factor.actor} and critic {factor.critic}, but they share a body, make them equal{way_out}"
+                )
+
+
+def manual_agents(config: ExperimentConfig) -> Iterator[str]:
+    """The hand-made architecture was made for one game."""
+    scenario = config.scenario
+    if not isinstance(scenario, GraphIsomorphismSettings):
+        return
+    for source in dict.fromkeys(source for source, agent in players(config).values() if agent.kind == "manual"):
+        if config.protocol.name != "nip":
+            yield f"{source}.kind: manual agents play nip only (got {config.protocol.name}), use learned or random"
+        if scenario.message_size != 1:
+            yield f"scenario.message_size: got {scenario.message_size}, but manual agents ({source}) name one node at a time, use 1"
+        if scenario.linear_symbols:
+            yield f"scenario.linear_symbols: got {scenario.linear_symbols}, but manual agents ({source}) send none, use 0"
+
+
+def attention_heads(config: ExperimentConfig) -> Iterator[str]:
+    """Heads share a token's width evenly."""
+    for source, agent in players(config).values():
+        if not isinstance(agent, GraphAgentSettings) or agent.kind != "learned" or not agent.num_transformer_layers:
+            continue
+        if agent.d_transformer % agent.num_heads:
+            yield (
+                f"{source}.num_heads: got {agent.num_heads}, which does not divide d_transformer {agent.d_transformer}, "
+                f"use {_nearest_divisor(agent.d_transformer, agent.num_heads)} heads or another width"
+            )
+
+
+def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
+    """Somebody must learn."""
+    if config.protocol.name not in SHIPPED:
+        return  # its agents are not known here
+    if not any(_learns(agent) for _, agent in players(config).values()):
+        names = ", ".join(players(config))
+        yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
+
+
+def _learns(agent: AgentSettings) -> bool:
+    return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
+
+
+# ------------------------------------------------------------------------------------------------------------ learning
+
+
+def finite_numbers(config: ExperimentConfig) -> Iterator[str]:
+    """No learning rate is infinite."""
+    for group in ("algorithm", "play", "learners"):
+        settings = getattr(config, group)
+        for field in fields(settings):
+            value = getattr(settings, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{group}.{field.name}: got {value}, expected {keys_of(type(settings))[field.name].expects}"
+    for source, agent in config.scenario.agents.items():
+        for name in _FACTORS:
+            factor: LrFactors | None = getattr(agent, name, None)
+            if factor is not None and not (math.isfinite(factor.actor) and math.isfinite(factor.critic)):
+                yield f"scenario.agents.{source}.{name}: expected finite numbers"
+
+
+def minibatches(config: ExperimentConfig) -> Iterator[str]:
+    """A minibatch holds at least one whole copy and at most what an iteration plays; learners get equal shares."""
+    size, rounds = config.algorithm.minibatch_size, rounds_of(config)
+    copies = config.play.num_copies * max(1, config.play.num_env_runners)
+    learners = config.learners.num_learners
+    if learners and copies % learners:
+        yield (
+            f"learners.num_learners: got {learners}, but {copies} copies in an iteration "
+            f"cannot be shared evenly, use {_nearest_divisor(copies, learners)} or change play.num_copies"
+        )
+    if rounds is None:
+        return
+    if size < rounds:
+        yield f"algorithm.minibatch_size: got {size}, less than one whole copy of {rounds} rounds, use at least {rounds}"
+    elif size > copies * rounds:
+        yield (
+            f"algorithm.minibatch_size: got {size}, but an iteration has {copies * rounds} frames "
+            f"({copies} copies of {rounds} rounds), use at most that or raise play.num_copies"
+        )
+    elif learners > size // rounds:
+        yield f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners, use at least {learners * rounds}"
+
+
+def objectives(config: ExperimentConfig) -> Iterator[str]:
+    """Clipping ranges are positive, and a penalty's coefficient moves the right way."""
+    ppo = config.algorithm
+    if not isinstance(ppo.clip_value, bool) and ppo.clip_value <= 0:
+        yield f"algorithm.clip_value: got {ppo.clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
+    if ppo.loss != "kl_penalty":
+        return
+    if ppo.kl_beta == 0:
+        yield "algorithm.kl_beta: got 0, which no factor can change, expected a number > 0"
+    if ppo.kl_decrement >= 1:
+        yield f"algorithm.kl_decrement: got {ppo.kl_decrement}, but it must lower the coefficient, expected a number < 1"
+    if ppo.kl_increment <= 1:
+        yield f"algorithm.kl_increment: got {ppo.kl_increment}, but it must raise the coefficient, expected a number > 1"
+
+
+def workers(config: ExperimentConfig) -> Iterator[str]:
+    """A GPU for env runners needs env runners."""
+    play = config.play
+    if play.num_gpus_per_env_runner and not play.num_env_runners:
+        yield "play.num_gpus_per_env_runner: there are no env runners to use it, raise play.num_env_runners or set it to 0"
+
+
+def evaluations(config: ExperimentConfig) -> Iterator[str]:
+    """An evaluation takes place in at least one way."""
+    if not (config.evaluation.greedy or config.evaluation.sampled):
+        yield "evaluation.greedy: greedy and sampled are both false, so nothing would be evaluated, set one of them to true"
+
+
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def data_files(config: ExperimentConfig) -> Iterator[str]:
+    """Files exist, and training and held-out pairs do not come from the same one."""
+    if not isinstance(config.scenario, GraphIsomorphismSettings):
+        return
+    data = config.scenario.data
+    for split in ("train", "test"):
+        path = getattr(data, split)
+        if path is not None and not Path(path).exists():
+            hint = "leave it out to make the pairs, or write them with `nip-ray data graph-isomorphism`"
+            yield f"scenario.data.{split}: {path}: no such file, {hint}"
+    if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
+        yield f"scenario.data.test: {data.test}: this is the training file, hold other pairs out"
+
+
+def data_composition(config: ExperimentConfig) -> Iterator[str]:
+    """What is to be made can exist."""
+    if not isinstance(config.scenario, GraphIsomorphismSettings):
+        return
+    data, place = config.scenario.data, "scenario.data"
+    for name in ("graph_sizes", "edge_probabilities"):
+        values: Sequence[float] = getattr(data, name)
+        if len(set(values)) != len(values):
+            yield f"{place}.{name}: got {list(values)}, expected each value once"
+    if min(data.graph_sizes) < 2:
+        yield f"{place}.graph_sizes: got {min(data.graph_sizes)}, expected graphs of at least 2 nodes"
+    for probability in data.edge_probabilities:
+        if not 0 < probability < 1:
+            yield f"{place}.edge_probabilities: got {probability}, expected numbers between 0 and 1, both excluded"
+    both = data.non_iso_prop_score_1 + data.non_iso_prop_score_2
+    if both > 1 + _TINY:
+        yield f"{place}.non_iso_prop_score_2: with non_iso_prop_score_1 it makes {both:g}, expected at most 1 together"
+    elif data.train is None or data.test is None:
+        yield from _made_scores(data, both)
+
+
+def _made_scores(data: GraphDataSettings, both: float) -> Iterator[str]:
+    smallest = min(data.graph_sizes)
+    if 2 <= smallest < _SMALLEST_WITH_SCORE_3 and both < 1 - _TINY:
+        yield (
+            f"scenario.data.graph_sizes: got {smallest}, but no pair with score 3 or more has fewer than {_SMALLEST_WITH_SCORE_3} nodes, "
+            "use larger graphs or let non_iso_prop_score_1 and non_iso_prop_score_2 add up to 1"
+        )
+    if data.min_wl_score is None or data.train is not None:
+        return
+    below = {1: 0.0, 2: data.non_iso_prop_score_1}.get(data.min_wl_score, both)
+    if below > 1 - _TINY:
+        yield f"scenario.data.min_wl_score: got {data.min_wl_score}, but no made negative has that score, lower it"
+
+
+def plugins(config: ExperimentConfig) -> Iterator[str]:
+    """Plugin files and modules exist (they are imported later)."""
+    for number, name in enumerate(config.plugins):
+        if name.endswith(".py"):
+            if not Path(name).is_file():
+                yield f"plugins.{number}: {name}: no such file, name a Python file or an installed module"
+        elif not _module_exists(name):
+            yield f"plugins.{number}: no module named {name!r}, name an installed module or a Python file (ending in .py)"
+
+
+def _module_exists(name: str) -> bool:
+    try:
+        return find_spec(name.partition(".")[0]) is not None  # of the top package alone: more would import it
+    except ValueError:
+        return False
+
+
+_RULES: tuple[Rule, ...] = (
+    protocol_name,
+    protocol_parameters,
+    agent_names,
+    shared_bodies,
+    manual_agents,
+    attention_heads,
+    finite_numbers,
+    minibatches,
+    objectives,
+    workers,
+    evaluations,
+    data_files,
+    data_composition,
+    plugins,
+)

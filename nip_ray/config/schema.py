@@ -1,0 +1,110 @@
+"""The JSON schema of configs for editors, and the table of all keys in docs/configuration.md.
+
+`python -m nip_ray.config.schema` prints the schema, with `--markdown` the page.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
+
+_AGENT = ".<agent>"
+_INTRODUCTION = """\
+# Configuration
+
+<!-- written by `python -m nip_ray.config.schema --markdown`; edit the descriptions in nip_ray/settings/ and write it anew -->
+
+A config is a YAML file of these keys. All of them have defaults, and `nip-ray train CONFIG --dry-run` prints a config with every default
+filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prover.d_gnn=32`, `--set scenario.data.graph_sizes=[7,8]`);
+c is YAML. An unknown key is refused with the nearest valid one, an illegal combination with the reason, before anything is started.
+
+Values keep the type they are written in: `"3"` is no integer and `true` no number. `1e-3` is a number, as `0.001` is.
+`nip-ray schema --out config.schema.json` writes a JSON schema; an editor with YAML support then completes and checks keys in files that
+begin with `# yaml-language-server: $schema=config.schema.json`.
+"""
+
+
+def config_schema() -> dict[str, Any]:
+    """The JSON schema of a config, with titles, descriptions, bounds and defaults."""
+    schema = ExperimentConfig.model_json_schema()
+    _default_members_only(schema)
+    _without_titles_of_keys(schema)
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nip_ray experiment"}
+    return head | {key: value for key, value in schema.items() if key not in head}
+
+
+def configuration_markdown() -> str:
+    """docs/configuration.md: every key with its type, bounds, default and description, a table for each group."""
+    parts = [_INTRODUCTION]
+    for title, kind, prefix in _sections():
+        doc = " ".join((kind.__doc__ or "").split())
+        rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
+        parts.append("\n".join([f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|", *rows, ""]))
+    return "\n".join(parts)
+
+
+def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment") -> Iterator[tuple[str, type, str]]:
+    """(title, settings class, prefix of its keys) of each table. What lies inside an agent's settings stands in the agent's table."""
+    yield title, kind, prefix
+    if _AGENT in prefix:
+        return
+    variant = title.partition(" ")[2]
+    for key in keys_of(kind).values():
+        below = value_annotation(key.annotation)
+        members = branches(key.annotation if below is None else below)
+        path = f"{prefix}{key.name}" if below is None else f"{prefix}{key.name}{_AGENT}"
+        for member in members:
+            shown = f"({tag_of(member)})" if len(members) > 1 else variant if prefix else ""
+            yield from _sections(member, f"{path}.", f"`{path}` {shown}".strip())
+
+
+def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
+    if _AGENT in prefix:
+        return walk(kind, prefix)
+    return ((f"{prefix}{name}", key) for name, key in keys_of(kind).items())
+
+
+def _row(path: str, key: Key) -> str:
+    cells = (f"`{path}`", key.expects, f"`{_yaml(key.default)}`", key.description)
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _yaml(value: Any) -> str:
+    plain = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000).removesuffix("\n...\n").strip()
+
+
+def _default_members_only(schema: dict[str, Any]) -> None:
+    """A member of a union needs its `name`, unless it is the default one: the same as the loader does."""
+    for key in keys_of(ExperimentConfig).values():
+        members = branches(key.annotation)
+        for member in members if len(members) > 1 else ():
+            if member is not type(key.default):
+                schema["$defs"][member.__name__]["required"] = ["name"]
+
+
+def _without_titles_of_keys(node: Any) -> None:
+    """Titles that only repeat the key hide the description in editors."""
+    if isinstance(node, dict):
+        for child in node.get("properties", {}).values():
+            child.pop("title", None)
+        for child in node.values():
+            _without_titles_of_keys(child)
+
+
+def main() -> None:
+    """Print the schema, or the page with `--markdown`."""
+    if "--markdown" in sys.argv[1:]:
+        sys.stdout.write(configuration_markdown())
+    else:
+        import json
+
+        sys.stdout.write(json.dumps(config_schema(), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

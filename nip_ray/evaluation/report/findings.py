@@ -1,0 +1,166 @@
+"""What a run proved, in plain sentences: held-out accuracy against chance and against what the verifier could reach alone."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_ray.evaluation.report.panels import agents
+from nip_ray.evaluation.report.source import RunSource, finite
+
+MODES = {"greedy": "eval", "sampled": "eval_sampled"}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as it stands in evaluation.json, or without interval and n as it stands in metrics.jsonl."""
+
+    estimate: float
+    lower: float | None = None
+    upper: float | None = None
+    n: int | None = None
+
+    def against(self, mark: float) -> str:
+        """Whether its interval lies "above" or "below" a mark, or neither: "beside" (also where there is no interval)."""
+        if self.lower is not None and self.lower > mark:
+            return "above"
+        return "below" if self.upper is not None and self.upper < mark else "beside"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an evaluation.
+
+    chance: accuracy of the best constant answer on the split. ceiling: of the verifier alone, None where unknown. tone: "good" when
+    more was shown than chance or the verifier alone would do, "bad" for a leak or worse than chance, else "plain".
+    """
+
+    sentence: str
+    shown: list[str]
+    not_shown: list[str]
+    accuracy: Figure | None
+    chance: float
+    ceiling: float | None
+    tone: str
+
+
+def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
+    """A figure of the last evaluation. mode: "greedy" or "sampled"; name: a key without prefix."""
+    table = source.evaluation.get(mode)
+    if isinstance(table, dict):
+        return _figure(table.get(name))
+    key = f"{MODES[mode]}/{name}"
+    last = next((row[key] for row in reversed(source.rows) if key in row), None)
+    return None if last is None else Figure(last)
+
+
+def find(source: RunSource) -> Findings:
+    """The findings of a run."""
+    chance, ceiling = _chance(source), _ceiling(source)
+    mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
+    always = ["Soundness against provers other than those of this run: no attacker was trained against the finished verifier."]
+    always.append("Other seeds: this is one run.")
+    if mode is None:
+        sentence = f"No held-out evaluation was made. {_training_sentence(source)}".strip()
+        return Findings(sentence, [], ["Anything about instances that it was not trained with.", *always], None, chance, ceiling, "plain")
+    accuracy = held_out(source, mode, "verifier/accuracy")
+    assert accuracy is not None
+    alone = agents(source.rows) == ["verifier"]
+    shown, not_shown, tone = _claims(accuracy, chance, ceiling, alone)
+    right = f"On {_instances(source, accuracy)} the verifier decided {percent(accuracy.estimate)} correctly"
+    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, ceiling, alone)}."
+    return Findings(sentence, shown, [*not_shown, *always], accuracy, chance, ceiling, tone)
+
+
+def percent(share: float) -> str:
+    """A share as a reader wants it."""
+    return f"{100 * share:.1f}\u00a0%"
+
+
+def _figure(record: Any) -> Figure | None:
+    if not isinstance(record, dict) or (estimate := finite(record.get("estimate"))) is None:
+        return None
+    n = finite(record.get("n"))
+    return Figure(estimate, finite(record.get("lower")), finite(record.get("upper")), None if n is None else int(n))
+
+
+def _chance(source: RunSource) -> float:
+    """The share of the more frequent label, 1/2 where the counts are unknown."""
+    for mode in MODES:
+        sides = [held_out(source, mode, f"verifier/{name}") for name in ("completeness", "soundness")]
+        counts = [side.n for side in sides if side is not None and side.n]
+        if len(counts) == 2:
+            return max(counts) / sum(counts)
+    return 0.5
+
+
+def _ceiling(source: RunSource) -> float | None:
+    ceiling = finite(source.evaluation.get("wl_ceiling"))
+    if ceiling is None and not source.evaluation:
+        key = "eval/verifier/wl_ceiling"
+        ceiling = next((row[key] for row in reversed(source.rows) if key in row), None)
+    return ceiling
+
+
+def _claims(accuracy: Figure, chance: float, ceiling: float | None, alone: bool) -> tuple[list[str], list[str], str]:
+    """(shown, not shown, tone)."""
+    shown, not_shown = [], []
+    better, tone = "The verifier decides better than chance on instances that it was not trained with.", "plain"
+    if accuracy.against(chance) == "above":
+        shown.append(better)
+        tone = "good"
+    else:
+        not_shown.append(f"That {better[0].lower()}{better[1:]}")
+        tone = "bad" if accuracy.against(chance) == "below" else "plain"
+    if ceiling is None:
+        return shown, not_shown, tone
+    if alone:
+        leak = accuracy.against(ceiling) == "above"
+        claim = "It knows more than its message-passing layers can tell it: something leaks." if leak else ""
+        claim = claim or "It keeps to its exact ceiling, as a verifier without a prover must."
+        shown.append(claim)
+        return shown, not_shown, "bad" if leak else tone
+    claim = "It gets more from what it is told than it could find out alone."
+    if accuracy.against(ceiling) == "above":
+        shown.append(claim)
+    else:
+        not_shown.append(f"That {claim[0].lower()}{claim[1:]}")
+        tone = "plain" if tone == "good" else tone
+    return shown, not_shown, tone
+
+
+def _comparison(accuracy: Figure, chance: float, ceiling: float | None, alone: bool) -> str:
+    words = {"above": "above", "below": "below", "beside": "not distinguishable from"}
+    if accuracy.lower is None:
+        words["beside"] = "beside"
+    first = accuracy.against(chance)
+    text = f"{words[first]} chance ({percent(chance)})"
+    if ceiling is None or abs(ceiling - chance) < 1e-9:
+        return text
+    second = accuracy.against(ceiling)
+    joint = "but" if first == "above" and second != "above" and not alone else "and"
+    return f"{text} {joint} {words[second]} the {percent(ceiling)} that it could reach {'at best' if alone else 'alone'}"
+
+
+def _how_sure(accuracy: Figure, mode: str) -> str:
+    if accuracy.lower is None or accuracy.upper is None:
+        return f"{mode} play, interval unknown"
+    return f"95\u00a0% interval {percent(accuracy.lower)} to {percent(accuracy.upper)}, {mode} play"
+
+
+def _instances(source: RunSource, accuracy: Figure) -> str:
+    split = source.evaluation.get("split")
+    count = "held-out instances" if accuracy.n is None else f"{accuracy.n:,} held-out instances"
+    return f"{count} ({split[:40]})" if isinstance(split, str) and split != "test" else count
+
+
+def _training_sentence(source: RunSource) -> str:
+    values = _last(source.rows, "train/verifier/accuracy", 20)
+    if not values:
+        return ""
+    mean = sum(values) / len(values)
+    span = "in the last iteration" if len(values) == 1 else f"over the last {len(values)} iterations"
+    return f"In training the verifier decided {percent(mean)} correctly {span}; that says nothing of other instances."
+
+
+def _last(rows: Sequence[dict[str, float]], key: str, count: int) -> list[float]:
+    return [row[key] for row in rows if key in row][-count:]

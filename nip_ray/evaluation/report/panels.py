@@ -1,0 +1,185 @@
+"""Which learning curves there are: the rows of metrics.jsonl as panels of series. What they look like is a matter of `curves`."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from nip_ray.evaluation.report.source import Row
+
+Floats = npt.NDArray[np.float64]
+Style = Literal["line", "faint", "dashed", "marked", "area"]
+
+MAX_POINTS = 1500  # per series: about two a pixel
+MAX_GROUPS = 8  # values of one group that a panel tells apart
+MAX_AGENTS = 8
+
+
+@dataclass(frozen=True)
+class Series:
+    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the legend."""
+
+    label: str
+    x_N: Floats
+    y_N: Floats
+    colour: int
+    style: Style = "line"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One picture. marks: horizontal lines (label, height). limits: of the vertical axis, None for as the data have it."""
+
+    name: str
+    title: str
+    y_label: str
+    series: Sequence[Series]
+    marks: Sequence[tuple[str, float]] = field(default_factory=tuple)
+    limits: tuple[float, float] | None = None
+
+
+def panels(rows: Sequence[Row], chance: float, ceiling: float | None) -> list[Panel]:
+    """The panels that have something to show. chance: accuracy of the best constant answer; ceiling: of the verifier alone."""
+    made = [_accuracy(rows, chance, ceiling), _both_sides(rows)]
+    made += _groups(rows)
+    made += [_lengths(rows), _returns(rows), _entropies(rows), _times(rows)]
+    return [panel for panel in made if panel.series]
+
+
+def agents(rows: Sequence[Row]) -> list[str]:
+    """The agents that metrics name, the verifier first."""
+    names = {found[1] for row in (rows[0], rows[-1]) for key in row if (found := re.fullmatch(r"train/(.+)/return", key))}
+    return sorted(names, key=lambda name: (name != "verifier", name))[:MAX_AGENTS]
+
+
+def smooth(y_N: Floats, window: int) -> Floats:
+    """Centred mean over `window` neighbours, fewer at the ends."""
+    kernel = np.ones(min(window, len(y_N)))
+    return np.convolve(y_N, kernel, "same") / np.convolve(np.ones_like(y_N), kernel, "same")
+
+
+def _accuracy(rows: Sequence[Row], chance: float, ceiling: float | None) -> Panel:
+    key = "verifier/accuracy"
+    series = [*_trained(rows, f"train/{key}", "training", 0), *_examined(rows, key, "held-out", 1)]
+    marks = [(f"chance {chance:.1%}", chance)]
+    if ceiling is not None and abs(ceiling - chance) > 1e-9:
+        marks.append((f"verifier alone, at best {ceiling:.1%}", ceiling))
+    lowest = min([0.42, chance - 0.05, *(float(one.y_N.min()) for one in series)])
+    return Panel("accuracy", "Accuracy", "share of episodes", series, marks, (lowest - 0.02, 1.02))
+
+
+def _both_sides(rows: Sequence[Row]) -> Panel:
+    series: list[Series] = []
+    for colour, name in enumerate(("completeness", "soundness")):
+        series += _trained(rows, f"train/verifier/{name}", f"{name}, training", colour, raw=False)
+        series += _examined(rows, f"verifier/{name}", f"{name}, held-out", colour, modes=("eval",))
+    series += _trained(rows, "train/verifier/undecided", "undecided, training", 5, raw=False)
+    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, [("coin flip", 0.5)], (-0.03, 1.03))
+
+
+def _groups(rows: Sequence[Row]) -> list[Panel]:
+    """Accuracy by group: held-out where it was evaluated more than once, else in training."""
+    made = []
+    for group, values in sorted(group_values({key for row in rows for key in row if "/verifier/accuracy/" in key}).items()):
+        series: list[Series] = []
+        for colour, value in enumerate(values[:MAX_GROUPS]):
+            key = f"verifier/accuracy/{group}={value}"
+            held_out = _examined(rows, key, value, colour, modes=("eval",))
+            if held_out and len(held_out[0].x_N) > 1:
+                series += held_out
+            else:
+                series += _trained(rows, f"train/{key}", f"{value} (training)", colour, raw=False)
+        name = "accuracy_by_" + (re.sub(r"[^A-Za-z0-9_]", "_", group)[:40] or "group")
+        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, [("coin flip", 0.5)], (-0.03, 1.03)))
+    return made[:4]
+
+
+def group_values(keys: Iterable[str]) -> dict[str, list[str]]:
+    """Group -> its values in order, of keys that end in ``verifier/accuracy/<group>=<value>``."""
+    values: dict[str, set[str]] = {}
+    for key in keys:
+        found = re.fullmatch(r"(?:.*/)?verifier/accuracy/(.+)=(.+?)", key)
+        if found:
+            values.setdefault(found[1], set()).add(found[2])
+    return {group: sorted(some, key=_numeric) for group, some in values.items()}
+
+
+def _numeric(value: str) -> tuple[bool, int, str]:
+    whole = bool(re.fullmatch(r"-?[0-9]{1,18}", value))
+    return (not whole, int(value) if whole else 0, value)
+
+
+def _lengths(rows: Sequence[Row]) -> Panel:
+    key = "episode_length"
+    series = [*_trained(rows, f"train/{key}", "training", 0), *_examined(rows, key, "held-out", 1)]
+    return Panel("episode_length", "Episode length", "rounds", series)
+
+
+def _returns(rows: Sequence[Row]) -> Panel:
+    series: list[Series] = []
+    for colour, agent in enumerate(agents(rows)):
+        series += _trained(rows, f"train/{agent}/return", f"{agent}, training", colour, raw=False)
+        series += _examined(rows, f"{agent}/return", f"{agent}, held-out", colour, modes=("eval",))
+    return Panel("returns", "Returns", "reward per episode", series)
+
+
+def _entropies(rows: Sequence[Row]) -> Panel:
+    series: list[Series] = []
+    for colour, agent in enumerate(agents(rows)):
+        series += _trained(rows, f"learn/{agent}/entropy", agent, colour, raw=False)
+        x_N, y_N = _values(rows, f"learn/{agent}/decision_entropy")
+        if len(x_N) and bool((y_N > 0).any()):
+            series.append(_thinned(Series(f"{agent}, decision alone", x_N, smooth(y_N, _window(x_N)), colour, "dashed")))
+    return Panel("entropies", "Entropies", "nats per turn", series)
+
+
+def _times(rows: Sequence[Row]) -> Panel:
+    """Stacked: playing, learning, the rest of an iteration. Evaluations and checkpoints, which come now and then, are no part of it."""
+    timed = [row for row in rows if {"time/sample_s", "time/learn_s"} <= row.keys()]
+    sample, learn = (np.array([row[f"time/{name}_s"] for row in timed]) for name in ("sample", "learn"))
+    whole = np.array([row.get("time/iteration_s", 0.0) for row in timed])
+    x_N = np.array([row["iteration"] for row in timed])
+    rest = np.clip(whole - sample - learn, 0, None)
+    parts = (("playing", sample), ("learning", learn), ("the rest", rest)) if timed else ()
+    series = [_thinned(Series(name, x_N, smooth(y_N, _window(x_N)), c, "area")) for c, (name, y_N) in enumerate(parts)]
+    return Panel("time", "Time per iteration", "seconds", series)
+
+
+def _trained(rows: Sequence[Row], key: str, label: str, colour: int, raw: bool = True) -> list[Series]:
+    """A training figure: smoothed, over its faint raw values where `raw`."""
+    x_N, y_N = _values(rows, key)
+    window = _window(x_N)
+    if len(x_N) == 0:
+        return []
+    line = _thinned(Series(label, x_N, smooth(y_N, window), colour))
+    return [_thinned(Series("", x_N, y_N, colour, "faint")), line] if raw and window > 1 else [line]
+
+
+def _examined(rows: Sequence[Row], key: str, label: str, colour: int, modes: Sequence[str] = ("eval", "eval_sampled")) -> list[Series]:
+    """A held-out figure: greedy as marked points, sampled dashed in the next colour."""
+    made = []
+    for i, mode in enumerate(modes):
+        x_N, y_N = _values(rows, f"{mode}/{key}")
+        name = label if len(modes) == 1 else f"{label}, {('greedy', 'sampled')[i]}"
+        if len(x_N):
+            made.append(_thinned(Series(name, x_N, y_N, colour + i, "marked" if i == 0 else "dashed")))
+    return made
+
+
+def _values(rows: Sequence[Row], key: str) -> tuple[Floats, Floats]:
+    """Iterations and values (N,) of the rows that have the key."""
+    pairs = [(row["iteration"], row[key]) for row in rows if key in row]
+    x_N, y_N = np.array(pairs, dtype=np.float64).reshape(-1, 2).T
+    return x_N, y_N
+
+
+def _window(x_N: Floats) -> int:
+    return max(1, len(x_N) // 40)
+
+
+def _thinned(series: Series) -> Series:
+    keep = slice(None, None, 1 + len(series.x_N) // MAX_POINTS)
+    return Series(series.label, series.x_N[keep], series.y_N[keep], series.colour, series.style)

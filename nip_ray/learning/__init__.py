@@ -1,0 +1,1 @@
+"""Pure torch mathematics of learning: distributions, advantages, losses, parameter groups. No framework, no protocol, no ray."""

@@ -1,0 +1,119 @@
+"""A turn's action distribution: independent categoricals for messages, linear messages and the decision, under turn masks.
+
+Decisions that matter here:
+- a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is absent
+  from log-probabilities and entropies, not merely constant;
+- sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so that
+  equal seeds give equal episodes on every path.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Logits of N turns. message: (N, F, S) over S symbols for F (channel, position) factors; linear: (N, F, D) or None;
+    decision: (N, 3) or None. speaks: (N, F) bool, which factors are in play; may_decide: (N,) bool. Forbidden symbols have -1e9."""
+
+    message: Tensor
+    linear: Tensor | None
+    decision: Tensor | None
+    speaks: Tensor
+    may_decide: Tensor | None
+
+    def log_prob(self, action: Action) -> Tensor:
+        """(N,): sum of the log-probabilities of the factors in play."""
+        return self.normalised().log_prob(action)
+
+    def entropy(self) -> Tensor:
+        """(N,): sum of the entropies (nats) of the factors in play."""
+        return self.normalised().entropy()
+
+    def kl(self, other: "Policy") -> Tensor:
+        """(N,): KL(self || other) over the factors in play, which must be the same in both."""
+        mine, its = self.normalised(), other.normalised()
+        speaks = self.speaks.to(self.message.dtype)
+        total = ((mine.message.exp() * (mine.message - its.message)).sum(-1) * speaks).sum(-1)
+        if mine.linear is not None and its.linear is not None:
+            total = total + ((mine.linear.exp() * (mine.linear - its.linear)).sum(-1) * speaks).sum(-1)
+        if mine.decision is not None and its.decision is not None and self.may_decide is not None:
+            total = total + (mine.decision.exp() * (mine.decision - its.decision)).sum(-1) * self.may_decide
+        return total
+
+    def normalised(self) -> "LogPolicy":
+        """The same distribution with normalised log-probabilities, computed once for what follows."""
+        linear = None if self.linear is None else torch.log_softmax(self.linear, -1)
+        decision = None if self.decision is None else torch.log_softmax(self.decision, -1)
+        return LogPolicy(torch.log_softmax(self.message, -1), linear, decision, self.speaks, self.may_decide)
+
+    def sample(self, noise: Tensor | None) -> dict[str, Tensor]:
+        """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is None.
+
+        The decision is CONTINUE (2) where none can count.
+        """
+        parts: dict[str, Tensor] = {}
+        position = 0
+        for name, logits in (("message", self.message), ("linear", self.linear), ("decision", self.decision)):
+            if logits is None:
+                continue
+            if noise is not None:
+                width = logits[0].numel()
+                logits = logits + noise[:, position : position + width].view(logits.shape)
+                position += width
+            parts[name] = logits.argmax(-1)
+        if self.may_decide is not None:
+            parts["decision"] = torch.where(self.may_decide, parts["decision"], 2)
+        return parts
+
+
+@dataclass(frozen=True)
+class LogPolicy:
+    """`Policy` with normalised log-probabilities."""
+
+    message: Tensor
+    linear: Tensor | None
+    decision: Tensor | None
+    speaks: Tensor
+    may_decide: Tensor | None
+
+    def log_prob(self, action: Action) -> Tensor:
+        """(N,): sum of the log-probabilities of the factors in play."""
+        speaks = self.speaks.to(self.message.dtype)
+        total = (self.message.gather(-1, action["message"].unsqueeze(-1)).squeeze(-1) * speaks).sum(-1)
+        if self.linear is not None:
+            total = total + (self.linear.gather(-1, action["linear"].unsqueeze(-1)).squeeze(-1) * speaks).sum(-1)
+        if self.decision is not None and self.may_decide is not None:
+            total = total + self.decision.gather(-1, action["decision"].unsqueeze(-1)).squeeze(-1) * self.may_decide
+        return total
+
+    def message_entropy(self) -> Tensor:
+        """(N,): entropies of the message factors in play, linear ones included."""
+        speaks = self.speaks.to(self.message.dtype)
+        total = (_entropy(self.message) * speaks).sum(-1)
+        return total if self.linear is None else total + (_entropy(self.linear) * speaks).sum(-1)
+
+    def decision_entropy(self) -> Tensor:
+        """(N,): entropy of the decision where it can count, else zero."""
+        if self.decision is None or self.may_decide is None:
+            return torch.zeros_like(self.message[:, 0, 0])
+        return _entropy(self.decision) * self.may_decide
+
+    def entropy(self) -> Tensor:
+        """(N,): sum of the entropies (nats) of the factors in play."""
+        return self.message_entropy() if self.decision is None else self.message_entropy() + self.decision_entropy()
+
+
+def _entropy(log_prob: Tensor) -> Tensor:
+    return -(log_prob.exp() * log_prob).sum(-1)
+
+
+def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel, 1954)."""
+    uniform = torch.rand(shape, generator=generator, device=generator.device)
+    return -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))

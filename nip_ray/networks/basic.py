@@ -1,0 +1,38 @@
+"""Multi-layer perceptrons, activations and initialisation."""
+
+import torch
+from torch import Tensor, nn
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU, "sigmoid": nn.Sigmoid}
+FUNCTIONS = {"tanh": torch.tanh, "relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+def mlp(num_in: int, hidden: int, num_out: int, num_layers: int, activation: str) -> nn.Sequential:
+    """Linear(in, hidden), activation, (num_layers - 2) x [Linear(hidden, hidden), activation], Linear(hidden, out).
+
+    One and two layers give the same network, as in the published code.
+    """
+    layers: list[nn.Module] = [nn.Linear(num_in, hidden), ACTIVATIONS[activation]()]
+    for _ in range(num_layers - 2):
+        layers += [nn.Linear(hidden, hidden), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers, nn.Linear(hidden, num_out))
+
+
+def initialise(module: nn.Module, orthogonal_gain: float | None) -> None:
+    """Orthogonal weights with this gain and zero biases; None keeps torch's defaults.
+
+    Parameters named otherwise than ``weight`` and ``bias`` (the attention's joint in-projection) keep their own initialisation.
+    """
+    if orthogonal_gain is None:
+        return
+    for name, parameter in module.named_parameters():
+        last = name.rpartition(".")[2]
+        if last == "weight" and parameter.dim() >= 2:
+            nn.init.orthogonal_(parameter, orthogonal_gain)
+        elif last == "bias":
+            nn.init.zeros_(parameter)
+
+
+def round_one_hot(round_N: Tensor, num_rounds: int, dtype: torch.dtype) -> Tensor:
+    """(N, num_rounds + 1): the round index as a one-hot vector; the last place is for the state after the last round."""
+    return nn.functional.one_hot(round_N.clamp(0, num_rounds), num_rounds + 1).to(dtype)

@@ -1,0 +1,95 @@
+"""The pair transformer: two pooled tokens and the nodes of two graphs, under the mask that makes it a comparison of graphs.
+
+Decisions that matter here:
+- a node attends to the two pooled tokens and to the other graph's nodes only, never to its own graph; pooled tokens attend to
+  everything. So node attention is a batch of (V queries x 2 + V keys) problems, half of the full square, and needs no mask but
+  that of the padding;
+- a caller that reads only pooled tokens (a value body) or only nodes (a prover's policy body) says so, and the last layer
+  computes just those;
+- keys are padded to a multiple of 16: a softmax over 13 places is ten times slower than over 16 on a CPU.
+Source: Vaswani et al., "Attention is all you need", 2017 (post-norm encoder layer).
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+_KEY_MULTIPLE = 16
+_BLOCKED = -1e9
+
+
+class PairTransformerLayer(nn.Module):
+    """One post-norm encoder layer (ReLU feed-forward) under the pair mask."""
+
+    def __init__(self, d: int, num_heads: int, d_mlp: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.in_proj_weight = nn.Parameter(torch.empty(3 * d, d))
+        self.in_proj_bias = nn.Parameter(torch.zeros(3 * d))
+        nn.init.xavier_uniform_(self.in_proj_weight)
+        self.out_proj = nn.Linear(d, d)
+        self.linear1 = nn.Linear(d, d_mlp)
+        self.linear2 = nn.Linear(d_mlp, d)
+        self.norm1 = nn.LayerNorm(d)
+        self.norm2 = nn.LayerNorm(d)
+
+    def forward(
+        self, pooled_NGD: Tensor, nodes_NGVD: Tensor, bias_NGK: Tensor, bias_NK: Tensor, want_pooled: bool, want_nodes: bool
+    ) -> tuple[Tensor, Tensor]:
+        """New pooled tokens (N, 2, D) and node tokens (N, 2, V, D); a part that is not wanted comes back empty.
+
+        bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled queries; see
+        `key_biases`.
+        """
+        num_rows, _, num_nodes, d = nodes_NGVD.shape
+        tokens = torch.cat([pooled_NGD, nodes_NGVD.flatten(1, 2)], 1)
+        start = 0 if want_pooled else 2
+        stop = tokens.shape[1] if want_nodes else 2
+        query = F.linear(tokens[:, start:stop], self.in_proj_weight[:d], self.in_proj_bias[:d])
+        keys_values = F.linear(tokens, self.in_proj_weight[d:], self.in_proj_bias[d:])
+        parts = []
+        if want_pooled:
+            padded = F.pad(keys_values, (0, 0, 0, bias_NK.shape[-1] - keys_values.shape[1]))
+            parts.append(self._attend(query[:, :2], padded, bias_NK))
+        if want_nodes:
+            shared = keys_values[:, None, :2].expand(-1, 2, -1, -1)
+            other = keys_values[:, 2:].view(num_rows, 2, num_nodes, 2 * d).flip(1)
+            filler = keys_values.new_zeros(num_rows, 2, bias_NGK.shape[-1] - 2 - num_nodes, 2 * d)
+            joined = torch.cat([shared, other, filler], 2).flatten(0, 1)
+            node_query = query[:, query.shape[1] - 2 * num_nodes :].reshape(num_rows * 2, num_nodes, d)
+            parts.append(self._attend(node_query, joined, bias_NGK.flatten(0, 1)).view(num_rows, -1, d))
+        attended = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        x = self.norm1(tokens[:, start:stop] + self._drop(self.out_proj(attended)))
+        x = self.norm2(x + self._drop(self.linear2(self._drop(torch.relu(self.linear1(x))))))
+        pooled = x[:, :2] if want_pooled else pooled_NGD[:0]
+        nodes = x[:, x.shape[1] - 2 * num_nodes :].view(num_rows, 2, num_nodes, d) if want_nodes else nodes_NGVD[:0]
+        return pooled, nodes
+
+    def _attend(self, query_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
+        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys."""
+        num, num_queries, d = query_MQD.shape
+        head = d // self.num_heads
+        query = query_MQD.view(num, num_queries, self.num_heads, head).transpose(1, 2)
+        key, value = keys_values_MKE.view(num, -1, 2, self.num_heads, head).permute(2, 0, 3, 1, 4)
+        score = torch.matmul(query, key.transpose(-1, -2) * (1 / math.sqrt(head))) + bias_MK[:, None, None]
+        weight = self._drop(torch.softmax(score, -1))
+        return torch.matmul(weight, value).transpose(1, 2).reshape(num, num_queries, d)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def key_biases(node_mask_NGV: Tensor) -> tuple[Tensor, Tensor]:
+    """Additive attention biases from the mask of real nodes (N, 2, V): for node queries (N, 2, K) over [pooled, other graph's nodes]
+    and for pooled queries (N, K') over [pooled, nodes of both graphs]; K and K' are padded to a multiple of 16."""
+    blocked = (1.0 - node_mask_NGV.to(torch.float32)) * _BLOCKED
+    node = F.pad(blocked.flip(1), (2, 0))
+    pooled = F.pad(blocked.flatten(1), (2, 0))
+    return _pad_keys(node), _pad_keys(pooled)
+
+
+def _pad_keys(bias: Tensor) -> Tensor:
+    return F.pad(bias, (0, -bias.shape[-1] % _KEY_MULTIPLE), value=_BLOCKED)

@@ -1,0 +1,57 @@
+"""From a rollout to what one agent learns from: rows for its own turns, with observations rebuilt from tokens."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nip_ray.learning.policy import Action
+from nip_ray.play.core import channels_of
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class AgentRows:
+    """One agent's N own turns in a rollout of B copies, ordered by copy and round.
+
+    copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its log-probability
+    when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
+    """
+
+    agent: str
+    copy_N: Tensor
+    round_N: Tensor
+    obs: dict[str, Tensor]
+    action: Action
+    log_prob_N: Tensor
+    row_BR: Tensor
+
+    def spread(self, x_N: Tensor) -> Tensor:
+        """(B, R): a value per row on the grid of copies and rounds, zero where there is no row."""
+        grid = torch.zeros(self.row_BR.shape, dtype=x_N.dtype, device=x_N.device)
+        grid[self.copy_N, self.round_N] = x_N
+        return grid
+
+    def of_copies(self, copy_K: Tensor) -> Tensor:
+        """(N',) int64: the rows of some copies."""
+        rows = self.row_BR[copy_K].flatten()
+        return rows[rows >= 0]
+
+
+def own_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
+    """The rows of `agent` in `rollout`, on the rollout's device."""
+    where = channels_of(scenario.protocol, agent, scenario.message_size)
+    turn_BR = rollout.turn_BRA[:, :, where.index]
+    copy_N, round_N = turn_BR.nonzero(as_tuple=True)
+    said = rollout.dialogue.rows(copy_N)
+    obs = scenario.observe(agent, rollout.id_B[copy_N], said.before(round_N), round_N, rollout.seed_B[copy_N])
+    writes = where.writes.to(copy_N.device)
+    action = {"message": said.main[torch.arange(len(copy_N)), round_N, where.index][:, writes].flatten(1).clamp_min(0)}
+    if said.linear is not None:
+        action["linear"] = said.linear[torch.arange(len(copy_N)), round_N, where.index][:, writes].flatten(1).clamp_min(0)
+    if agent == scenario.protocol.verifier:
+        action["decision"] = rollout.decision_BR[copy_N, round_N]
+    row_BR = torch.full(turn_BR.shape, -1, device=copy_N.device)
+    row_BR[copy_N, round_N] = torch.arange(len(copy_N), device=copy_N.device)
+    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, where.index], row_BR)

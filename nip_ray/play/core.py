@@ -1,0 +1,174 @@
+"""The batched core: B copies of a protocol as tensors on one device, in lock-step, no Python loop over copies.
+
+Decisions that matter here:
+- copies that end early are masked; play goes on until all have ended or the rounds run out, so every rollout holds complete
+  episodes and no fragment ever cuts one;
+- only agents whose turn it is, in copies that are still open, are observed and computed;
+- the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller seeds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.policy import Action, Policy, gumbel_noise
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol, ProtocolState, StepOutcome, start, step
+from nip_ray.seeding import generator, stable_seed
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Where an agent writes: its index, its writable channels (indices) and the positions of a message."""
+
+    index: int
+    writes: Tensor
+    message_size: int
+
+
+class BatchedPlay:
+    """B copies of `scenario.protocol`, played round by round."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        self.scenario, self.protocol, self.device = scenario, scenario.protocol, torch.device(device)
+        self.channels = {agent: channels_of(self.protocol, agent, scenario.message_size) for agent in self.protocol.agents}
+
+    def reset(self, id_B: Tensor, seed_B: Tensor) -> None:
+        """Start copies on the instances `id_B` with the episode seeds `seed_B` (both (B,) int64)."""
+        protocol, scenario = self.protocol, self.scenario
+        self.id_B = id_B.to(self.device)
+        y_B = scenario.label_I[self.id_B]
+        self.state: ProtocolState = start(protocol, y_B, seed_B.to(self.device))
+        self.round = 0
+        shape = (len(id_B), protocol.max_rounds, len(protocol.agents), len(protocol.channels), scenario.message_size)
+        self.main_BRACM = torch.full(shape, -1, device=self.device)
+        self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
+        self.decision_BR = torch.full(shape[:2], CONTINUE, device=self.device)
+        self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
+        self.active_BAC = self._active()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every copy has ended."""
+        return self.round >= self.protocol.max_rounds or bool(self.state.ended_B.all())
+
+    def turn_B(self, agent: str) -> Tensor:
+        """(B,) bool: the copies in which it is this agent's turn."""
+        return self.active_BAC[:, self.protocol.agents.index(agent)].any(-1)
+
+    def observe(self, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees now in the copies `copy_N` (indices)."""
+        said = Dialogue(self.main_BRACM, self.linear_BRACM).rows(copy_N)
+        return self.scenario.observe(agent, self.id_B[copy_N], said, self.state.round_B[copy_N], self.state.seed_B[copy_N])
+
+    def step(self, actions: Mapping[str, tuple[Tensor, Action]]) -> StepOutcome:
+        """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out."""
+        decision_BA = torch.full(self.active_BAC.shape[:2], CONTINUE, device=self.device)
+        for agent, (copy_N, action) in actions.items():
+            self._write(agent, copy_N, action)
+            if agent == self.protocol.verifier:
+                decision_BA[copy_N, self.protocol.verifier_index] = action["decision"].to(self.device)
+                self.decision_BR[copy_N, self.round] = action["decision"].to(self.device)
+        self.state, outcome = step(self.protocol, self.state, decision_BA)
+        self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
+        self.round += 1
+        self.active_BAC = self._active()
+        return outcome
+
+    def _active(self) -> Tensor:
+        return self.protocol.active(self.state.round_B, self.state.seed_B) & ~self.state.ended_B[:, None, None]
+
+    def _write(self, agent: str, copy_N: Tensor, action: Action) -> None:
+        where = self.channels[agent]
+        active_NC = self.active_BAC[copy_N][:, where.index][:, where.writes]
+        for target, name in ((self.main_BRACM, "message"), (self.linear_BRACM, "linear")):
+            if target is not None:
+                said = action[name].to(self.device).view(len(copy_N), len(where.writes), where.message_size)
+                said = torch.where(active_NC[..., None], said, -1)
+                target[copy_N[:, None], self.round, where.index, where.writes[None]] = said
+
+
+def channels_of(protocol: Protocol, agent: str, message_size: int) -> Channels:
+    """Where `agent` can ever write."""
+    index = protocol.agents.index(agent)
+    writes = protocol.turn_table_SKAC.any(0).any(0)[index].nonzero().flatten()
+    return Channels(index, writes, message_size)
+
+
+def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would count now."""
+    where = channels_of(protocol, agent, message_size)
+    active_NC = protocol.active(round_N, seed_N)[:, where.index][:, where.writes.to(round_N.device)]
+    speaks_NF = active_NC.repeat_interleave(message_size, 1)
+    counts_N = (round_N >= protocol.min_rounds - 1) & (agent == protocol.verifier)
+    return {"round": round_N, "speaks": speaks_NF, "may_decide": active_NC.any(1) & counts_N}
+
+
+@torch.no_grad()
+def play_rollout(
+    play: BatchedPlay, agents: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None
+) -> Rollout:
+    """Play complete episodes: with actions sampled by `noise`, or the most likely ones where it is None.
+
+    agents: agent -> network. Returns the rollout with the log-probabilities of what was done.
+    """
+    protocol = play.protocol
+    play.reset(id_B, seed_B)
+    shape = (len(id_B), protocol.max_rounds, len(protocol.agents))
+    turn_BRA = torch.zeros(shape, dtype=torch.bool, device=play.device)
+    reward_BRA = torch.zeros(shape, device=play.device)
+    log_prob_BRA = torch.zeros(shape, device=play.device)
+    while not play.finished:
+        actions, r = {}, play.round
+        for a, agent in enumerate(protocol.agents):
+            turn_B = play.turn_B(agent)
+            copy_N = turn_B.nonzero().flatten()
+            if len(copy_N) == 0:
+                continue
+            policy, _ = agents[agent](play.observe(agent, copy_N), True, False)
+            draw = None if noise is None else gumbel_noise((len(id_B), noise_width(policy)), noise)[copy_N]
+            action = policy.sample(draw)
+            turn_BRA[:, r, a] = turn_B
+            log_prob_BRA[copy_N, r, a] = policy.log_prob(action)
+            actions[agent] = (copy_N, action)
+        reward_BRA[:, r] = play.step(actions).reward_BA
+    return Rollout(
+        id_B=play.id_B,
+        seed_B=play.state.seed_B,
+        y_B=play.state.y_B,
+        main_BRACM=play.main_BRACM,
+        linear_BRACM=play.linear_BRACM,
+        decision_BR=play.decision_BR,
+        turn_BRA=turn_BRA,
+        reward_BRA=reward_BRA,
+        log_prob_BRA=log_prob_BRA,
+        length_B=play.state.round_B,
+        verdict_B=play.decision_B,
+    )
+
+
+def noise_width(policy: Policy) -> int:
+    """Random values that sampling one turn takes."""
+    return sum(part[0].numel() for part in (policy.message, policy.linear, policy.decision) if part is not None)
+
+
+def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: int) -> Tensor:
+    """Ids number `first` to `first + count` of an endless stream of reshuffled passes over a split.
+
+    Stateless: the k-th pass is a permutation seeded by (seed, split, k), so any worker can compute its share of any iteration.
+    """
+    ids = scenario.ids(split).cpu()
+    size, chosen = len(ids), []
+    for number in range(first // size, (first + count - 1) // size + 1):
+        permutation = torch.randperm(size, generator=generator(seed, "instances", split, number))
+        low, high = max(first - number * size, 0), min(first + count - number * size, size)
+        chosen.append(ids[permutation[low:high]])
+    return torch.cat(chosen)
+
+
+def episode_seeds(seed: int, first: int, count: int) -> Tensor:
+    """(count,) int64 episode seeds in [0, 65536), for episodes number `first` on of the stream of `instance_ids`."""
+    return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

@@ -1,0 +1,76 @@
+"""What the batched core asks of a scenario."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.protocols import Protocol
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or None."""
+
+    main: Tensor
+    linear: Tensor | None = None
+
+    def before(self, round_N: Tensor) -> "Dialogue":
+        """Only what was said in rounds before `round_N`."""
+        past_NR = torch.arange(self.main.shape[1], device=round_N.device) < round_N[:, None]
+        keep = past_NR[:, :, None, None, None]
+        linear = None if self.linear is None else torch.where(keep, self.linear, -1)
+        return Dialogue(torch.where(keep, self.main, -1), linear)
+
+    def rows(self, index_N: Tensor) -> "Dialogue":
+        """The dialogues of some copies."""
+        return Dialogue(self.main[index_N], None if self.linear is None else self.linear[index_N])
+
+
+class Scenario(ABC):
+    """A task: its instances, what an agent observes of one, and the networks that play it.
+
+    Instances of all splits stand in one table, so that an id alone determines an observation in any process.
+    protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size of the
+    linear alphabet (0: none). label_I: (I,) int64 labels by id.
+    """
+
+    name: str
+    protocol: Protocol
+    num_symbols: int
+    message_size: int = 1
+    linear_symbols: int = 0
+    label_I: Tensor
+
+    @abstractmethod
+    def ids(self, split: str) -> Tensor:
+        """(I,) int64 ids of the instances of "train" or "test"."""
+
+    @abstractmethod
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees at the start of `round_N`: a pure function of ids, messages of earlier rounds, round and episode seed.
+
+        Besides the scenario's own entries it holds "round" (N,), "speaks" (N, F) and "may_decide" (N,); see `turn_masks`.
+        """
+
+    @abstractmethod
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        """A fresh network for `agent`, initialised from `seed`.
+
+        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]`` and
+        ``set_normalisation(statistics)``.
+        """
+
+    @abstractmethod
+    def to(self, device: str) -> "Scenario":
+        """The same scenario with its table on `device`."""
+
+    def group_I(self) -> Mapping[str, Tensor]:
+        """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a difficulty."""
+        return {}
+
+    def ceiling(self, split: str) -> float | None:
+        """The best accuracy that the verifier's own network can reach alone on a split, where it is known exactly."""
+        return None

@@ -1,0 +1,108 @@
+"""One call that says whether a protocol table makes sense."""
+
+import math
+from dataclasses import asdict
+
+import torch
+
+from nip_ray.errors import UserError
+from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol
+from nip_ray.protocols.step import start, step
+
+
+def check(protocol: Protocol) -> None:
+    """Raise one UserError that lists every fault of `protocol`; return quietly when there is none.
+
+    Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
+    the verifier has a turn in which its decision counts, under every seed; round limits make sense; rewards are finite, in the
+    table and in play.
+    """
+    faults = _shape_faults(protocol) or _name_faults(protocol)
+    if not faults:
+        faults = [*_limit_faults(protocol), *_payment_faults(protocol)]
+    if not faults:
+        faults = _turn_faults(protocol)
+    if not faults:
+        faults = _play_faults(protocol)
+    if faults:
+        raise UserError(f"protocol {protocol.name!r}: " + "; ".join(faults))
+
+
+def _shape_faults(protocol: Protocol) -> list[str]:
+    try:
+        well_shaped = all(isinstance(a, str) and isinstance(c, str) for table in protocol.turns for turns in table for a, c in turns)
+    except (TypeError, ValueError):
+        well_shaped = False
+    if well_shaped:
+        return []
+    return ["`turns` must be nested as turns[seed class][round] = ((agent, channel), ...); mind the outer level, one entry a seed class"]
+
+
+def _name_faults(protocol: Protocol) -> list[str]:
+    faults = []
+    for what, names in (("agents", protocol.agents), ("channels", protocol.channels)):
+        if len(set(names)) != len(names) or not names:
+            faults.append(f"{what} must be named, each once (got {list(names)})")
+    if protocol.verifier not in protocol.agents:
+        faults.append(f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}")
+    if set(protocol.sees) != set(protocol.agents):
+        faults.append(f"`sees` must name every agent (has {sorted(protocol.sees)}, agents are {sorted(protocol.agents)})")
+    unknown = {c for seen in protocol.sees.values() for c in seen} - set(protocol.channels)
+    faults += [f"`sees` names the channel {c!r}, which does not exist" for c in sorted(unknown)]
+    for agent, channel in sorted({turn for table in protocol.turns for turns in table for turn in turns}):
+        if agent not in protocol.agents or channel not in protocol.channels:
+            faults.append(f"`turns` names ({agent!r}, {channel!r}), which is not an agent and a channel")
+        elif channel not in protocol.sees.get(agent, ()):
+            faults.append(f"{agent!r} writes to {channel!r} but does not see it; add the channel to sees[{agent!r}]")
+    return faults
+
+
+def _limit_faults(protocol: Protocol) -> list[str]:
+    faults = []
+    if protocol.max_rounds < 1:
+        faults.append(f"max_rounds must be at least 1 (got {protocol.max_rounds})")
+    if not 1 <= protocol.min_rounds <= max(protocol.max_rounds, 1):
+        faults.append(f"min_rounds must lie between 1 and max_rounds {protocol.max_rounds} (got {protocol.min_rounds})")
+    if not protocol.turns or not all(protocol.turns):
+        faults.append("`turns` needs at least one seed class with at least one round")
+    return faults
+
+
+def _payment_faults(protocol: Protocol) -> list[str]:
+    amounts = {key: value for key, value in asdict(protocol.payment).items() if isinstance(value, float | int)}
+    largest = torch.finfo(torch.float32).max
+    faults = [
+        f"{key} must be a finite number within float32 (got {value})"
+        for key, value in amounts.items()
+        if not math.isfinite(value) or abs(value) > largest
+    ]
+    if protocol.force_guess not in (None, "zero", "one", "y"):
+        faults.append(f"force_guess must be zero, one, y or None (got {protocol.force_guess!r})")
+    for agent, goal in protocol.payment.goals.items():
+        if agent not in protocol.provers or goal not in (REJECT, ACCEPT):
+            faults.append(f"goals[{agent!r}] = {goal}: must map a prover to reject (0) or accept (1)")
+    return faults
+
+
+def _turn_faults(protocol: Protocol) -> list[str]:
+    faults = []
+    table = protocol.turn_table_SKAC
+    for seed_class, round in (~table.flatten(2).any(-1)).nonzero().tolist():
+        faults.append(f"nobody speaks in round {round} (seed class {seed_class})")
+    decides = table[:, protocol.min_rounds - 1 :, protocol.verifier_index].any(-1).any(-1)
+    for seed_class in (~decides).nonzero().flatten().tolist():
+        faults.append(f"the verifier has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})")
+    return faults
+
+
+def _play_faults(protocol: Protocol) -> list[str]:
+    """Play every label, seed class and constant decision through to the end."""
+    num_seeds = len(protocol.turns)
+    grid = torch.cartesian_prod(torch.arange(num_seeds), torch.arange(2), torch.arange(3))
+    state = start(protocol, grid[:, 1], grid[:, 0])
+    decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))
+    for _ in range(protocol.max_rounds):
+        state, outcome = step(protocol, state, decision_BA)
+        if not bool(outcome.reward_BA.isfinite().all()):
+            return ["a reward in play is not finite"]
+    return [] if bool(state.ended_B.all()) else ["an episode is still open after max_rounds rounds"]

@@ -1,0 +1,122 @@
+"""What a protocol is: one frozen table of agents, channels, visibility, turns, limits and payment.
+
+Decisions that matter here:
+- who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
+  seed class, so "which prover speaks" can be random without any code;
+- a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
+- payment is data too: each prover has a goal (the decision it is paid for) or none.
+Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nip_ray.settings.protocol import ProtocolParams
+
+REJECT, ACCEPT, CONTINUE = 0, 1, 2
+NUM_DECISIONS = 3
+NUM_SEEDS = 2**16  # an episode's seed is uniform in [0, NUM_SEEDS)
+
+Turn = tuple[str, str]  # (agent, channel)
+
+
+@dataclass(frozen=True)
+class Payment:
+    """Who is paid for what.
+
+    goals: prover -> the decision (REJECT or ACCEPT) that it is paid for; a prover left out gets nothing.
+    """
+
+    goals: Mapping[str, int] = field(default_factory=dict)
+    prover_reward: float = 1.0
+    verifier_reward: float = 1.0
+    verifier_incorrect_penalty: float = -1.0
+    verifier_terminated_penalty: float = -1.0
+    verifier_no_guess_reward: float = 0.0
+    shared_reward: bool = False
+
+    @classmethod
+    def from_params(cls, params: ProtocolParams, goals: Mapping[str, int]) -> "Payment":
+        """The amounts of `params` with these goals."""
+        names = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty")
+        names += ("verifier_no_guess_reward", "shared_reward")
+        return cls(goals=dict(goals), **{name: getattr(params, name) for name in names})
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds.
+
+    name: its name in configs. agents, channels: names, in index order.
+    sees: agent -> the channels that it reads (it may write only to these).
+    turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
+    max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
+    payment: the rewards. verifier: the agent whose decision ends the episode. force_guess: see `ProtocolParams`.
+    """
+
+    name: str
+    agents: tuple[str, ...]
+    channels: tuple[str, ...]
+    sees: Mapping[str, tuple[str, ...]]
+    turns: tuple[tuple[tuple[Turn, ...], ...], ...]
+    max_rounds: int
+    min_rounds: int
+    payment: Payment
+    verifier: str = "verifier"
+    force_guess: Literal["zero", "one", "y"] | None = None
+
+    @cached_property
+    def provers(self) -> tuple[str, ...]:
+        """All agents but the verifier."""
+        return tuple(agent for agent in self.agents if agent != self.verifier)
+
+    @cached_property
+    def verifier_index(self) -> int:
+        """Position of the verifier on the agent axis."""
+        return self.agents.index(self.verifier)
+
+    @cached_property
+    def visible_AC(self) -> Tensor:
+        """(A, C) bool: who reads which channel."""
+        return torch.tensor([[channel in self.sees[agent] for channel in self.channels] for agent in self.agents])
+
+    @cached_property
+    def turn_table_SKAC(self) -> Tensor:
+        """(seed classes, rounds until max_rounds, A, C) bool: the turns of `turns`, unrolled over the rounds."""
+        rows = [
+            [[[(a, c) in table[r % len(table)] for c in self.channels] for a in self.agents] for r in range(self.max_rounds)]
+            for table in self.turns
+        ]
+        return torch.tensor(rows)
+
+    def active(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
+        """(B, A, C) bool: who may write where, in round `round_B` of copies with episode seeds `seed_B` (both (B,) int64)."""
+        table = self.turn_table_SKAC.to(round_B.device)
+        return table[seed_B % table.shape[0], round_B.clamp(0, self.max_rounds - 1)]
+
+    def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
+        """(B,) bool: the verifier has a turn, so that its decision is read (whether it counts is a matter of `min_rounds`)."""
+        return self.active(round_B, seed_B)[:, self.verifier_index].any(-1)
+
+    def can_be_active(self, agent: str, round: int, channel: str) -> bool:
+        """Whether under some episode seed `agent` writes to `channel` in `round`."""
+        return bool(self.turn_table_SKAC[:, round, self.agents.index(agent), self.channels.index(channel)].any())
+
+    @cached_property
+    def verifier_turns(self) -> int:
+        """How many turns the verifier has before the rounds run out (the fewest over episode seeds)."""
+        return int(self.turn_table_SKAC[:, :, self.verifier_index].any(-1).sum(1).min())
+
+    def reward_mid_point(self, agent: str) -> float:
+        """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples."""
+        if agent == self.verifier:
+            return (self.payment.verifier_reward + self.payment.verifier_incorrect_penalty) / 2
+        return self.payment.prover_reward / 2
+
+
+ProtocolBuilder = Callable[[ProtocolParams], Protocol]

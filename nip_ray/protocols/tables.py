@@ -1,0 +1,212 @@
+"""The protocols that ship: each a table. All of them are in `PROTOCOLS`; a user's own joins them with `register`.
+
+A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.protocols.conformance import check
+from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+
+Round = tuple[Turn, ...]
+
+
+def nip(params: ProtocolParams) -> Protocol:
+    """Verifier and prover take turns in one channel; the prover wants acceptance."""
+    ask: Round = (("verifier", "main"),)
+    answer: Round = (("prover", "main"),)
+    table = (ask, answer) if params.verifier_first else (answer, ask)
+    return _two_party("nip", params, table, *_limits("nip", params, 8))
+
+
+def adp(params: ProtocolParams) -> Protocol:
+    """One message of the prover, then the decision (adversarial decision protocol)."""
+    table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
+    return _two_party("adp", params, table, *_limits("adp", params, 2, fixed=True))
+
+
+def debate(params: ProtocolParams) -> Protocol:
+    """Two provers, one for each verdict, each with a channel of its own that all can read."""
+    names = ("prover0_channel", "prover1_channel")
+    sees = {"prover0": names, "prover1": names, "verifier": names}
+    return _two_provers("debate", params, sees, {"prover0": REJECT, "prover1": ACCEPT})
+
+
+def mnip(params: ProtocolParams) -> Protocol:
+    """Two provers who both want acceptance and cannot read each other's channel."""
+    sees: dict[str, tuple[str, ...]] = {
+        "prover0": ("prover0_channel",),
+        "prover1": ("prover1_channel",),
+        "verifier": ("prover0_channel", "prover1_channel"),
+    }
+    return _two_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
+
+
+def merlin_arthur(params: ProtocolParams) -> Protocol:
+    """One of two provers, picked by the episode seed (even: prover0), sends one message; then the verifier decides."""
+    agents = ("prover0", "prover1", "verifier")
+    decide: Round = (("verifier", "main"),)
+    max_rounds, min_rounds = _limits("merlin_arthur", params, 2, fixed=True)
+    return Protocol(
+        name="merlin_arthur",
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=(((("prover0", "main"),), decide), ((("prover1", "main"),), decide)),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
+        force_guess=params.force_guess,
+    )
+
+
+def solo_verifier(params: ProtocolParams) -> Protocol:
+    """The verifier alone, one round: the baseline that every proof has to beat."""
+    max_rounds, min_rounds = _limits("solo_verifier", params, 1, fixed=True)
+    return Protocol(
+        name="solo_verifier",
+        agents=("verifier",),
+        channels=("main",),
+        sees={"verifier": ("main",)},
+        turns=(((("verifier", "main"),),),),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {}),
+        force_guess=params.force_guess,
+    )
+
+
+def multi_channel_test(params: ProtocolParams) -> Protocol:
+    """Three provers and three channels with partial visibility; its provers want nothing. For tests of masks."""
+    provers = ("prover0", "prover1", "prover2")
+    max_rounds, min_rounds = _limits("multi_channel_test", params, 8, default_min=2, fixed=True)
+    return Protocol(
+        name="multi_channel_test",
+        agents=(*provers, "verifier"),
+        channels=("main", "prover0_verifier", "prover_chat"),
+        sees={
+            "prover0": ("main", "prover0_verifier", "prover_chat"),
+            "prover1": ("main", "prover_chat"),
+            "prover2": ("main", "prover_chat"),
+            "verifier": ("main", "prover0_verifier"),
+        },
+        turns=(
+            (
+                (("prover1", "main"), ("prover0", "prover_chat")),
+                (("prover2", "main"), ("prover0", "prover0_verifier"), ("prover1", "prover_chat")),
+                (("verifier", "main"), ("verifier", "prover0_verifier"), ("prover2", "prover_chat")),
+            ),
+        ),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {}),
+        force_guess=params.force_guess,
+    )
+
+
+def message_game(params: ProtocolParams) -> Protocol:
+    """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For speed tests."""
+    agents = ("prover", "verifier")
+    max_rounds, _ = _limits("message_game", params, 8)
+    return Protocol(
+        name="message_game",
+        agents=agents,
+        channels=("prover_channel", "verifier_channel"),
+        sees=dict.fromkeys(agents, ("prover_channel", "verifier_channel")),
+        turns=((tuple((agent, f"{agent}_channel") for agent in agents),),),
+        max_rounds=max_rounds,
+        min_rounds=max_rounds,
+        payment=replace(Payment.from_params(params, {}), shared_reward=True),
+        force_guess=params.force_guess,
+    )
+
+
+_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game)
+PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
+
+
+def register(name: str, builder: ProtocolBuilder) -> None:
+    """Add a protocol of your own under `name`, after checking what it builds with default parameters.
+
+    Raises UserError when the name is taken or `check` finds a fault.
+    """
+    if name in PROTOCOLS and PROTOCOLS[name] is not builder:
+        raise UserError(f"protocol {name!r} is registered already; choose another name")
+    check(builder(ProtocolParams()))
+    PROTOCOLS[name] = builder
+
+
+def build(name: str, **params: Any) -> Protocol:
+    """The protocol `name` with `params` (fields of `ProtocolParams`), checked.
+
+    Raises UserError for an unknown name or parameter, a parameter that the protocol has no use for, or a table that `check` refuses.
+    """
+    if name not in PROTOCOLS:
+        raise UserError(f"unknown protocol {name!r}; there are {', '.join(sorted(PROTOCOLS))}")
+    known = {f.name for f in fields(ProtocolParams)}
+    for key in params:
+        if key not in known:
+            raise UserError(f"protocol {name!r}: unknown parameter {key!r}; there are {', '.join(sorted(known))}")
+    made = ProtocolParams(**params)
+    if made.zero_knowledge:
+        raise UserError(f"protocol.zero_knowledge: not available for {name!r} yet; set it to false")
+    for key, users in _USERS.items():
+        if name in _SHIPPED and name not in users and getattr(made, key) != getattr(ProtocolParams(), key):
+            raise UserError(f"protocol.{key}: {name!r} has no use for it (only {', '.join(users)}); leave it out")
+    protocol = PROTOCOLS[name](made)
+    check(protocol)
+    return protocol
+
+
+_SHIPPED = frozenset(PROTOCOLS)
+_USERS = {"verifier_first": ("nip", "debate", "mnip"), "sequential": ("debate", "mnip"), "prover0_first": ("debate", "mnip")}
+
+
+def _limits(name: str, params: ProtocolParams, max_rounds: int, *, default_min: int = 1, fixed: bool = False) -> tuple[int, int]:
+    """(max, min) rounds from the parameters; a protocol of fixed length refuses others."""
+    chosen = (
+        max_rounds if params.max_rounds is None else params.max_rounds,
+        default_min if params.min_rounds is None else params.min_rounds,
+    )
+    if fixed and chosen != (max_rounds, default_min):
+        raise UserError(f"protocol {name!r} has max_rounds {max_rounds} and min_rounds {default_min}, fixed; leave them out (got {chosen})")
+    return chosen
+
+
+def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_rounds: int, min_rounds: int) -> Protocol:
+    agents = ("prover", "verifier")
+    return Protocol(
+        name=name,
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=(table,),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {"prover": ACCEPT}),
+        force_guess=params.force_guess,
+    )
+
+
+def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
+    """Debate and mnip: the same four turn orders, other visibility and goals."""
+    ask: Round = (("verifier", "prover0_channel"), ("verifier", "prover1_channel"))
+    own: list[Turn] = [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]
+    if not params.prover0_first:
+        own.reverse()
+    answers: tuple[Round, ...] = ((own[0],), (own[1],)) if params.sequential else (tuple(own),)
+    max_rounds, min_rounds = _limits(name, params, 8)
+    return Protocol(
+        name=name,
+        agents=("prover0", "prover1", "verifier"),
+        channels=("prover0_channel", "prover1_channel"),
+        sees=sees,
+        turns=((ask, *answers) if params.verifier_first else (*answers, ask),),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, goals),
+        force_guess=params.force_guess,
+    )

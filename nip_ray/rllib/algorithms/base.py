@@ -1,0 +1,366 @@
+"""`ProtocolAlgorithm`: what all our algorithms share, as an RLlib `Algorithm`, and its config.
+
+Decisions that matter here:
+- an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
+- the iteration number seeds everything that is random in it and is part of the state: a restore goes on exactly;
+- lost runners cost time, not numbers: a missing share is played by whoever is there;
+- weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
+"""
+
+# RLlib annotates more narrowly than it behaves:
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from statistics import fmean
+from typing import Any, Self
+from unittest.mock import patch
+
+import ray
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.env import env_runner_group
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
+from torch import nn
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.module import AgentModule, module_spec
+from nip_ray.rllib.protocol_env import ProtocolEnv
+from nip_ray.rllib.samples import RolloutSamples
+from nip_ray.rllib.shared import networks_of, scenario_of
+
+
+class ProtocolAlgorithmConfig(AlgorithmConfig):
+    """An RLlib config whose game and networks come from an `ExperimentConfig`; see `experiment`."""
+
+    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        super().__init__(algo_class=algo_class or ProtocolAlgorithm)
+        self.total_iterations = 1
+        self.env_runner_cls = ProtocolEnvRunner
+        self.num_env_runners = 0
+        self.num_envs_per_env_runner = 256
+        self.rollout_fragment_length = "auto"
+        self.add_default_connectors_to_learner_pipeline = False
+        self._dont_auto_sync_env_runner_states = True
+        self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
+        self.sample_timeout_s = 600.0
+
+    def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
+        """Take game, data, networks, learning rule, workers and seed from an experiment config."""
+        made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
+        dumped = made.model_dump(mode="json")
+        self.environment(ProtocolEnv, env_config={"experiment": dumped})
+        self.env_runners(
+            num_env_runners=made.play.num_env_runners,
+            num_envs_per_env_runner=made.play.num_copies,
+            num_cpus_per_env_runner=made.play.num_cpus_per_env_runner,
+            num_gpus_per_env_runner=made.play.num_gpus_per_env_runner,
+        )
+        self.learners(
+            num_learners=made.learners.num_learners,
+            num_cpus_per_learner=made.learners.num_cpus_per_learner,
+            num_gpus_per_learner=made.learners.num_gpus_per_learner,
+        )
+        agents = scenario_of(dumped).protocol.agents
+        self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
+        self.rl_module(rl_module_spec=module_spec(dumped, agents))
+        self.total_iterations = made.iterations
+        self.debugging(seed=made.seed)
+        return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        """Raises UserError when no experiment was given."""
+        if not (self.env_config or {}).get("experiment"):
+            raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
+        super().validate()
+
+    @override(AlgorithmConfig)
+    def get_default_rl_module_spec(self) -> RLModuleSpec:
+        """The module class of agents that have no spec of their own (all have one; see `experiment`)."""
+        return RLModuleSpec(module_class=AgentModule)
+
+    def base_lr(self, iteration: int) -> float | None:
+        """The learning rate of an iteration (None: the learner's own)."""
+        return None
+
+
+def agent_is_module(agent_id: str, episode: Any = None, **kwargs: Any) -> str:
+    """Every agent has a module of its own name."""
+    return agent_id
+
+
+class ProtocolAlgorithm(Algorithm):
+    """Plays, learns and hands weights back; subclasses choose a learner."""
+
+    config: ProtocolAlgorithmConfig
+
+    @override(Algorithm)
+    def setup(self, config: AlgorithmConfig) -> None:
+        """Build runners and learners; a local runner plays with the local learner's networks."""
+        self.train_iteration = 0
+        self.env_steps_total = 0
+        self.row: dict[str, float] = {}
+        needs_ray = config.num_env_runners > 0 or config.num_learners > 0 or ray.is_initialized()
+        with nullcontext() if needs_ray else _no_object_store():
+            super().setup(config)
+        self.scenario = scenario_of(self.config.env_config["experiment"])
+        self._share_modules()
+        self.send_weights()
+
+    @override(Algorithm)
+    def training_step(self) -> None:
+        """One iteration: play, learn, send weights. Its figures are in `self.row`; see docs/metrics.md."""
+        started = time.perf_counter()
+        samples = self._play()
+        played = time.perf_counter()
+        results = self._learn(samples)
+        self.send_weights()
+        learned = time.perf_counter()
+        self.rollout: Rollout = concatenate([sample.rollout for sample in samples])
+        steps = self.rollout.env_steps()
+        self.env_steps_total += steps
+        self.train_iteration += 1
+        self.row = {
+            "time/sample_s": played - started,
+            "time/learn_s": learned - played,
+            "env_steps": steps,
+            "env_steps_total": self.env_steps_total,
+            "episodes": self.rollout.num_copies,
+            **results,
+        }
+
+    @override(Algorithm)
+    def step(self) -> dict[str, Any]:
+        """RLlib's iteration results with our flat figures under ``nip_ray``."""
+        results = super().step()
+        results["nip_ray"] = dict(self.row)
+        return results
+
+    # ----------------------------------------------------------------------------------------------------------- play
+
+    def _play(self) -> list[RolloutSamples]:
+        """All shares of this iteration, ordered by worker."""
+        iteration, group = self.train_iteration, self.env_runner_group
+        assert group is not None
+        if group.num_remote_env_runners() == 0:
+            samples = group.local_env_runner.sample(iteration=iteration)
+            self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
+            return samples
+        shares: dict[int, RolloutSamples] = {}
+        wanted = range(1, self.config.num_env_runners + 1)
+        for _ in range(3):
+            missing = [worker for worker in wanted if worker not in shares]
+            if not missing:
+                break
+            shares |= self._ask_for(missing, iteration)
+        missing = [worker for worker in wanted if worker not in shares]
+        if missing:
+            raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration}, and no other runner could stand in")
+        return [shares[worker] for worker in wanted]
+
+    def _ask_for(self, missing: list[int], iteration: int) -> dict[int, RolloutSamples]:
+        """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
+        group = self.env_runner_group
+        assert group is not None
+        healthy = group.healthy_worker_ids()
+        if not healthy:
+            group.probe_unhealthy_env_runners()
+            self.send_weights()
+            healthy = group.healthy_worker_ids()
+        plan: dict[int, list[int]] = {}
+        for i, worker in enumerate(missing):
+            plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker) if healthy else None
+        calls = [_PlayShares(tuple(workers), iteration) for workers in plan.values()]
+        answers = group.foreach_env_runner(
+            calls, remote_worker_ids=list(plan), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
+        )
+        found = {}
+        for samples, metrics in answers:
+            self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
+            found |= {sample.worker: sample for sample in samples}
+        return found
+
+    # ---------------------------------------------------------------------------------------------------------- learn
+
+    def _learn(self, samples: list[RolloutSamples]) -> dict[str, float]:
+        """Update all learners with all samples; returns flat metrics ``learn/<agent>/<name>``."""
+        arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
+        if self.learner_group.is_local:
+            results = [self.learner_group._learner.update(episodes=samples, **arguments)]
+        else:
+            shared = ray.put(samples)
+            answers = self.learner_group.foreach_learner(_Update(shared, arguments))
+            results = [_unwrap(answer) for answer in answers]
+        flat: dict[str, float] = {}
+        for agent in set(results[0]) & set(self.scenario.protocol.agents):
+            for name in results[0][agent]:
+                if not name.startswith("num_"):  # RLlib counts parameters, once
+                    flat[f"learn/{agent}/{name}"] = fmean(float(_peek(result[agent][name])) for result in results)
+        self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
+        if arguments["lr"] is not None:
+            flat["learn/lr"] = arguments["lr"]
+        return flat
+
+    def _share_modules(self) -> None:
+        """With everything in one process the runner plays with the learner's own networks."""
+        group = self.env_runner_group
+        self.shares_modules = self.learner_group.is_local and group is not None and group.num_remote_env_runners() == 0
+        if self.shares_modules:
+            group.local_env_runner.module = self.learner_group._learner.module
+
+    def send_weights(self) -> None:
+        """Give the learners' weights to every runner, and wait until they have them."""
+        if self.shares_modules or self.env_runner_group is None:
+            return
+        state = self._weights()
+        if self.env_runner_group.local_env_runner is not None:
+            self.env_runner_group.local_env_runner.set_state(state)
+        if self.env_runner_group.num_remote_env_runners():
+            shared = ray.put(state[COMPONENT_RL_MODULE])
+            self.env_runner_group.foreach_env_runner(
+                _TakeWeights([shared], self.train_iteration), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
+            )
+
+    def _weights(self) -> dict[str, Any]:
+        state = self.learner_group.get_state(components=f"learner/{COMPONENT_RL_MODULE}")["learner"]
+        return {COMPONENT_RL_MODULE: state[COMPONENT_RL_MODULE], "weights_seq_no": self.train_iteration}
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def training_state(self) -> dict[str, Any]:
+        """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
+        state = self._foreach_learner(_GetTrainingState())[0]
+        return {**state, "counters": {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `training_state`, for all learners and runners."""
+        self._foreach_learner(_SetTrainingState({key: state[key] for key in ("modules", "optimizers", "extra")}))
+        self.train_iteration = int(state["counters"]["iteration"])
+        self.env_steps_total = int(state["counters"]["env_steps_total"])
+        self.send_weights()
+
+    @override(Algorithm)
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        extra = self._foreach_learner(_GetExtraState())[0]
+        state["nip_ray"] = {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, "extra": extra}
+        return state
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `get_state`; runners have the weights when it returns."""
+        ours = state.get("nip_ray")
+        super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
+        if ours is not None:
+            self.train_iteration, self.env_steps_total = ours["iteration"], ours["env_steps_total"]
+            self._foreach_learner(_SetExtraState(ours["extra"]))
+        self._share_modules()
+        self.send_weights()
+
+    @override(Algorithm)
+    def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """RLlib's restore, then weights to all runners, waited for."""
+        super().restore_from_path(path, *args, **kwargs)
+        self.send_weights()
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All agents' networks with the current weights, in this process."""
+        if self.learner_group.is_local:
+            return dict(self.learner_group._learner.networks)
+        if not hasattr(self, "_networks"):
+            self._networks = networks_of(self.config.env_config["experiment"])
+        for agent, weights in self._foreach_learner(_GetTrainingState())[0]["modules"].items():
+            self._networks[agent].load_state_dict(weights)
+        return self._networks
+
+    def _foreach_learner(self, function: Any) -> list[Any]:
+        if self.learner_group.is_local:
+            return [function(self.learner_group._learner)]
+        return [_unwrap(answer) for answer in self.learner_group.foreach_learner(function)]
+
+
+@contextmanager
+def _no_object_store() -> Iterator[None]:
+    """Keep RLlib from starting Ray for a run that is all in this process.
+
+    `EnvRunnerGroup` puts its config into the object store even when it has no remote runner to hand it to, which would start a
+    cluster: seconds of waiting and half a dozen idle processes.
+    """
+    with patch.object(env_runner_group.ray, "put", lambda value: value):
+        yield
+
+
+# What travels to actors: small named callables, so that they pickle by reference.
+
+
+class _PlayShares:
+    def __init__(self, workers: tuple[int, ...], iteration: int) -> None:
+        self.workers, self.iteration = workers, iteration
+
+    def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:
+        samples = [sample for worker in self.workers for sample in runner.sample(iteration=self.iteration, worker=worker)]
+        return samples, runner.get_metrics()
+
+
+class _TakeWeights:
+    def __init__(self, weights: list[ray.ObjectRef], number: int) -> None:
+        self.weights, self.number = weights, number  # a list keeps Ray from resolving the reference in transit
+
+    def __call__(self, runner: ProtocolEnvRunner) -> None:
+        runner.set_state({COMPONENT_RL_MODULE: ray.get(self.weights[0]), "weights_seq_no": self.number})
+
+
+class _Update:
+    def __init__(self, samples: ray.ObjectRef, arguments: dict[str, Any]) -> None:
+        self.samples, self.arguments = [samples], arguments
+
+    def __call__(self, learner: Any) -> Any:
+        return learner.update(episodes=ray.get(self.samples[0]), **self.arguments)
+
+
+class _GetTrainingState:
+    def __call__(self, learner: Any) -> Any:
+        return learner.training_state()
+
+
+class _SetTrainingState:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __call__(self, learner: Any) -> None:
+        learner.load_training_state(self.state)
+
+
+class _GetExtraState:
+    def __call__(self, learner: Any) -> Any:
+        return learner.extra_state()
+
+
+class _SetExtraState:
+    def __init__(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+    def __call__(self, learner: Any) -> None:
+        learner.load_extra_state(self.state)
+
+
+def _unwrap(answer: Any) -> Any:
+    """The value of an actor's answer, or its error."""
+    if hasattr(answer, "ok"):
+        if not answer.ok:
+            raise answer.get()
+        return answer.get()
+    return answer
+
+
+def _peek(value: Any) -> Any:
+    return value.peek() if hasattr(value, "peek") else value

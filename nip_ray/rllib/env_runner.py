@@ -1,0 +1,199 @@
+"""`ProtocolEnvRunner`: an RLlib EnvRunner that plays B copies of a protocol as tensors.
+
+Decisions that matter here:
+- what a runner plays in an iteration is a pure function of (seed, iteration, its share, weights): a runner that was lost and
+  made anew, or another one in its place, plays the same episodes;
+- it returns ids and tokens, not observations: some kilobytes per iteration;
+- with no remote learner and no remote runner it plays with the learner's own networks on the learner's device: no copies.
+"""
+
+# RLlib annotates more narrowly than it behaves:
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+from collections.abc import Collection
+from typing import Any
+
+import gymnasium as gym
+import ray
+import torch
+from ray.rllib.core import COMPONENT_RL_MODULE
+from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.checkpoints import Checkpointable
+from ray.rllib.utils.metrics import (
+    EPISODE_LEN_MEAN,
+    EPISODE_RETURN_MEAN,
+    NUM_AGENT_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED,
+    NUM_ENV_STEPS_SAMPLED_LIFETIME,
+    NUM_EPISODES,
+    NUM_EPISODES_LIFETIME,
+    WEIGHTS_SEQ_NO,
+)
+
+from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.rollout import Rollout
+from nip_ray.rllib.protocol_env import ProtocolEnv
+from nip_ray.rllib.samples import RolloutSamples
+from nip_ray.rllib.shared import scenario_of
+from nip_ray.seeding import generator
+
+
+class ProtocolEnvRunner(EnvRunner, Checkpointable):
+    """Plays ``num_envs_per_env_runner`` copies to their end at every call of `sample`."""
+
+    @override(EnvRunner)
+    def __init__(self, *, config: Any, **kwargs: Any) -> None:
+        super().__init__(config=config, **kwargs)
+        self.experiment: dict[str, Any] = self.config.env_config["experiment"]
+        self.env: ProtocolEnv | None = None
+        self.module: Any = None
+        self.play: BatchedPlay | None = None
+        self.iteration = 0
+        self._weights_seq_no = 0
+        self.spaces = kwargs.get("spaces") or {}
+        self.device = self._choose_device()
+        plays_here = self.worker_index > 0 or self.config.num_env_runners == 0 or self.config.create_env_on_local_worker
+        if plays_here or not self.spaces:
+            self.make_env()
+        self.make_module()
+
+    @override(EnvRunner)
+    def make_env(self) -> None:
+        """The batched core, and the one-copy env that knows its spaces."""
+        self.env = ProtocolEnv({"experiment": self.experiment})
+        self.play = BatchedPlay(scenario_of(self.experiment, self.device), str(self.device))
+
+    @override(EnvRunner)
+    def make_module(self) -> None:
+        """Networks of all agents, on this runner's device."""
+        spec = self.config.get_multi_rl_module_spec(env=None, spaces=self.get_spaces(), inference_only=False)
+        self.module = spec.build()
+        for module in self.module.values():
+            module.to(self.device).eval()
+
+    @override(EnvRunner)
+    def get_spaces(self) -> dict[str, Any]:
+        """Spaces by agent; module ids are agents."""
+        if self.env is None:
+            return self.spaces
+        observation, action = self.env.observation_spaces, self.env.action_spaces
+        both = (gym.spaces.Dict(observation), gym.spaces.Dict(action))
+        by_module = {agent: (observation[agent], action[agent]) for agent in self.env.possible_agents}
+        return {INPUT_ENV_SPACES: both, INPUT_ENV_SINGLE_SPACES: both, **by_module}
+
+    @override(EnvRunner)
+    def sample(
+        self,
+        *,
+        num_timesteps: int | None = None,
+        num_episodes: int | None = None,
+        explore: bool | None = None,
+        random_actions: bool = False,
+        force_reset: bool = False,
+        iteration: int | None = None,
+        worker: int | None = None,
+    ) -> list[RolloutSamples]:
+        """Play one share of an iteration: complete episodes, always.
+
+        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own).
+        num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes.
+        """
+        assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
+        self.iteration = self.iteration if iteration is None else iteration
+        worker = self.worker_index if worker is None else worker
+        copies = num_episodes or self.config.num_envs_per_env_runner
+        if num_timesteps:
+            copies = max(1, -(-num_timesteps // self.play.protocol.max_rounds))
+        explore = self.config.explore if explore is None else explore
+        rollout = self.play_share(self.iteration, worker, copies, explore)
+        self.iteration += 1
+        self._log(rollout)
+        return [RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)]
+
+    def play_share(self, iteration: int, worker: int, copies: int, explore: bool) -> Rollout:
+        """The episodes of one worker's share of an iteration."""
+        assert self.play is not None
+        seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
+        share = max(0, worker - 1)
+        first = (iteration * num_workers + share) * copies
+        ids = instance_ids(self.play.scenario, "train", seed, first, copies)
+        noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
+        networks = {agent: self.module[agent].unwrapped().network for agent in self.play.protocol.agents}
+        training = {agent: network.training for agent, network in networks.items()}
+        for network in networks.values():
+            network.eval()
+        try:
+            return play_rollout(self.play, networks, ids, episode_seeds(seed, first, copies), noise)
+        finally:
+            for agent, network in networks.items():
+                network.train(training[agent])
+
+    @override(EnvRunner)
+    def get_metrics(self) -> Any:
+        """Reduced metrics since the last call, under RLlib's own keys."""
+        return self.metrics.reduce()
+
+    def _log(self, rollout: Rollout) -> None:
+        steps = rollout.env_steps()
+        log = self.metrics.log_value
+        log(NUM_ENV_STEPS_SAMPLED, steps, reduce="sum")
+        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, steps, reduce="lifetime_sum")
+        log(NUM_EPISODES, rollout.num_copies, reduce="sum")
+        log(NUM_EPISODES_LIFETIME, rollout.num_copies, reduce="lifetime_sum")
+        assert self.play is not None
+        turns = rollout.turn_BRA.sum((0, 1)).tolist()
+        for agent, count in zip(self.play.protocol.agents, turns, strict=True):
+            log((NUM_AGENT_STEPS_SAMPLED, agent), count, reduce="sum")
+        log(EPISODE_RETURN_MEAN, float(rollout.reward_BRA.sum()) / rollout.num_copies, window=1)
+        log(EPISODE_LEN_MEAN, steps / rollout.num_copies, window=1)
+
+    def _choose_device(self) -> torch.device:
+        """A remote runner's own GPU if it has a share of one; the local runner plays where the local learner learns."""
+        config = self.config
+        remote = self.worker_index > 0
+        gpus = config.num_gpus_per_env_runner if remote else (config.num_gpus_per_learner if config.num_learners == 0 else 0)
+        return torch.device("cuda" if gpus and torch.cuda.is_available() else "cpu")
+
+    @override(Checkpointable)
+    def get_state(
+        self, components: str | Collection[str] | None = None, *, not_components: str | Collection[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The iteration to come and, if asked for, the weights."""
+        state: dict[str, Any] = {"iteration": self.iteration}
+        if self._check_component(COMPONENT_RL_MODULE, components, not_components):
+            state[COMPONENT_RL_MODULE] = self.module.get_state(
+                components=self._get_subcomponents(COMPONENT_RL_MODULE, components),
+                not_components=self._get_subcomponents(COMPONENT_RL_MODULE, not_components),
+            )
+            state[WEIGHTS_SEQ_NO] = self._weights_seq_no
+        return state
+
+    @override(Checkpointable)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take whatever `state` holds. Unlike stock runners, older weights are taken too: a restore means what it says."""
+        if COMPONENT_RL_MODULE in state:
+            weights = state[COMPONENT_RL_MODULE]
+            self.module.set_state(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights)
+            self._weights_seq_no = state.get(WEIGHTS_SEQ_NO, 0)
+        self.iteration = state.get("iteration", self.iteration)
+
+    @override(Checkpointable)
+    def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What makes another runner like this one."""
+        return (), {"config": self.config}
+
+    @override(Checkpointable)
+    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
+        """The networks."""
+        return [(COMPONENT_RL_MODULE, self.module)]
+
+    @override(EnvRunner)
+    def assert_healthy(self) -> None:
+        """It has networks, and a core unless it only stands in for remote runners."""
+        assert self.module is not None
+
+    @override(EnvRunner)
+    def stop(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,243 @@
+"""`ProtocolLearner`: one learner base for all our algorithms.
+
+Decisions that matter here:
+- a learner gets whole rollouts as ids and tokens and rebuilds the observations of own turns itself;
+- minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
+- every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
+  of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
+- plain all-reduce instead of DDP, whose hooks do not see gradients of gradients;
+- per minibatch: one backward, one fused norm per clip group, one fused optimizer step per module, no device synchronisation;
+  whether everything stayed finite is asked once per update.
+"""
+
+# RLlib annotates more narrowly than it behaves:
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from ray.rllib.core import ALL_MODULES
+from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner.torch.torch_learner import TorchLearner
+from ray.rllib.utils.annotations import override
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED
+from torch import Tensor, nn
+
+from nip_ray.errors import TrainingError
+from nip_ray.learning.groups import clip_gradients, make_optimizer, set_learning_rate
+from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.scenario import Scenario
+from nip_ray.rllib.shared import scenario_of
+from nip_ray.seeding import generator
+
+
+@dataclass(frozen=True)
+class JointMinibatch:
+    """The copies of one joint minibatch: all of them, and those that this learner works on."""
+
+    all_copies: Tensor
+    own_copies: Tensor
+
+
+class ProtocolLearner(TorchLearner):
+    """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`)."""
+
+    def build(self) -> None:
+        """Modules, optimizers, and the statistics of the current update."""
+        super().build()
+        self.experiment: dict[str, Any] = self.config.env_config["experiment"]
+        self.scenario: Scenario = scenario_of(self.experiment, self._device)
+        self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
+        self.sums: dict[str, list[Tensor]] = {}  # what `losses` logged, a tensor per minibatch
+        self.norms: dict[str, list[Tensor]] = {}  # gradient norms before clipping
+        self.once: dict[str, dict[str, Tensor]] = {}  # figures that there is one of per update
+
+    # ------------------------------------------------------------------------------------------------ for subclasses
+
+    @property
+    @abstractmethod
+    def settings(self) -> Any:
+        """lr, num_epochs, minibatch_size, max_grad_norm, clip_gradients."""
+
+    @abstractmethod
+    def prepare(self, rollout: Rollout) -> Any:
+        """What the losses need, computed once per update from all copies with the current networks."""
+
+    @abstractmethod
+    def losses(self, prepared: Any, minibatch: JointMinibatch) -> dict[str, Tensor]:
+        """Scalar loss per module: the share of this learner's copies in the mean over the whole minibatch."""
+
+    @abstractmethod
+    def metric_names(self) -> tuple[str, ...]:
+        """Names of what `losses` appends to `self.sums[module]` (one tensor of that length per minibatch)."""
+
+    def after_minibatch(self, prepared: Any) -> None:
+        """Called after each optimizer step."""
+
+    # --------------------------------------------------------------------------------------------------- the update
+
+    @override(Learner)
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`.
+
+        iteration: seeds the permutations. lr: base learning rate from now on. Raises TrainingError when a gradient is not finite;
+        the caller's last checkpoint then still holds the last good weights.
+        """
+        training_data = kwargs.get("training_data")
+        samples = kwargs.get("episodes") or (training_data.episodes if training_data is not None else None)
+        if not samples:
+            raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
+        rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self._device)
+        iteration = kwargs.get("iteration", self._weights_seq_no)
+        self._weights_seq_no += 1
+        self._set_lr(kwargs.get("lr") or self.settings.lr)
+        self.sums, self.norms, self.once = {}, {}, {}
+        prepared = self.prepare(rollout)
+        for minibatch in self.minibatches(rollout, iteration):
+            self.compute_gradients(self.losses(prepared, minibatch))
+            self._step()
+            self.after_minibatch(prepared)
+        return self._results(rollout, iteration)
+
+    def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
+        """num_epochs passes over the copies, in minibatches of minibatch_size / rounds copies; a remainder joins the last."""
+        num_copies = rollout.num_copies
+        size = max(1, min(num_copies, self.settings.minibatch_size // rollout.num_rounds))
+        count = num_copies // size
+        permute = generator(self.experiment["seed"], "minibatches", iteration)
+        world, rank = self._world()
+        for _ in range(self.settings.num_epochs):
+            order = torch.randperm(num_copies, generator=permute).to(self._device)
+            for i in range(count):
+                copies = order[i * size : num_copies if i == count - 1 else (i + 1) * size]
+                yield JointMinibatch(copies, copies[rank::world])
+
+    @override(TorchLearner)
+    def compute_gradients(self, loss_per_module: Mapping[str, Tensor], **kwargs: Any) -> dict[str, Any]:
+        """Gradients of the sum of all losses into ``parameter.grad``, summed over learners."""
+        for optimizer in self.optimizers.values():
+            optimizer.zero_grad(set_to_none=True)
+        total = [loss for loss in loss_per_module.values() if loss.requires_grad]
+        if total:
+            torch.autograd.backward(total)
+        self._all_reduce()
+        return {}
+
+    @override(TorchLearner)
+    def configure_optimizers(self) -> None:
+        """One fused Adam per module over its explicit parameter groups; a module with nothing to train has none."""
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.trained: dict[str, list[nn.Parameter]] = {}
+        for agent, module in self.module.items():
+            optimizer = make_optimizer(module.unwrapped().network.groups(), self.settings.lr)
+            if optimizer is not None:
+                parameters = [p for group in optimizer.param_groups for p in group["params"]]
+                self.register_optimizer(module_id=agent, optimizer=optimizer, params=parameters)
+                self.optimizers[agent], self.trained[agent] = optimizer, parameters
+
+    @override(TorchLearner)
+    def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
+        """Stock RLlib's entry for one module's loss; ours are joint."""
+        raise NotImplementedError(f"{type(self).__name__} learns from rollouts: call update(episodes=[...])")
+
+    @override(TorchLearner)
+    def _make_modules_ddp_if_necessary(self) -> None:
+        """No DDP: every learner starts from the same seeds, and gradients are all-reduced by `compute_gradients`."""
+
+    @override(Learner)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Take what `state` holds. Unlike stock learners, older weights are taken too: a restore means what it says."""
+        self._weights_seq_no = -1
+        super().set_state(state)
+
+    # ------------------------------------------------------------------------------------------------- for checkpoints
+
+    def training_state(self) -> dict[str, Any]:
+        """All that learning needs to go on: weights and optimizers on the CPU, and what subclasses add."""
+        return {
+            "modules": {agent: _cpu(network.state_dict()) for agent, network in self.networks.items()},
+            "optimizers": {agent: _cpu(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},
+            "extra": self.extra_state(),
+        }
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `training_state`."""
+        for agent, weights in state["modules"].items():
+            self.networks[agent].load_state_dict(weights)
+        for agent, optimizer in state["optimizers"].items():
+            self.optimizers[agent].load_state_dict(optimizer)
+        self.load_extra_state(state["extra"])
+
+    def extra_state(self) -> dict[str, Any]:
+        """What an algorithm keeps between updates beside weights and optimizers."""
+        return {}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `extra_state`."""
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+
+    def _set_lr(self, lr: float) -> None:
+        for optimizer in self.optimizers.values():
+            set_learning_rate(optimizer, lr)
+
+    def _step(self) -> None:
+        limit = self.settings.max_grad_norm
+        if self.settings.clip_gradients == "joint":
+            norm = clip_gradients([p for parameters in self.trained.values() for p in parameters], limit)
+            norms = dict.fromkeys(self.trained, norm)
+        else:
+            norms = {agent: clip_gradients(parameters, limit) for agent, parameters in self.trained.items()}
+        for agent, optimizer in self.optimizers.items():
+            optimizer.step()
+            self.norms.setdefault(agent, []).append(norms[agent])
+
+    def _world(self) -> tuple[int, int]:
+        if not self.distributed:
+            return 1, 0
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+
+    def _all_reduce(self) -> None:
+        if not self.distributed:
+            return
+        parameters = [p for trained in self.trained.values() for p in trained]
+        for parameter in parameters:  # a learner without rows of an agent has no gradients of it, but must take part
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        flat = torch.cat([p.grad.flatten() for p in parameters])
+        torch.distributed.all_reduce(flat)
+        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+            parameter.grad = piece.view_as(parameter)
+
+    def _results(self, rollout: Rollout, iteration: int) -> Any:
+        """Log means over the minibatches, refuse what is not finite, and return the reduced metrics."""
+        names = self.metric_names()
+        for agent in self.networks:
+            values: dict[str, float] = {}
+            if agent in self.sums:
+                values |= dict(zip(names, torch.stack(self.sums[agent]).double().mean(0).tolist(), strict=True))
+            if agent in self.norms:
+                values["grad_norm"] = float(torch.stack(self.norms[agent]).double().mean())
+            values |= {name: float(value) for name, value in self.once.get(agent, {}).items()}
+            bad = [name for name, value in values.items() if not torch.isfinite(torch.tensor(value))]
+            if bad:
+                raise TrainingError(
+                    f"iteration {iteration}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
+                    "Lower algorithm.lr or algorithm.max_grad_norm, and check the rewards"
+                )
+            for name, value in values.items():
+                self.metrics.log_value((agent, name), value, window=1)
+        self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), rollout.env_steps(), reduce="sum")
+        return self.metrics.reduce()
+
+
+def _cpu(state: Any) -> Any:
+    """A detached copy of a nested state on the CPU."""
+    if isinstance(state, Tensor):
+        return state.detach().cpu().clone()
+    if isinstance(state, Mapping):
+        return {key: _cpu(value) for key, value in state.items()}
+    return [_cpu(value) for value in state] if isinstance(state, list | tuple) else state

@@ -1,0 +1,33 @@
+"""`RolloutSamples`: a batched rollout that RLlib can pass around as if it were an episode."""
+
+from typing import Any
+
+from nip_ray.play.rollout import Rollout
+
+
+class RolloutSamples:
+    """B complete episodes from one env runner. Slicing is over copies, so that all agents of a copy stay together.
+
+    worker: the index of the runner whose share this is (0 for the local one).
+    """
+
+    def __init__(self, rollout: Rollout, worker: int) -> None:
+        self.rollout, self.worker = rollout, worker
+
+    def __len__(self) -> int:
+        return self.rollout.num_copies
+
+    def env_steps(self) -> int:
+        """Rounds played."""
+        return self.rollout.env_steps()
+
+    def agent_steps(self) -> int:
+        """Turns taken."""
+        return self.rollout.agent_steps()
+
+    def __getitem__(self, index: slice) -> "RolloutSamples":
+        return RolloutSamples(self.rollout.copies(index), self.worker)
+
+    def slice(self, index: slice, *, len_lookback_buffer: Any = None) -> "RolloutSamples":
+        """The same as indexing; for RLlib's sharding of episodes."""
+        return self[index]

@@ -1,0 +1,33 @@
+"""What a process needs of an experiment, built once and shared by its env runner, its learner and its modules."""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import nn
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.plugins import import_plugins
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import build
+from nip_ray.scenarios.registry import build_agents, build_scenario
+
+
+def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
+    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`."""
+    return _scenario(json.dumps(experiment, sort_keys=True), str(device))
+
+
+def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:
+    """Fresh networks of all agents, equal in every process."""
+    config = ExperimentConfig.model_validate(experiment)
+    return build_agents(scenario_of(experiment), config.scenario, config.seed)
+
+
+@lru_cache(maxsize=4)
+def _scenario(text: str, device: str) -> Scenario:
+    config = ExperimentConfig.model_validate_json(text)
+    import_plugins(config.plugins)
+    params = {key: value for key, value in vars(config.protocol).items() if key != "name"}
+    return build_scenario(build(config.protocol.name, **params), config.scenario).to(device)

@@ -1,0 +1,217 @@
+"""`run_experiment`: from a config to a trained verifier in a run folder, and `resume_experiment`: from wherever it was stopped.
+
+Decisions that matter here:
+- a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped and made again;
+- nothing random has a state to save: every draw is seeded by (seed, purpose, iteration), so checkpoints hold weights, optimizers
+  and counters only, and a resumed run gives the numbers of one that was never stopped (CPU, same machine kind);
+- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time.
+"""
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import UserError
+from nip_ray.runs.checkpoint import fingerprint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how many were done."""
+
+    run_dir: Path
+    metrics: dict[str, Any]
+    iterations: int
+
+
+def run_experiment(config: ExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False) -> ExperimentResult:
+    """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
+
+    Raises UserError for a config or a folder that cannot work, before Ray starts; TrainingError when training breaks down.
+    """
+    from nip_ray.config.load import config_to_yaml
+    from nip_ray.config.rules import check
+
+    check(config)
+    config = with_absolute_paths(config)
+    path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        folder.write_json("environment.json", environment())
+        return _Session(config, folder, quiet).run()
+
+
+def resume_experiment(run_dir: Path | str, *, iterations: int | None = None, quiet: bool = False) -> ExperimentResult:
+    """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
+
+    iterations: a new total. Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
+    is below what is done or changes an annealed learning rate.
+    """
+    from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+
+    with RunFolder.open(run_dir, write=True) as folder:
+        config = config_from_dict(parse_yaml(folder.config_yaml(), str(folder.path / CONFIG)))
+        if iterations is not None and iterations != config.iterations:
+            if config.algorithm.anneal_lr:
+                raise UserError(
+                    "--iterations: the learning rate of this run is annealed over its own number of iterations; start a new run"
+                )
+            config = config.model_copy(update={"iterations": iterations})
+            write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        return _Session(config, folder, quiet).run()
+
+
+def run_fingerprint(config: ExperimentConfig) -> str:
+    """A hash of what a checkpoint depends on: not of the number of iterations, of what is kept, or of threads."""
+    parts = config.model_dump(mode="json", exclude={"name", "iterations", "evaluation", "checkpoint", "runtime", "learners"})
+    parts["play"].pop("num_cpus_per_env_runner", None)
+    parts["play"].pop("num_gpus_per_env_runner", None)
+    return fingerprint(parts)
+
+
+def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
+    """Data files and plugins by absolute path, so that a run can be resumed from anywhere and workers find them."""
+    update: dict[str, Any] = {"plugins": tuple(os.path.abspath(p) if p.endswith(".py") else p for p in config.plugins)}
+    scenario = config.model_dump(mode="json")["scenario"]
+    if "data" in scenario:
+        for key in ("train", "test"):
+            if scenario["data"][key] is not None:
+                scenario["data"][key] = os.path.abspath(scenario["data"][key])
+    return ExperimentConfig.model_validate({**config.model_dump(mode="json"), **update, "scenario": scenario})
+
+
+class _Session:
+    """One process's work on a run."""
+
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, quiet: bool) -> None:
+        self.config, self.folder, self.quiet = config, folder, quiet
+        self.last_evaluation: dict[str, float] = {}
+
+    def run(self) -> ExperimentResult:
+        from nip_ray.rllib.cluster import build_algorithm
+        from nip_ray.runs.progress import progress_line
+
+        set_threads(self.config.runtime.num_threads)
+        checkpoint = self._newest()
+        start = 0 if checkpoint is None else checkpoint.iteration
+        if start > self.config.iterations:
+            raise UserError(f"{self.folder.path}: {start} iterations are done already; ask for more than that, or for none")
+        algorithm = build_algorithm(self.config)
+        try:
+            if checkpoint is not None:
+                algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+            self._forget_after(start)
+            with progress_line(self.config.name, start, self.config.iterations, self.quiet) as report:
+                row = self._train(algorithm, start, report)
+            self._finish(algorithm)
+        finally:
+            algorithm.stop()
+        row = row or next(iter(self.folder.metrics()[-1:]), {})
+        return ExperimentResult(self.folder.path, {**row, **self.last_evaluation}, self.config.iterations)
+
+    def _newest(self) -> Any:
+        checkpoints = self.folder.checkpoints
+        if not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+            return None
+        checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
+        for reason in checkpoint.skipped:
+            _say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
+        return checkpoint
+
+    def _forget_after(self, iteration: int) -> None:
+        rewind_checkpoints(self.folder.checkpoints, iteration)
+        self.folder.rewind_metrics(iteration)
+        self.folder.rewind_transcripts(iteration)
+
+    def _train(self, algorithm: Any, start: int, report: Callable[[int, dict[str, Any]], None]) -> dict[str, Any]:
+        from nip_ray.evaluation.metrics import rollout_metrics
+
+        row: dict[str, Any] = {}
+        saved_s = 0.0
+        for iteration in range(start + 1, self.config.iterations + 1):
+            began = time.perf_counter()
+            algorithm.train()
+            found = rollout_metrics(algorithm.scenario.protocol, algorithm.rollout, {})
+            row = {"iteration": iteration, **algorithm.row, **{f"train/{name}": value for name, value in found.items()}}
+            trained_s = time.perf_counter() - began
+            row["time/iteration_s"] = trained_s
+            row["env_steps_per_s"] = row["env_steps"] / trained_s
+            row["time/checkpoint_s"] = saved_s
+            interval = self.config.evaluation.interval
+            if iteration == self.config.iterations or (interval and iteration % interval == 0):
+                row |= self._evaluate(algorithm, iteration)
+            self.folder.append_metrics(row)
+            report(iteration, {**self.last_evaluation, **row})
+            if iteration == self.config.iterations or iteration % self.config.checkpoint.interval == 0:
+                saved_s = self._save(algorithm, iteration)
+            else:
+                saved_s = 0.0
+        return row
+
+    def _evaluate(self, algorithm: Any, iteration: int) -> dict[str, float]:
+        from nip_ray.evaluation.transcripts import transcript_records
+
+        began = time.perf_counter()
+        settings, examination = self.config.evaluation, self._examination(algorithm)
+        figures: dict[str, float] = {}
+        for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
+            if wanted:
+                rollout = examination.rollout(algorithm.networks(), greedy)
+                figures |= examination.metrics(rollout, name)
+                if settings.num_transcripts and (greedy or not settings.greedy):
+                    records = transcript_records(algorithm.scenario, rollout, settings.num_transcripts)
+                    self.folder.write_transcripts(f"{iteration:06d}", records)
+        figures["time/evaluate_s"] = time.perf_counter() - began
+        self.last_evaluation = {key: value for key, value in figures.items() if key.startswith("eval")}
+        return figures
+
+    def _save(self, algorithm: Any, iteration: int) -> float:
+        began = time.perf_counter()
+        state = algorithm.training_state()
+        counters = state.pop("counters")
+        self.folder.sync()
+        save_checkpoint(
+            self.folder.checkpoints,
+            iteration,
+            {"training": state},
+            {"counters": counters},
+            run_fingerprint(self.config),
+            self.config.checkpoint.keep,
+        )
+        return time.perf_counter() - began
+
+    def _finish(self, algorithm: Any) -> None:
+        """The final examination, with intervals, and the report."""
+        from nip_ray.evaluation.report import write_report
+
+        settings = self.config.evaluation
+        document = self._examination(algorithm).document(
+            algorithm.networks(), self.config.iterations, settings.greedy, settings.sampled or not settings.greedy
+        )
+        self.folder.write_json("evaluation.json", document)
+        if not self.last_evaluation:
+            rows = self.folder.metrics()[-1:]
+            self.last_evaluation = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
+        write_report(self.folder.path)
+
+    def _examination(self, algorithm: Any) -> Any:
+        from nip_ray.evaluation.examine import Examination
+
+        return Examination(algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
+
+
+def set_threads(wanted: int | None) -> None:
+    """Torch threads of this process: `wanted`, or as many as it may use of the machine's cores, at most 8 (small tensors)."""
+    import torch
+
+    torch.set_num_threads(wanted or min(8, len(os.sched_getaffinity(0))))
+
+
+def _say(text: str) -> None:
+    import sys
+
+    print(text, file=sys.stderr)

@@ -1,0 +1,45 @@
+"""A live line with the headline figures; nothing when the output is no terminal or quiet is asked for."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_HEADLINES = (
+    ("train/verifier/accuracy", "train"),
+    ("eval/verifier/accuracy", "held-out"),
+    ("eval/verifier/wl_ceiling", "alone at most"),
+    ("train/episode_length", "rounds"),
+    ("env_steps_per_s", "steps/s"),
+)
+
+
+@contextmanager
+def progress_line(name: str, start: int, total: int, quiet: bool) -> Iterator[Callable[[int, dict[str, Any]], None]]:
+    """Yields ``report(iteration, figures)``."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda iteration, figures: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[headline]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name, total=total, completed=start, headline="")
+
+        def report(iteration: int, figures: dict[str, Any]) -> None:
+            bar.update(task, completed=iteration, headline=headline(figures))
+
+        yield report
+
+
+def headline(figures: dict[str, Any]) -> str:
+    """The headline figures that are there, in a few words."""
+    shown = [(label, figures[key]) for key, label in _HEADLINES if key in figures]
+    return "  ".join(f"{label} {value:,.0f}" if value >= 100 else f"{label} {value:.3f}" for label, value in shown)

@@ -1,0 +1,83 @@
+"""From settings to a graph isomorphism scenario: data loaded or made, agents looked up."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+from torch import nn
+
+from nip_ray.errors import UserError
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
+from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
+from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.graph_data import GraphDataSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+
+_DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
+
+
+def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettings) -> GraphIsomorphism:
+    """The scenario of `settings` under `protocol`. Raises UserError for unusable data or agents that do not exist."""
+    train, test = graph_data(settings.data)
+    return GraphIsomorphism(
+        protocol,
+        train,
+        test,
+        agent_settings(protocol, settings.agents),
+        shared_body=settings.shared_body,
+        message_size=settings.message_size,
+        linear_symbols=settings.linear_symbols,
+    )
+
+
+def agent_settings(protocol: Protocol, given: Mapping[str, GraphAgentSettings]) -> dict[str, GraphAgentSettings]:
+    """Settings for every agent: its own, else those of `_default`, else the defaults."""
+    unknown = set(given) - set(protocol.agents) - {"_default"}
+    if unknown:
+        raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
+    default = given.get("_default", GraphAgentSettings())
+    return {agent: given.get(agent, default) for agent in protocol.agents}
+
+
+@lru_cache(maxsize=2)
+def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
+    """(train, test) of `settings`; made training pairs never contain a held-out pair."""
+    made = GeneratorSettings(
+        graph_sizes=tuple(settings.graph_sizes),
+        edge_probabilities=tuple(settings.edge_probabilities),
+        non_iso_prop_score_1=settings.non_iso_prop_score_1,
+        non_iso_prop_score_2=settings.non_iso_prop_score_2,
+        iso_prop_from_non_iso=settings.iso_prop_from_non_iso,
+    )
+    if settings.test is not None:
+        test = _truncated(load_pairs(Path(settings.test)), settings.num_test, settings.seed)
+    else:
+        test_seed = stable_seed(settings.seed, "graph_isomorphism", "test split")
+        test = generate_pairs(settings.num_test or _DEFAULT_TEST, test_seed, made)
+    if settings.train is not None:
+        train = _truncated(load_pairs(Path(settings.train)), settings.num_train, settings.seed)
+    else:
+        train = generate_pairs(settings.num_train or _DEFAULT_TRAIN, settings.seed, made, forbid=pair_keys(test).tolist())
+    if settings.min_wl_score is not None:
+        train = train.select((train.wl_score_P < 0) | (train.wl_score_P >= settings.min_wl_score))
+    return train, test
+
+
+def random_twin(scenario: Scenario) -> dict[str, nn.Module]:
+    """Uniform random players for every seat of a graph isomorphism scenario."""
+    assert isinstance(scenario, GraphIsomorphism)
+    return {agent: RandomAgent(seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
+
+
+def with_test(settings: GraphIsomorphismSettings, path: str) -> GraphIsomorphismSettings:
+    """The same scenario, examined on the pairs of the file `path`."""
+    return replace(settings, data=replace(settings.data, test=path, num_test=None))
+
+
+def _truncated(pairs: GraphPairs, count: int | None, seed: int) -> GraphPairs:
+    return pairs if count is None or count >= len(pairs) else pairs.truncate(count, seed)

@@ -1,0 +1,110 @@
+"""Agents that are never trained: the uniform random agent and the hand-made architecture."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.groups import ParameterGroup
+from nip_ray.learning.policy import Policy
+from nip_ray.networks.basic import initialise
+from nip_ray.networks.gin import Gin
+from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.scenarios.graph_isomorphism.seat import Seat
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+
+FORBIDDEN = -1e9
+_SAME = 1e-6  # graph representations closer than this count as equal
+_SHARP = 1000.0
+
+
+class RandomAgent(nn.Module):
+    """Uniform over the nodes that it may name and over decisions; its value is 0."""
+
+    def __init__(self, seat: Seat, num_symbols: int) -> None:
+        super().__init__()
+        self.seat, self.num_symbols = seat, num_symbols
+        self.register_buffer("unused", torch.zeros(1))  # a module without any state confuses checkpoints
+
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """Uniform policy and zero value; see `GraphAgent.forward`."""
+        num_rows = len(obs["round"])
+        zeros = torch.zeros(num_rows, self.seat.num_factors, 2, self.num_symbols // 2, device=obs["round"].device)
+        message = zeros.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
+        linear = zeros.new_zeros(num_rows, self.seat.num_factors, self.seat.linear_symbols) if self.seat.linear_symbols else None
+        decision = zeros.new_zeros(num_rows, NUM_DECISIONS) if self.seat.decides else None
+        policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
+        return (policy if want_policy else None), (zeros.new_zeros(num_rows) if want_value else None)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Nothing to train."""
+        return []
+
+    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
+        """It reads no messages."""
+
+
+class ManualAgent(nn.Module):
+    """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
+
+    The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of the two
+    graph representations is below 1e-6. The prover answers with the node most like the one asked about.
+    """
+
+    def __init__(self, settings: GraphAgentSettings, seat: Seat) -> None:
+        super().__init__()
+        self.seat = seat
+        self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
+        self.output = nn.Linear(settings.d_gnn, settings.d_representation)
+        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        self.requires_grad_(False)
+
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """Policy by rule and zero value; see `GraphAgent.forward`."""
+        nodes_NGVD = self._represent(obs)
+        num_rows = len(nodes_NGVD)
+        allowed = allowed_nodes(obs, self.seat)
+        policy = None
+        if self.seat.decides:
+            message = torch.zeros(allowed.shape, device=nodes_NGVD.device)
+            same_N = (nodes_NGVD.sum(2).diff(dim=1)).abs().mean((1, 2)) < _SAME
+            wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, same_N.long(), 2)
+            decision = nn.functional.one_hot(wanted_N, NUM_DECISIONS) * _SHARP
+            policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, decision, obs["speaks"], obs["may_decide"])
+        elif want_policy:
+            asked_NGV = obs["latest"][..., 0]
+            asked_ND = (nodes_NGVD * asked_NGV[..., None]).sum((1, 2))
+            distance = (nodes_NGVD - asked_ND[:, None, None]).norm(dim=-1)
+            message = (-_SHARP * distance)[:, None]
+            policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, None, obs["speaks"], None)
+        return (policy if want_policy else None), (nodes_NGVD.new_zeros(num_rows) if want_value else None)
+
+    def groups(self) -> list[ParameterGroup]:
+        """Nothing to train."""
+        return []
+
+    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
+        """It counts messages as they are."""
+
+    def _represent(self, obs: Mapping[str, Tensor]) -> Tensor:
+        """(N, G, V, D): nodes in the light of the dialogue (verifier) or of the graphs alone (prover)."""
+        history_NGVF = obs["history"]
+        if self.seat.decides:  # a question and its answer count as one mark, whichever graph they stand in
+            rounds = history_NGVF.shape[-1] // 2 * 2
+            pairs = history_NGVF[..., :rounds].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*([-1] * 4), 2).flatten(-2)
+            history_NGVF = torch.cat([pairs, history_NGVF[..., rounds:]], -1)
+        else:
+            history_NGVF = torch.zeros_like(history_NGVF)
+        mask = obs["node_mask"].to(history_NGVF.dtype)[..., None]
+        adjacency = obs["adjacency"].to(history_NGVF.dtype).flatten(0, 1)
+        h = self.gnn(history_NGVF.flatten(0, 1)[None], adjacency, mask.flatten(0, 1))[0]
+        return self.output(h.view(*history_NGVF.shape[:3], -1)) * mask
+
+
+def allowed_nodes(obs: Mapping[str, Tensor], seat: Seat) -> Tensor:
+    """(N, F, G, V) bool: existing nodes; for provers only those of the graph opposite to the latest message."""
+    allowed = obs["node_mask"][:, None].bool().expand(-1, seat.num_factors, -1, -1)
+    if seat.decides:
+        return allowed
+    sides = torch.arange(2, device=allowed.device)
+    return allowed & (obs["answer_side"][:, :, None] == sides)[..., None]

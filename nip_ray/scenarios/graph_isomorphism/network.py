@@ -1,0 +1,221 @@
+"""An agent's networks in graph isomorphism: bodies (graph network, pooling, pair transformer) and heads.
+
+Decisions that matter here:
+- a policy body and a value body of the same agent read the same graphs, so their graph networks run stacked (`run_gins`);
+- only what a head reads is computed: a value needs pooled tokens, a prover's policy nodes, a verifier's policy both;
+- everything a network needs arrives in the observation as dense tensors; there is no loop over graphs or turns.
+Axes: N turns (rows), G = 2 graphs of a pair, V padded nodes, F history features, L latest-message features.
+Source of the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph isomorphism.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nip_ray.learning.groups import ParameterGroup
+from nip_ray.learning.policy import Policy
+from nip_ray.networks.basic import initialise, mlp, round_one_hot
+from nip_ray.networks.gin import Gin, run_gins
+from nip_ray.networks.transformer import PairTransformerLayer, key_biases
+from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
+from nip_ray.scenarios.graph_isomorphism.seat import Seat
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+
+Observation = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """An observation made ready for the bodies: normalised features, masks as floats, attention biases."""
+
+    history_NGVF: Tensor
+    latest_NGVL: Tensor
+    linear_NX: Tensor | None
+    adjacency_NGVV: Tensor
+    node_mask_NGV1: Tensor
+    bias_NGK: Tensor
+    bias_NK: Tensor
+
+
+class GraphBody(nn.Module):
+    """From graphs and messages to representations of the two graphs and of all nodes."""
+
+    def __init__(self, settings: GraphAgentSettings, seat: Seat) -> None:
+        super().__init__()
+        self.settings = settings
+        d_out = settings.d_gnn * (2 if settings.use_dual_gnn else 1)
+        self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
+        self.batch_norm = nn.BatchNorm1d(d_out) if settings.use_batch_norm else None
+        linear_features = seat.history_features * seat.linear_symbols
+        self.token = nn.Linear(d_out + 2 + seat.latest_features + linear_features, settings.d_transformer)
+        self.layers = nn.ModuleList(
+            PairTransformerLayer(settings.d_transformer, settings.num_heads, settings.d_transformer_mlp, settings.transformer_dropout)
+            for _ in range(settings.num_transformer_layers)
+        )
+        self.output = nn.Linear(settings.d_transformer, settings.d_representation)
+        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        if settings.history_initialisation == "shared":
+            share_rounds(self.gnn.encode, seat.rounds)
+
+    def streams(self, inputs: Inputs) -> Tensor:
+        """(S, N * G, V, F) inputs of the graph network: the message history, and zeros for the dual stream."""
+        history = inputs.history_NGVF.flatten(0, 1)
+        return torch.stack([history, torch.zeros_like(history)]) if self.settings.use_dual_gnn else history[None]
+
+    def represent(self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool) -> tuple[Tensor, Tensor]:
+        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back empty."""
+        num_rows, _, num_nodes, _ = inputs.history_NGVF.shape
+        h = gnn_SMVD[0] if gnn_SMVD.shape[0] == 1 else torch.cat(list(gnn_SMVD), -1)
+        if self.settings.gnn_output_digits is not None:
+            h = h + (torch.round(h, decimals=self.settings.gnn_output_digits) - h).detach()
+        h_NGVD = h.view(num_rows, 2, num_nodes, -1)
+        pooled, nodes = self._tokens(self._pool(h_NGVD), h_NGVD, inputs)
+        for i, layer in enumerate(self.layers):
+            last = i == len(self.layers) - 1
+            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, want_graphs or not last, want_nodes or not last)
+        return self.output(pooled) if want_graphs else pooled[:0], self.output(nodes) if want_nodes else nodes[:0]
+
+    def _pool(self, h_NGVD: Tensor) -> Tensor:
+        """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings ask."""
+        pooled = h_NGVD.sum(2)
+        if self.batch_norm is not None:
+            pooled = self.batch_norm(pooled.flatten(0, 1)).view(pooled.shape)
+        if self.training and self.settings.noise_sigma:
+            pooled = pooled + torch.randn_like(pooled[:, :1]) * self.settings.noise_sigma * pooled.abs()
+        if self.settings.use_pair_invariant_pooling:
+            first, second = pooled.unbind(1)
+            pooled = torch.stack([(first + second) / 2, (first - second).abs() / 2], 1)
+        return pooled
+
+    def _tokens(self, pooled_NGD: Tensor, h_NGVD: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+        """Linear map of [representation, 2 bits that mark the pooled tokens, latest messages, linear history], without the zeros."""
+        d, weight = h_NGVD.shape[-1], self.token.weight
+        latest_end = d + 2 + inputs.latest_NGVL.shape[-1]
+        pooled = F.linear(pooled_NGD, weight[:, :d], self.token.bias) + weight[:, d : d + 2].t()
+        nodes = F.linear(h_NGVD, weight[:, :d], self.token.bias) + F.linear(inputs.latest_NGVL, weight[:, d + 2 : latest_end])
+        if inputs.linear_NX is not None:
+            said = F.linear(inputs.linear_NX, weight[:, latest_end:])
+            pooled, nodes = pooled + said[:, None], nodes + said[:, None, None]
+        return pooled, nodes
+
+
+@torch.no_grad()
+def share_rounds(encode: nn.Linear, rounds: int) -> None:
+    """Give every round's columns of the input layer the values of round 0's.
+
+    A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
+    graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
+    """
+    weight_DRL = encode.weight.view(encode.weight.shape[0], rounds, -1)
+    weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
+
+
+class GraphAgent(nn.Module):
+    """Policy and value of one agent, with separate bodies or a shared one."""
+
+    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_body: bool) -> None:
+        super().__init__()
+        self.settings, self.seat = settings, seat
+        width = 2 * settings.d_representation
+        rounds = seat.rounds + 1
+        self.policy_body = GraphBody(settings, seat)
+        self.value_body = None if shared_body else GraphBody(settings, seat)
+        self.node_selector = mlp(
+            settings.d_representation, settings.d_node_selector, seat.num_factors, settings.num_node_selector_layers, settings.activation
+        )
+        self.decider = self.linear_selector = None
+        if seat.decides:
+            num_in = width + (rounds if settings.include_round_in_decider else 0)
+            self.decider = mlp(num_in, settings.d_decider, NUM_DECISIONS, settings.num_decider_layers, settings.activation)
+        if seat.linear_symbols:
+            outputs = seat.num_factors * seat.linear_symbols
+            layers = settings.num_linear_message_selector_layers
+            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, settings.activation)
+        num_in = width + (rounds if settings.include_round_in_value else 0)
+        self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, settings.activation)
+        for head in (self.node_selector, self.decider, self.linear_selector, self.value_head):
+            if head is not None:
+                initialise(head, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
+        # mean and standard deviation of history, latest message and linear history; identity until `set_normalisation`
+        self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * 3))
+        self.normalisation: Tensor
+
+    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
+        """Set mean and standard deviation of "history", "latest" and "linear"; they travel with the weights."""
+        for row, name in enumerate(("history", "latest", "linear")):
+            if name in statistics:
+                self.normalisation[row] = torch.tensor(statistics[name])
+
+    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see `GraphIsomorphism.observe`."""
+        inputs = self._inputs(obs)
+        bodies = self._bodies(want_policy, want_value)
+        gnn_KSMVD = run_gins(
+            [body.gnn for body in bodies],
+            bodies[0].streams(inputs),
+            inputs.adjacency_NGVV.flatten(0, 1),
+            inputs.node_mask_NGV1.flatten(0, 1),
+        )
+        policy = value = None
+        graphs = gnn_KSMVD.new_zeros(0)
+        want_graphs = self.decider is not None or self.linear_selector is not None
+        if want_policy:
+            graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs or (want_value and self.value_body is None), True)
+            policy = self._policy(graphs, nodes, obs)
+        if want_value:
+            if self.value_body is not None or not want_policy:
+                graphs, _ = bodies[-1].represent(gnn_KSMVD[-1], inputs, True, False)
+            value = self.value_head(self._with_round(graphs, obs, self.settings.include_round_in_value)).squeeze(-1)
+        return policy, value
+
+    def groups(self) -> list[ParameterGroup]:
+        """Parameter groups with their learning-rate factors; a shared body belongs to the actor's."""
+        settings = self.settings
+        agent, body, gnn = settings.agent_lr_factor, settings.body_lr_factor, settings.gnn_lr_factor
+        made = []
+        for part, which in (("actor", self.policy_body), ("critic", self.value_body)):
+            if which is not None:
+                a, b, g = (getattr(factor, part) for factor in (agent, body, gnn))
+                rest = [p for name, p in which.named_parameters() if not name.startswith("gnn.")]
+                made.append(ParameterGroup(part, "gnn", list(which.gnn.parameters()), a * b * g))
+                made.append(ParameterGroup(part, "body", rest, a * b))
+        heads = [head for head in (self.node_selector, self.decider, self.linear_selector) if head is not None]
+        made.append(ParameterGroup("actor", "heads", [p for head in heads for p in head.parameters()], agent.actor))
+        made.append(ParameterGroup("critic", "heads", list(self.value_head.parameters()), agent.critic))
+        return made
+
+    def _bodies(self, want_policy: bool, want_value: bool) -> list[GraphBody]:
+        if self.value_body is None:
+            return [self.policy_body]
+        return ([self.policy_body] if want_policy else []) + ([self.value_body] if want_value else [])
+
+    def _inputs(self, obs: Observation) -> Inputs:
+        (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
+        spoken_N = obs["round"] > 0
+        latest = (obs["latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
+        linear = None
+        if self.seat.linear_symbols:
+            linear = (obs["linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+        mask = obs["node_mask"].to(latest.dtype)
+        node_bias, pooled_bias = key_biases(mask)
+        history = (obs["history"] - history_mean) / history_std
+        return Inputs(history, latest, linear, obs["adjacency"].to(latest.dtype), mask[..., None], node_bias, pooled_bias)
+
+    def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
+        num_rows = len(nodes_NGVR)
+        logits_NFGV = self.node_selector(nodes_NGVR).permute(0, 3, 1, 2)
+        message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
+        decision = linear = None
+        if self.decider is not None:
+            decision = self.decider(self._with_round(graphs_NGR, obs, self.settings.include_round_in_decider))
+        if self.linear_selector is not None:
+            linear = self.linear_selector(graphs_NGR.flatten(1)).view(num_rows, self.seat.num_factors, -1)
+        return Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
+
+    def _with_round(self, graphs_NGR: Tensor, obs: Observation, include: bool) -> Tensor:
+        flat = graphs_NGR.flatten(1)
+        return torch.cat([flat, round_one_hot(obs["round"], self.seat.rounds, flat.dtype)], 1) if include else flat

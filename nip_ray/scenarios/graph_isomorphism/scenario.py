@@ -1,0 +1,120 @@
+"""Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are isomorphic."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.play.core import turn_masks
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
+from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
+from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.graph_isomorphism.seat import seat
+from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import wl_ceiling
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+
+
+class GraphIsomorphism(Scenario):
+    """Pairs of graphs under `protocol`. Ids number the training pairs first, then the test pairs.
+
+    agents: agent -> settings of its networks. shared_body: policy and value share a body.
+    """
+
+    name = "graph_isomorphism"
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        train: GraphPairs,
+        test: GraphPairs,
+        agents: Mapping[str, GraphAgentSettings],
+        *,
+        shared_body: bool = False,
+        message_size: int = 1,
+        linear_symbols: int = 0,
+    ) -> None:
+        self.protocol, self.agents, self.shared_body = protocol, dict(agents), shared_body
+        self.message_size, self.linear_symbols = message_size, linear_symbols
+        self.num_nodes = max(train.num_nodes, test.num_nodes)
+        self.num_symbols = 2 * self.num_nodes
+        self.num_train = len(train)
+        both = [pairs.padded_to(self.num_nodes) for pairs in (train, test)]
+        self.adjacency_IGVV = torch.cat([pairs.adjacency_P2nn for pairs in both]).float()
+        self.node_mask_IGV = torch.cat([pairs.node_mask_P2n for pairs in both])
+        self.wl_score_I = torch.cat([pairs.wl_score_P for pairs in both])
+        self.label_I = torch.cat([pairs.y_P for pairs in both])
+        self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
+
+    def to(self, device: str) -> "GraphIsomorphism":
+        """This scenario, its table moved to `device` in place."""
+        for name in ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def ids(self, split: str) -> Tensor:
+        """Ids of the training or the test pairs."""
+        bounds = {"train": (0, self.num_train), "test": (self.num_train, len(self.label_I))}
+        return torch.arange(*bounds[split], device=self.label_I.device)
+
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees. Beside `turn_masks`: adjacency (N, G, V, V) float, node_mask (N, G, V) bool,
+
+        history (N, G, V, F): how often each node was named in each round, channel and position that the agent sees;
+        latest (N, G, V, L): the same of the round before; answer_side (N, writable F): 1 where the latest message of that channel
+        and position names a node of the first graph, so that a prover must answer in the second; linear_history (N, X) likewise.
+        """
+        at, size = self.seats[agent], self.num_nodes
+        count = len(id_N)
+        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, -1)
+        spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=id_N.device)
+        spread_NXS.scatter_add_(2, torch.where(said_NXA < 0, 2 * size, said_NXA), torch.ones((), device=id_N.device).expand(said_NXA.shape))
+        named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
+        latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
+        obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
+        obs["adjacency"] = self.adjacency_IGVV[id_N]
+        obs["node_mask"] = self.node_mask_IGV[id_N]
+        obs["history"] = named_NXGV.permute(0, 2, 3, 1).contiguous()
+        obs["latest"] = latest_NLGV.permute(0, 2, 3, 1).contiguous()
+        names_first_NL = latest_NLGV[:, :, 0].amax(-1) > 0
+        writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
+        obs["answer_side"] = names_first_NL[:, writes].long()
+        if self.linear_symbols and said.linear is not None:
+            obs["linear_history"] = self._linear_history(said.linear, at.reads)
+        return obs
+
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        """The networks of `agent`, initialised from `seed` without touching the global generator."""
+        settings, at = self.agents[agent], self.seats[agent]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if settings.kind == "random":
+                return RandomAgent(at, self.num_symbols)
+            if settings.kind == "manual":
+                return ManualAgent(settings, at)
+            return GraphAgent(settings, at, self.shared_body)
+
+    def group_I(self) -> Mapping[str, Tensor]:
+        """The Weisfeiler-Leman score of each pair (-1: isomorphic)."""
+        return {"wl_score": self.wl_score_I}
+
+    def ceiling(self, split: str) -> float | None:
+        """The best accuracy of the verifier's message-passing layers alone; see `wl_ceiling`."""
+        layers = self.agents[self.protocol.verifier].num_gnn_layers
+        return wl_ceiling(self.wl_score_I[self.ids(split)].cpu(), layers)
+
+    def _latest(self, named_NXGV: Tensor, rounds: int, latest_features: int, round_N: Tensor) -> Tensor:
+        """(N, L, G, V): the slice of the round before; zero in round 0, where nothing was said yet."""
+        count, _, _, size = named_NXGV.shape
+        by_round = named_NXGV.view(count, rounds, latest_features, 2, size)
+        rows = torch.arange(count, device=round_N.device)
+        # in round 0 this reads round 0 itself, where nothing stands yet
+        return by_round[rows, (round_N - 1).clamp(0, rounds - 1)]
+
+    def _linear_history(self, linear_NRACM: Tensor, reads: tuple[int, ...]) -> Tensor:
+        said = linear_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
+        spread = torch.zeros(*said.shape[:2], self.linear_symbols + 1, device=said.device)
+        one = torch.ones((), device=said.device).expand(said.shape)
+        spread.scatter_add_(2, torch.where(said < 0, self.linear_symbols, said), one)
+        return spread[..., : self.linear_symbols].flatten(1)

@@ -1,0 +1,55 @@
+"""What protocol and scenario say of an agent's inputs and outputs."""
+
+from dataclasses import dataclass
+
+from nip_ray.protocols import Protocol
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What protocol and scenario say of one agent: R rounds, its visible channels and those that it ever writes to.
+
+    agents: number of agents in the protocol. reads, writes: channel indices. message_size: M symbols a message.
+    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether it is the verifier.
+    opposite: whether it must answer in the graph opposite to the latest message (provers).
+    """
+
+    agent: str
+    index: int
+    rounds: int
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    message_size: int
+    linear_symbols: int
+    decides: bool
+
+    @property
+    def history_features(self) -> int:
+        """Input features of a node: one for each round, visible channel and position."""
+        return self.rounds * len(self.reads) * self.message_size
+
+    @property
+    def latest_features(self) -> int:
+        """Features of a node's latest message: one for each visible channel and position."""
+        return len(self.reads) * self.message_size
+
+    @property
+    def num_factors(self) -> int:
+        """Main-message choices of one turn: one for each writable channel and position."""
+        return len(self.writes) * self.message_size
+
+
+def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int) -> Seat:
+    """The seat of `agent` in `protocol`."""
+    index = protocol.agents.index(agent)
+    ever_CA = protocol.turn_table_SKAC.any(0).any(0)
+    return Seat(
+        agent=agent,
+        index=index,
+        rounds=protocol.max_rounds,
+        reads=tuple(c for c, name in enumerate(protocol.channels) if name in protocol.sees[agent]),
+        writes=tuple(ever_CA[index].nonzero().flatten().tolist()),
+        message_size=message_size,
+        linear_symbols=linear_symbols,
+        decides=agent == protocol.verifier,
+    )

@@ -1,0 +1,71 @@
+"""From settings to a scenario and its agents, the same in every process."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from nip_ray.errors import UserError
+from nip_ray.play.batch import own_rows
+from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism, random_twin
+from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.message_game.scenario import build_message_game
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+
+SCENARIOS: dict[str, Callable[[Protocol, Any], Scenario]] = {
+    "graph_isomorphism": build_graph_isomorphism,
+    "message_game": build_message_game,
+}
+
+
+def build_scenario(protocol: Protocol, settings: Any) -> Scenario:
+    """The scenario that `settings` (a settings dataclass with a `name`) describes, under `protocol`.
+
+    Raises UserError for an unknown name, unusable data, or agents that the protocol does not have.
+    """
+    if settings.name not in SCENARIOS:
+        raise UserError(f"scenario.name: unknown scenario {settings.name!r}; there are {', '.join(sorted(SCENARIOS))}")
+    return SCENARIOS[settings.name](protocol, settings)
+
+
+def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:
+    """Fresh networks of all agents, seeded by name, with observation statistics in place where the settings ask for them."""
+    agents = {agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents}
+    if isinstance(settings, GraphIsomorphismSettings) and settings.normalize_observations:
+        for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
+            cast(GraphAgent, agents[agent]).set_normalisation(statistics)
+    return agents
+
+
+@torch.no_grad()
+def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
+    """Agent -> message feature -> (mean, standard deviation), over about `num_steps` rounds of uniform random play.
+
+    One number each over all nodes, rounds and copies, padding included, as in the published library; taken from training
+    instances once and used in training and test alike.
+    """
+    protocol = scenario.protocol
+    count = -(-num_steps // protocol.max_rounds)
+    players = random_twin(scenario)
+    play = BatchedPlay(scenario, str(scenario.label_I.device))
+    ids = instance_ids(scenario, "train", stable_seed(seed, "normalisation"), 0, count)
+    noise = generator(seed, "normalisation", device=scenario.label_I.device)
+    rollout = play_rollout(play, players, ids, episode_seeds(stable_seed(seed, "normalisation"), 0, count), noise)
+    statistics: dict[str, dict[str, tuple[float, float]]] = {}
+    for agent in protocol.agents:
+        obs = own_rows(scenario, rollout, agent).obs
+        pairs = (("history", "history"), ("latest", "latest"), ("linear", "linear_history"))
+        statistics[agent] = {name: _mean_std(obs[key]) for name, key in pairs if key in obs}
+    return statistics
+
+
+def _mean_std(x: torch.Tensor) -> tuple[float, float]:
+    if x.numel() < 2:
+        return 0.0, 1.0
+    std = float(x.std())
+    return float(x.mean()), std if std > 1e-6 else 1.0

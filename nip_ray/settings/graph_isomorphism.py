@@ -1,0 +1,79 @@
+"""Graph isomorphism: where the pairs come from, what a message is, and the networks of each agent."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.graph_data import GraphDataSettings
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class LrFactors:
+    """Factors on the learning rate, for the parameters that the actor loss trains and for those that only the critic loss trains."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    actor: float = option(1.0, "Factor for the policy's parameters (with a shared body: also the body's).", ge=0)
+    critic: float = option(1.0, "Factor for the value function's parameters.", ge=0)
+
+
+@dataclass(frozen=True)
+class GraphAgentSettings:
+    """Networks of one agent in graph isomorphism; the defaults are the published library's."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: Literal["learned", "random", "manual"] = option(
+        "learned", "Learned networks, a uniform random agent, or the hand-made architecture (nip protocol only, never trained)."
+    )
+    activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the graph network and of the heads.")
+    num_gnn_layers: int = option(5, "Message-passing layers.", ge=0)
+    d_gnn: int = option(16, "Width of a node's representation in the graph network.", ge=1)
+    d_gin_mlp: int = option(64, "Hidden width of the graph network's perceptrons.", ge=1)
+    gnn_output_digits: int | None = option(None, "Round the graph network's output to so many decimals (straight-through gradient).", ge=0)
+    use_dual_gnn: bool = option(True, "Run the graph network a second time without messages and use both outputs.")
+    num_heads: int = option(4, "Attention heads.", ge=1)
+    num_transformer_layers: int = option(4, "Transformer layers (0: none).", ge=0)
+    d_transformer: int = option(16, "Width of a token.", ge=1)
+    d_transformer_mlp: int = option(64, "Hidden width of a transformer layer's feed-forward part.", ge=1)
+    transformer_dropout: float = option(0.0, "Dropout in the transformer, in training only.", ge=0, lt=1)
+    d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
+    noise_sigma: float = option(0.0, "Relative noise on pooled graph representations, in training only.", ge=0)
+    use_batch_norm: bool = option(True, "Batch-normalise pooled graph representations.")
+    use_pair_invariant_pooling: bool = option(True, "Replace pooled (u, w) by their mean and half their absolute difference.")
+    d_node_selector: int = option(16, "Hidden width of the head that chooses a node.", ge=1)
+    num_node_selector_layers: int = option(2, "Layers of that head.", ge=1)
+    d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
+    num_decider_layers: int = option(2, "Layers of that head.", ge=1)
+    include_round_in_decider: bool = option(True, "Tell the deciding head the round.")
+    d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
+    num_linear_message_selector_layers: int = option(2, "Layers of that head.", ge=1)
+    d_value: int = option(16, "Hidden width of the value head.", ge=1)
+    num_value_layers: int = option(2, "Layers of the value head.", ge=1)
+    include_round_in_value: bool = option(True, "Tell the value head the round.")
+    use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
+    orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
+    history_initialisation: Literal["independent", "shared"] = option(
+        "independent", "At the start a node that was named looks different by round (independent, as published) or the same (shared)."
+    )
+    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
+    body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
+    gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")
+
+
+@dataclass(frozen=True)
+class GraphIsomorphismSettings:
+    """The task: are the two graphs of a pair the same up to the names of their nodes?"""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["graph_isomorphism"] = option("graph_isomorphism", "The task.")
+    data: GraphDataSettings = option(GraphDataSettings, "Where the pairs come from.")
+    agents: dict[str, GraphAgentSettings] = option(dict, "Agent -> its networks; `_default` serves the agents not named.")
+    shared_body: bool = option(True, "Policy and value of an agent share a body.")
+    message_size: int = option(1, "Nodes named at once in each channel.", ge=1)
+    linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
+    normalize_observations: bool = option(
+        True, "Scale message features by their statistics under random play, the same in training and test."
+    )
+    num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)

@@ -1,0 +1,38 @@
+"""The parameters of a protocol."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class ProtocolParams:
+    """The parameters that protocols are built from; one that a protocol has no use for is refused when it is set."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    max_rounds: int | None = option(None, "Rounds after which an undecided episode ends (none: the protocol's own).", ge=1)
+    min_rounds: int | None = option(None, "First round, counted from 1, whose decision counts (None: the protocol's own).", ge=1)
+    verifier_first: bool = option(True, "The verifier moves in round 0 (nip, debate, mnip).")
+    sequential: bool = option(False, "Provers speak one after the other instead of at once (debate, mnip).")
+    prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
+    prover_reward: float = option(1.0, "Paid to a prover whose goal the verifier's decision meets.")
+    verifier_reward: float = option(1.0, "Paid to the verifier for a correct decision.")
+    verifier_incorrect_penalty: float = option(-1.0, "Paid to the verifier for a wrong decision.")
+    verifier_terminated_penalty: float = option(-1.0, "Paid to the verifier when the rounds run out undecided.")
+    verifier_no_guess_reward: float = option(0.0, "Paid to the verifier for each of its turns without a registered decision.")
+    shared_reward: bool = option(False, "Provers receive the verifier's reward instead of their own.")
+    force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")
+    zero_knowledge: bool = option(False, "Wraps the protocol in the zero-knowledge meta-protocol (not available yet).")
+
+
+@dataclass(frozen=True)
+class ProtocolSettings(ProtocolParams):
+    """Which protocol is played, and its parameters."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: str = option(
+        "nip", "A protocol that ships (nip, adp, debate, merlin_arthur, mnip, solo_verifier) or one that a plugin registers."
+    )

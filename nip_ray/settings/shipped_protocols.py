@@ -1,0 +1,67 @@
+"""What a config has to know of the protocols that ship: who plays, for how long, when the verifier speaks, which parameters count.
+
+The tables themselves are in `nip_ray.protocols`, where torch is needed; tests hold the two together.
+"""
+
+from dataclasses import dataclass
+
+from nip_ray.settings.protocol import ProtocolParams
+
+
+@dataclass(frozen=True)
+class ShippedProtocol:
+    """One protocol in short.
+
+    agents: their names. max_rounds, min_rounds: its own limits (min_rounds None: always the last round). fixed_length: it takes no others.
+    period, verifier_turn: the verifier speaks in the rounds that leave `verifier_turn` modulo `period`, unless the order is a
+    parameter. order_parameters: those of verifier_first, sequential and prover0_first that it has a use for.
+    """
+
+    agents: tuple[str, ...]
+    max_rounds: int = 8
+    min_rounds: int | None = 1
+    fixed_length: bool = False
+    period: int = 2
+    verifier_turn: int = 0
+    order_parameters: tuple[str, ...] = ()
+
+
+ORDER_PARAMETERS = ("verifier_first", "sequential", "prover0_first")
+_PAIR = ("prover", "verifier")
+_TRIO = ("prover0", "prover1", "verifier")
+
+SHIPPED: dict[str, ShippedProtocol] = {
+    "nip": ShippedProtocol(_PAIR, order_parameters=("verifier_first",)),
+    "adp": ShippedProtocol(_PAIR, max_rounds=2, fixed_length=True, verifier_turn=1),
+    "debate": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS),
+    "merlin_arthur": ShippedProtocol(_TRIO, max_rounds=2, fixed_length=True, verifier_turn=1),
+    "mnip": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS),
+    "solo_verifier": ShippedProtocol(("verifier",), max_rounds=1, fixed_length=True, period=1),
+    "multi_channel_test": ShippedProtocol(
+        ("prover0", "prover1", "prover2", "verifier"), min_rounds=2, fixed_length=True, period=3, verifier_turn=2
+    ),
+    "message_game": ShippedProtocol(_PAIR, min_rounds=None, period=1),
+}
+"""By name."""
+
+BOUND_TO_SCENARIO = {"message_game": "message_game"}
+"""Protocol -> the one scenario that it is played in, and that is played in no other."""
+
+
+def limits(name: str, params: ProtocolParams) -> tuple[int, int]:
+    """(max_rounds, min_rounds) of a shipped protocol under `params`."""
+    facts = SHIPPED[name]
+    longest = facts.max_rounds if params.max_rounds is None else params.max_rounds
+    if facts.min_rounds is None:
+        return longest, longest
+    return longest, facts.min_rounds if params.min_rounds is None else params.min_rounds
+
+
+def verifier_rounds(name: str, params: ProtocolParams) -> list[int]:
+    """The rounds, counted from 0, in which the verifier of a shipped protocol has a turn."""
+    facts = SHIPPED[name]
+    period, turn = facts.period, facts.verifier_turn
+    if "verifier_first" in facts.order_parameters:
+        period = 3 if params.sequential and "sequential" in facts.order_parameters else 2
+        turn = 0 if params.verifier_first else period - 1
+    return list(range(turn, limits(name, params)[0], period))

@@ -1,0 +1,312 @@
+"""YAML, dictionaries and --set in; a config, or one error that says what would be right, out."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import locate, walk
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.errors import UserError
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+
+TUNE_CONFIGS = sorted((Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml"))
+
+
+def refusal(data: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        config_from_dict(data)
+    return str(caught.value)
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_load_and_round_trip(path: Path) -> None:
+    config = load_config(path)
+    text = config_to_yaml(config)
+    again = config_from_dict(parse_yaml(text, "text"))
+    assert again == config
+    assert config_to_yaml(again) == text
+    assert config_from_dict(yaml.safe_load(text)) == config, "any YAML reader reads what is written"
+
+
+def test_the_published_setting() -> None:
+    config = load_config(next(path for path in TUNE_CONFIGS if path.stem == "gi_published"))
+    assert (config.iterations, config.seed, config.play.num_copies) == (5000, 8144, 256)
+    ppo, protocol, scenario = config.algorithm, config.protocol, config.scenario
+    assert (protocol.name, protocol.min_rounds, protocol.max_rounds, protocol.verifier_first) == ("nip", 3, 8, True)
+    assert (protocol.verifier_no_guess_reward, protocol.verifier_terminated_penalty) == (0.05, -1)
+    assert (ppo.lr, ppo.anneal_lr, ppo.num_epochs, ppo.minibatch_size, ppo.gamma, ppo.lam) == (3e-4, False, 10, 256, 0.95, 0.95)
+    assert (ppo.max_grad_norm, ppo.clip_gradients, ppo.clip_epsilon, ppo.entropy_coefficient) == (0.5, "joint", 0.2, 0.001)
+    assert (ppo.critic_coefficient, ppo.critic_loss, ppo.normalize_advantage, ppo.loss) == (1, "smooth_l1", True, "clip")
+    assert isinstance(scenario, GraphIsomorphismSettings)
+    assert (scenario.shared_body, scenario.normalize_observations, scenario.data.num_train, scenario.data.num_test) == (
+        False,
+        True,
+        10000,
+        1000,
+    )
+    assert scenario.data.train is None
+    assert scenario.data.test is None
+    published = dict(num_transformer_layers=1, use_batch_norm=False, use_dual_gnn=False)
+    assert scenario.agents["prover"] == GraphAgentSettings(num_gnn_layers=5, **published)
+    assert scenario.agents["verifier"] == GraphAgentSettings(num_gnn_layers=2, **published)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is empty"),
+        ("# nothing\n", "is empty"),
+        ("[1, 2]", "has [1, 2] at its top level"),
+        ("just text", "has 'just text' at its top level"),
+        ("name: a\nplay:\n  num_copies: [1\n", "line 4"),
+        ("name: a\n\tseed: 1\n", "line 2"),
+        ("name: a\nname: b\n", "line 2, column 1: the key 'name' stands here twice"),
+        ("scenario:\n  data: {seed: 1, seed: 2}\n", "the key 'seed' stands here twice"),
+        ("seed: 1\n---\nseed: 2\n", "line 2"),
+        ("seed: !!python/object:os.system x", "line 1"),
+        ("? [a]\n: 1", "unhashable key"),
+        ("a: &a\n  b: *a\n", "contains itself"),
+        ("[" * 20_000, "nested too deeply"),
+        ("name: !!binary gICA", "numbers, text, lists and mappings only"),
+        ("sed: 3", "sed: unknown key, did you mean seed?"),
+        ("protocol: {name: npi}", "protocol.name: unknown protocol 'npi', did you mean nip?"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_fault(tmp_path: Path, text: str, said: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as caught:
+        load_config(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}: ")
+    assert said in message
+    assert "\n" not in message
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"missing.yaml: no such file"):
+        load_config(tmp_path / "missing.yaml")
+    with pytest.raises(UserError, match="directory"):
+        load_config(tmp_path)
+    (tmp_path / "noise.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="not UTF-8"):
+        load_config(tmp_path / "noise.yaml")
+
+
+def test_checking_can_be_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, f"scenario: {{data: {{train: {tmp_path}/gone.npz}}}}")
+    assert load_config(path, checked=False).scenario.name == "graph_isomorphism"
+    with pytest.raises(UserError, match=r"scenario\.data\.train"):
+        load_config(path)
+
+
+def test_merges_and_aliases(tmp_path: Path) -> None:
+    both = "prover: &net {d_gnn: 8, agent_lr_factor: {actor: 2, critic: 2}}, verifier: {<<: *net, num_gnn_layers: 2}"
+    text = f"scenario: {{agents: {{{both}}}}}"
+    path = written(tmp_path, text)
+    agents = load_config(path).scenario.agents
+    assert agents["verifier"] == GraphAgentSettings(d_gnn=8, num_gnn_layers=2, agent_lr_factor=agents["prover"].agent_lr_factor)
+    factors = [f"scenario.agents.verifier.agent_lr_factor.{part}=0.5" for part in ("actor", "critic")]
+    agents = load_config(path, factors).scenario.agents
+    assert agents["verifier"].agent_lr_factor.actor == 0.5
+    assert agents["prover"].agent_lr_factor.actor == 2, "an alias is a copy: setting one place leaves the other"
+
+
+# ------------------------------------------------------------------------------------------------------------ values
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", ".1e-2", "+1e-03", "0.001"])
+def test_numbers_with_an_exponent(text: str) -> None:
+    assert config_from_dict(parse_yaml(f"algorithm: {{lr: {text}}}", "text")).algorithm.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"seed": "3"}, "seed: got '3', expected integer >= 0"),
+        ({"seed": True}, "seed: got true, expected integer >= 0"),
+        ({"seed": 3.0}, "seed: got 3.0, expected integer >= 0"),
+        ({"seed": None}, "seed: got nothing (null), expected integer >= 0"),
+        ({"seed": -1}, "seed: got -1, expected integer >= 0"),
+        ({"algorithm": {"lr": "fast"}}, "algorithm.lr: got 'fast', expected number > 0"),
+        ({"algorithm": {"lr": True}}, "algorithm.lr: got true, expected number > 0"),
+        ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma: got nan, expected number >= 0 and <= 1"),
+        ({"algorithm": {"anneal_lr": 1}}, "algorithm.anneal_lr: got 1, expected true or false"),
+        ({"algorithm": {"clip_value": "x"}}, "algorithm.clip_value: got 'x', expected number, true or false"),
+        ({"algorithm": {"loss": "clipp"}}, "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)"),
+        ({"algorithm": 3}, "algorithm: got 3, expected mapping"),
+        ({"algorithm": None}, "algorithm: got nothing (null), expected mapping"),
+        ({"protocol": {"force_guess": "two"}}, "protocol.force_guess: got 'two', expected one of zero, one, y or null"),
+        ({"protocol": {"max_rounds": "8"}}, "protocol.max_rounds: got '8', expected integer >= 1 or null"),
+        ({"scenario": {"data": {"graph_sizes": [7, "8"]}}}, "scenario.data.graph_sizes.1: got '8', expected integer"),
+        ({"scenario": {"data": {"graph_sizes": []}}}, "scenario.data.graph_sizes: got [], expected list of integers, not empty"),
+        ({"scenario": {"data": {"graph_sizes": 7}}}, "scenario.data.graph_sizes: got 7, expected list of integers"),
+        ({"scenario": {"agents": {"prover": 5}}}, "scenario.agents.prover: got 5, expected mapping"),
+        ({"scenario": {"name": "graph_isomorfism"}}, "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?"),
+        ({"scenario": {"name": "chess"}}, "scenario.name: got 'chess', there are graph_isomorphism, message_game"),
+        ({"scenario": "message_game"}, "scenario: got 'message_game', expected mapping"),
+        ({"name": "two words"}, "name: got 'two words', expected text matching"),
+        ({"name": ""}, "name: got '', expected text matching"),
+        ({"plugins": "mine.py"}, "plugins: got 'mine.py', expected list of text"),
+    ],
+)
+def test_values_of_another_kind_are_refused(data: dict[str, Any], said: str) -> None:
+    assert said in refusal(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"iteration": 3}, "iteration: unknown key, did you mean iterations?"),
+        ({"lr": 3}, "lr: unknown key, did you mean algorithm.lr?"),
+        ({"algorithm": {"epochs": 3}}, "algorithm.epochs: unknown key, did you mean num_epochs?"),
+        ({"algorithm": {"num_copies": 3}}, "did you mean num_epochs or play.num_copies?"),
+        ({"zzz": 3}, "zzz: unknown key, there are name, seed, iterations"),
+        ({"scenario": {"shared_bodi": True}}, "scenario.shared_bodi: unknown key, did you mean shared_body?"),
+        ({"scenario": {"agents": {"prover": {"d_gn": 1}}}}, "scenario.agents.prover.d_gn: unknown key, did you mean d_gnn?"),
+        (
+            {"scenario": {"agents": {"prover": {"gnn_lr_factor": {"acter": 1}}}}},
+            "scenario.agents.prover.gnn_lr_factor.acter: unknown key, did you mean actor?",
+        ),
+        (
+            {"scenario": {"name": "message_game", "agents": {"prover": {"hiden": 1}}}},
+            "scenario.agents.prover.hiden: unknown key, did you mean hidden?",
+        ),
+        ({"scenario": {"name": "message_game", "num_symbol": 1}}, "scenario.num_symbol: unknown key, did you mean num_symbols?"),
+        ({"protocol": {"min_round": 1}}, "protocol.min_round: unknown key, did you mean min_rounds?"),
+    ],
+)
+def test_unknown_keys_are_answered_with_the_nearest(data: dict[str, Any], said: str) -> None:
+    assert said in refusal(data)
+
+
+def test_all_faults_come_at_once() -> None:
+    message = refusal({"nme": "x", "seed": -1, "algorithm": {"lr": 0, "clip_value": "x"}, "scenario": {"data": {"sed": 1}}})
+    faults = message.split("; ")
+    assert len(faults) == 5
+    assert {fault.partition(":")[0] for fault in faults} == {"nme", "seed", "algorithm.lr", "algorithm.clip_value", "scenario.data.sed"}
+
+
+def test_the_default_scenario_needs_no_name() -> None:
+    assert config_from_dict({"scenario": {"message_size": 2}}).scenario == GraphIsomorphismSettings(message_size=2)
+    assert config_from_dict({}) == ExperimentConfig()
+
+
+def test_every_key_can_be_located() -> None:
+    for path, key in walk():
+        if "<agent>" not in path and not path.startswith("scenario"):
+            assert locate(path.split("."))[:2] == (path, key)
+
+
+# -------------------------------------------------------------------------------------------------------- round trips
+
+
+NAMES = st.from_regex(r"\A[A-Za-z0-9._-]{1,12}\Z")
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")), min_size=1, max_size=20)
+POSITIVE = st.floats(min_value=1e-300, max_value=1e300)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    NAMES, TEXTS | st.sampled_from(["1e-3", "1e5", "null", "yes", "2020-01-01", "0x1", "~", "12", "=", " a", "a: b"]), POSITIVE, st.data()
+)
+def test_round_trips_are_exact(name: str, text: str, number: float, data: st.DataObject) -> None:
+    config = config_from_dict(
+        {
+            "name": name,
+            "plugins": [text],
+            "algorithm": {
+                "lr": number,
+                "clip_value": data.draw(st.booleans() | POSITIVE),
+                "max_grad_norm": data.draw(st.none() | POSITIVE),
+            },
+            "scenario": {
+                "data": {"train": text, "graph_sizes": data.draw(st.lists(st.integers(-(10**20), 10**20), min_size=1))},
+                "agents": {text: {"noise_sigma": number}, "verifier": {"kind": "random"}},
+            },
+            "runtime": {"ray_num_cpus": data.draw(st.none() | st.integers(1, 99))},
+        }
+    )
+    written_out = config_to_yaml(config)
+    again = config_from_dict(parse_yaml(written_out, "text"))
+    assert again == config
+    assert config_to_yaml(again) == written_out
+
+
+def test_the_order_of_keys_and_the_form_of_numbers() -> None:
+    lines = config_to_yaml(ExperimentConfig()).splitlines()
+    assert lines[0] == "name: experiment"
+    assert lines[lines.index("protocol:") + 1] == "  name: nip"
+    assert "    graph_sizes: [7, 8, 9, 10, 11]" in lines
+    assert "  num_cpus_per_learner: 1.0" in lines
+
+
+# ----------------------------------------------------------------------------------------------------------- overrides
+
+
+@pytest.mark.parametrize(
+    ("override", "made"),
+    [
+        ("a=1", {"a": 1, "b": {"c": [1, 2]}, "e": None}),
+        ("a=1e-3", {"a": 1e-3, "b": {"c": [1, 2]}, "e": None}),
+        ("a=null", {"a": None, "b": {"c": [1, 2]}, "e": None}),
+        ("a=", {"a": None, "b": {"c": [1, 2]}, "e": None}),
+        ("a=x=y", {"a": "x=y", "b": {"c": [1, 2]}, "e": None}),
+        ("a=[1, b]", {"a": [1, "b"], "b": {"c": [1, 2]}, "e": None}),
+        ("a={x: {y: 2}}", {"a": {"x": {"y": 2}}, "b": {"c": [1, 2]}, "e": None}),
+        ("b.c.1=9", {"a": 0, "b": {"c": [1, 9]}, "e": None}),
+        ("b.d.x.y=9", {"a": 0, "b": {"c": [1, 2], "d": {"x": {"y": 9}}}, "e": None}),
+        ("e.x=9", {"a": 0, "b": {"c": [1, 2]}, "e": {"x": 9}}),
+    ],
+)
+def test_overrides(override: str, made: dict[str, Any]) -> None:
+    data: dict[str, Any] = {"a": 0, "b": {"c": [1, 2]}, "e": None}
+    assert apply_overrides(data, [override]) == made
+    assert data == {"a": 0, "b": {"c": [1, 2]}, "e": None}, "what was given stays as it was"
+
+
+def test_later_overrides_win() -> None:
+    assert apply_overrides({}, ["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("a", "must look like key.subkey=value"),
+        ("=1", "must look like key.subkey=value"),
+        ("a..b=1", "must look like key.subkey=value"),
+        ("a=[1", "no valid YAML"),
+        ("a={x: 1, x: 2}", "the key 'x' stands here twice"),
+        ("a.b=1", "a is 0, which has no keys below it"),
+        ("c.2=1", "c is a list of 2; '2' is no index from 0 to 1"),
+        ("c.x=1", "'x' is no index"),
+        ("c.-1=1", "'-1' is no index"),
+    ],
+)
+def test_bad_overrides(override: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        apply_overrides({"a": 0, "c": [1, 2]}, [override])
+    assert said in str(caught.value)
+    assert override in str(caught.value)
+
+
+def test_overrides_reach_agents(tmp_path: Path) -> None:
+    path = written(tmp_path, "name: a\n")
+    config = load_config(path, ["scenario.agents.prover.d_gnn=32", "name=b"])
+    assert config.name == "b"
+    assert config.scenario.agents == {"prover": GraphAgentSettings(d_gnn=32)}
+    with pytest.raises(UserError, match=r"scenario\.agents\.prover\.d_gn: unknown key, did you mean d_gnn\?"):
+        load_config(path, ["scenario.agents.prover.d_gn=32"])

@@ -1,0 +1,231 @@
+"""Every illegal combination is refused with its key and a way out; what is legal is not."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import config_from_dict
+from nip_ray.config.rules import check, protocol_name, protocol_parameters
+from nip_ray.errors import UserError
+from nip_ray.protocols import PROTOCOLS, build
+from nip_ray.settings.protocol import ProtocolParams
+from nip_ray.settings.shipped_protocols import ORDER_PARAMETERS, SHIPPED, limits, verifier_rounds
+
+Data = dict[str, Any]
+
+
+def refusal(data: Data) -> str:
+    with pytest.raises(UserError) as caught:
+        check(config_from_dict(data))
+    return str(caught.value)
+
+
+def agents(**named: Data) -> Data:
+    return {"scenario": {"agents": named}}
+
+
+def gi(**keys: Any) -> Data:
+    return {"scenario": keys}
+
+
+def pairs(**keys: Any) -> Data:
+    return {"scenario": {"data": keys}}
+
+
+def protocol(name: str, **keys: Any) -> Data:
+    return {"protocol": {"name": name, **keys}}
+
+
+def ppo(**keys: Any) -> Data:
+    return {"algorithm": keys}
+
+
+UNEQUAL = {"actor": 1, "critic": 0.5}
+MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+
+
+@pytest.mark.parametrize(
+    ("data", "key", "said"),
+    [
+        # protocol
+        (protocol("nipp"), "protocol.name", "did you mean nip?"),
+        (protocol("chess"), "protocol.name", "there are nip, adp, debate"),
+        (protocol("nip", zero_knowledge=True), "protocol.zero_knowledge", "not available yet"),
+        (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it (only nip, debate, mnip)"),
+        (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it (only debate, mnip)"),
+        (protocol("nip", prover0_first=False), "protocol.prover0_first", "leave it out"),
+        (protocol("adp", max_rounds=8), "protocol.max_rounds", "adp always has 2"),
+        (protocol("merlin_arthur", min_rounds=2), "protocol.min_rounds", "merlin_arthur always has 1"),
+        (protocol("solo_verifier", max_rounds=2), "protocol.max_rounds", "solo_verifier always has 1"),
+        (protocol("nip", min_rounds=9), "protocol.min_rounds", "round 9 on, but there are only 8"),
+        (protocol("nip", min_rounds=3, max_rounds=2), "protocol.min_rounds", "there are only 2"),
+        (protocol("nip", min_rounds=8), "protocol.min_rounds", "last turn is round 7 (counted from 1)"),
+        (protocol("debate", sequential=True, min_rounds=8), "protocol.min_rounds", "last turn is round 7"),
+        (protocol("nip", max_rounds=1, verifier_first=False), "protocol.max_rounds", "never has a turn"),
+        (protocol("nip", verifier_reward=float("inf")), "protocol.verifier_reward", "finite"),
+        (protocol("nip", prover_reward=1e39), "protocol.prover_reward", "float32"),
+        ({"protocol": {"name": "message_game"}}, "scenario.name", "played in message_game only"),
+        ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
+        ({**MESSAGE_GAME, "protocol": {"name": "message_game", "sequential": True}}, "protocol.sequential", "no use"),
+        ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "only the last decision counts"),
+        # agents
+        (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
+        (agents(prover0={}), "scenario.agents.prover0", "no agent of nip"),
+        (protocol("debate") | agents(prover={}), "scenario.agents.prover", "did you mean prover"),
+        (protocol("solo_verifier") | agents(prover={}), "scenario.agents.prover", "no agent of solo_verifier"),
+        (agents(judge={}), "scenario.agents.judge", "there are prover, verifier and _default for the rest"),
+        (agents(prover={"agent_lr_factor": UNEQUAL}), "scenario.agents.prover.agent_lr_factor", "set scenario.shared_body to false"),
+        (agents(verifier={"body_lr_factor": UNEQUAL}), "scenario.agents.verifier.body_lr_factor", "make them equal"),
+        (agents(_default={"gnn_lr_factor": UNEQUAL}), "scenario.agents._default.gnn_lr_factor", "actor 1.0 and critic 0.5"),
+        (
+            MESSAGE_GAME | {"scenario": {"name": "message_game", "agents": {"prover": {"agent_lr_factor": UNEQUAL}}}},
+            "scenario.agents.prover.agent_lr_factor",
+            "share a body",
+        ),
+        (protocol("adp") | agents(prover={"kind": "manual"}), "scenario.agents.prover.kind", "nip only (got adp)"),
+        (gi(message_size=2, agents={"prover": {"kind": "manual"}}), "scenario.message_size", "use 1"),
+        (gi(linear_symbols=3, agents={"verifier": {"kind": "manual"}}), "scenario.linear_symbols", "use 0"),
+        (agents(prover={"num_heads": 3}), "scenario.agents.prover.num_heads", "does not divide d_transformer 16, use 2 heads"),
+        (agents(_default={"d_transformer": 6}), "scenario.agents._default.num_heads", "use 3 heads"),
+        (agents(_default={"kind": "random"}), "scenario.agents", "nobody learns (prover, verifier)"),
+        (agents(prover={"kind": "random"}, verifier={"kind": "manual"}), "scenario.agents", "nobody learns"),
+        (agents(_default={"agent_lr_factor": {"actor": 0, "critic": 0}}), "scenario.agents", "agent_lr_factor above 0"),
+        (protocol("solo_verifier") | agents(verifier={"kind": "random"}), "scenario.agents", "nobody learns (verifier)"),
+        (
+            agents(prover={"agent_lr_factor": {"actor": float("inf"), "critic": float("inf")}}),
+            "scenario.agents.prover.agent_lr_factor",
+            "finite",
+        ),
+        # learning
+        (ppo(lr=float("inf")), "algorithm.lr", "expected number > 0"),
+        (ppo(minibatch_size=7), "algorithm.minibatch_size", "use at least 8"),
+        (ppo(minibatch_size=2049), "algorithm.minibatch_size", "2048 frames (256 copies of 8 rounds)"),
+        (ppo(minibatch_size=200) | {"play": {"num_copies": 10, "num_env_runners": 2}}, "algorithm.minibatch_size", "160 frames"),
+        (protocol("adp") | ppo(minibatch_size=600), "algorithm.minibatch_size", "512 frames (256 copies of 2 rounds)"),
+        (ppo(clip_value=0.0), "algorithm.clip_value", "> 0, true (clip_epsilon) or false"),
+        (ppo(loss="kl_penalty", kl_beta=0), "algorithm.kl_beta", "> 0"),
+        (ppo(loss="kl_penalty", kl_decrement=1), "algorithm.kl_decrement", "< 1"),
+        (ppo(loss="kl_penalty", kl_increment=0.5), "algorithm.kl_increment", "> 1"),
+        ({"learners": {"num_learners": 3}}, "learners.num_learners", "256 copies in an iteration cannot be shared evenly, use 2"),
+        ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "a copy for each of 16 learners, use at least 128"),
+        ({"play": {"num_gpus_per_env_runner": 0.5}}, "play.num_gpus_per_env_runner", "raise play.num_env_runners"),
+        ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
+        # data
+        (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
+        (pairs(test="/no/such.npz"), "scenario.data.test", "nip-ray data graph-isomorphism"),
+        (pairs(train=__file__, test=__file__), "scenario.data.test", "this is the training file"),
+        (pairs(graph_sizes=[7, 7]), "scenario.data.graph_sizes", "each value once"),
+        (pairs(graph_sizes=[1, 7]), "scenario.data.graph_sizes", "at least 2 nodes"),
+        (pairs(graph_sizes=[6, 7]), "scenario.data.graph_sizes", "no pair with score 3 or more has fewer than 7 nodes"),
+        (pairs(edge_probabilities=[0.5, 1.0]), "scenario.data.edge_probabilities", "both excluded"),
+        (pairs(non_iso_prop_score_1=0.9), "scenario.data.non_iso_prop_score_2", "1.1, expected at most 1"),
+        (pairs(non_iso_prop_score_1=0.8, min_wl_score=3), "scenario.data.min_wl_score", "no made negative has that score"),
+        ({"plugins": ["/no/such.py"]}, "plugins.0", "no such file"),
+        ({"plugins": ["json", "no_such_module_of_mine"]}, "plugins.1", "no module named 'no_such_module_of_mine'"),
+        ({"plugins": [""]}, "plugins.0", "no module named ''"),
+    ],
+)
+def test_illegal(data: Data, key: str, said: str) -> None:
+    message = refusal(data)
+    assert message.startswith(f"{key}: "), message
+    assert said in message
+    assert "; " not in message, "one fault, one answer"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        MESSAGE_GAME,
+        {"iterations": 1},  # shorter than every interval: then there is one evaluation and one checkpoint, at the end
+        protocol("nip", min_rounds=7),
+        protocol("nip", min_rounds=8, verifier_first=False),
+        protocol("adp", max_rounds=2, min_rounds=1),
+        protocol("debate", sequential=True, prover0_first=False, verifier_first=False),
+        protocol("multi_channel_test"),
+        protocol("solo_verifier") | agents(_default={}),
+        agents(prover={"kind": "manual"}),
+        agents(prover={"kind": "random", "num_heads": 3, "body_lr_factor": UNEQUAL}),
+        agents(prover={"num_heads": 3, "num_transformer_layers": 0}),
+        agents(prover={"agent_lr_factor": {"actor": 0, "critic": 0}}),
+        agents(prover={}, verifier={}, _default={"kind": "manual", "num_heads": 3}) | protocol("nip"),
+        gi(shared_body=False, agents={"prover": {"body_lr_factor": UNEQUAL}}),
+        ppo(minibatch_size=2048),
+        ppo(minibatch_size=100),
+        ppo(loss="clip", kl_decrement=2),
+        ppo(clip_value=True),
+        {"learners": {"num_learners": 8}},
+        {"play": {"num_copies": 3, "num_env_runners": 4}, "learners": {"num_learners": 6}},
+        pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
+        pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
+        pairs(min_wl_score=3),
+        {"plugins": [__file__, "json.decoder"]},
+        {"plugins": [__file__], "protocol": {"name": "mine"}} | agents(somebody={"kind": "random"}),
+    ],
+)
+def test_legal(data: Data) -> None:
+    check(config_from_dict(data))
+
+
+def test_all_faults_come_at_once() -> None:
+    message = refusal({"plugins": ["/no.py"]} | protocol("adp", sequential=True) | ppo(minibatch_size=1) | agents(judge={}))
+    assert [fault.partition(":")[0] for fault in message.split("; ")] == [
+        "protocol.sequential",
+        "scenario.agents.judge",
+        "algorithm.minibatch_size",
+        "plugins.0",
+    ]
+
+
+def test_what_nobody_learns_can_still_be_evaluated() -> None:
+    config = config_from_dict(agents(_default={"kind": "manual"}))
+    check(config, training=False)
+    with pytest.raises(UserError, match="nobody learns"):
+        check(config)
+
+
+# ---------------------------------------------------------------------------------- the short facts and the tables agree
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_facts_are_those_of_the_tables(name: str) -> None:
+    facts = SHIPPED[name]
+    orders = list(product((True, False), repeat=len(facts.order_parameters)))
+    for order, rounds in product(orders, (None,) if facts.fixed_length else (None, 3, 5, 9)):
+        chosen = dict(zip(facts.order_parameters, order, strict=True))
+        made = build(name, max_rounds=rounds, **chosen)
+        params = ProtocolParams(max_rounds=rounds, **chosen)
+        assert made.agents == facts.agents
+        assert (made.max_rounds, made.min_rounds) == limits(name, params)
+        speaks_SR = made.turn_table_SKAC[:, :, made.verifier_index].any(-1)
+        assert verifier_rounds(name, params) == speaks_SR[0].nonzero().flatten().tolist()
+        assert bool((speaks_SR == speaks_SR[0]).all())
+
+
+def test_every_table_that_ships_has_its_facts() -> None:
+    assert {name for name in PROTOCOLS if PROTOCOLS[name].__module__ == "nip_ray.protocols.tables"} == set(SHIPPED)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_rules_refuse_what_build_refuses(name: str) -> None:
+    """And nothing else, over every order and a spread of limits."""
+    for order in product((True, False), repeat=3):
+        for longest, first in product((None, 1, 2, 3, 8), (None, 1, 2, 3, 7, 8)):
+            params = dict(zip(ORDER_PARAMETERS, order, strict=True)) | {"max_rounds": longest, "min_rounds": first}
+            if name == "message_game" and first is not None:
+                continue  # whose table takes its own min_rounds whatever it is given
+            config = config_from_dict(protocol(name, **params) | gi(name="message_game" if name == "message_game" else "graph_isomorphism"))
+            faults = [*protocol_name(config), *protocol_parameters(config)]
+            try:
+                build(name, **params)
+                refused = ""
+            except UserError as error:
+                refused = str(error)
+            assert bool(faults) is bool(refused), (params, faults, refused)
+
+
+def test_defaults_are_legal() -> None:
+    check(ExperimentConfig())

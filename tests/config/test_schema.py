@@ -1,0 +1,103 @@
+"""The schema for editors accepts what the loader accepts, and the page of keys is up to date."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import branches, value_annotation, walk
+from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.schema import config_schema, configuration_markdown
+from nip_ray.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+TUNE_CONFIGS = sorted((ROOT / "tune_configs").glob("*.yaml"))
+
+
+def accepted(data: Any) -> bool:
+    jsonschema = pytest.importorskip("jsonschema")
+    return jsonschema.Draft202012Validator(config_schema()).is_valid(data)
+
+
+def test_the_page_is_up_to_date() -> None:
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == configuration_markdown(), "write it anew: python -m nip_ray.config.schema --markdown > docs/configuration.md"
+
+
+def test_the_page_has_every_key_once_with_a_description() -> None:
+    lines = configuration_markdown().splitlines()
+    for path, key in walk():
+        if branches(key.annotation):
+            continue
+        rows = [line for line in lines if line.startswith(f"| `{path}` | ") and f" | {key.description} |" in line]
+        assert rows, path
+        assert key.description.endswith("."), path
+
+
+def test_the_schema_is_itself_valid() -> None:
+    schema = json.loads(json.dumps(config_schema()))
+    assert schema["$schema"].endswith("2020-12/schema")
+    assert schema["title"] == "nip_ray experiment"
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+
+def test_every_key_is_described_in_the_schema() -> None:
+    schema = config_schema()
+    objects = [schema, *schema["$defs"].values()]
+    described = {
+        (obj["title"], name) for obj in objects for name, prop in obj["properties"].items() if prop.get("description") or "$ref" in prop
+    }
+    assert described == {(obj["title"], name) for obj in objects for name in obj["properties"]}
+    assert all(obj["additionalProperties"] is False for obj in objects)
+
+
+@pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
+def test_shipped_configs_fit_the_schema(path: Path) -> None:
+    data = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+    assert accepted(data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"scenario": {"shared_body": False}},
+        {"scenario": {"name": "message_game", "num_symbols": 3}},
+        {"scenario": {"num_symbols": 3}},
+        {"scenario": {"name": "chess"}},
+        {"seed": -1},
+        {"seed": "3"},
+        {"sed": 3},
+        {"name": "a b"},
+        {"algorithm": {"clip_value": True}},
+        {"algorithm": {"max_grad_norm": None}},
+        {"algorithm": {"lr": 0}},
+        {"protocol": {"force_guess": "two"}},
+        {"scenario": {"agents": {"prover": {"d_gn": 1}}}},
+        {"scenario": {"agents": {"prover": {"d_gnn": 1}}}},
+        {"scenario": {"data": {"graph_sizes": []}}},
+    ],
+)
+def test_schema_and_loader_agree(data: dict[str, Any]) -> None:
+    try:
+        config_from_dict(data)
+        loads = True
+    except UserError:
+        loads = False
+    assert accepted(data) is loads
+
+
+def test_what_is_written_fits_the_schema() -> None:
+    assert accepted(yaml.safe_load(config_to_yaml(ExperimentConfig())))
+
+
+def test_values_hold_settings_or_plain_types() -> None:
+    """The tree of keys knows every annotation that is in use."""
+    for path, key in walk():
+        assert key.expects, path
+        below = value_annotation(key.annotation)
+        assert below is None or key.expects.startswith(("list of ", "mapping"))

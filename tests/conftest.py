@@ -1,0 +1,56 @@
+"""Shared by all tests: an environment that leaves no trace in $HOME, and one Ray instance for the whole session.
+
+The environment is set while this file is imported, so before any test imports torch or ray, and child processes inherit it.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+THREADS = "2"
+SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))  # short: Ray puts Unix sockets below it, and their paths end at 107 characters
+
+os.environ.update(
+    HOME=str(SCRATCH),  # caches and default result folders of libraries go there, and with it they are removed
+    XDG_CACHE_HOME=str(SCRATCH / "cache"),
+    XDG_CONFIG_HOME=str(SCRATCH / "config"),
+    MPLBACKEND="Agg",
+    MPLCONFIGDIR=str(SCRATCH / "matplotlib"),
+    OMP_NUM_THREADS=THREADS,
+    MKL_NUM_THREADS=THREADS,
+    # Ray knows "disabled" and "token". Left unset, a new local cluster writes a token to ~/.ray; tests talk to themselves only.
+    RAY_AUTH_MODE="disabled",
+    RAY_USAGE_STATS_ENABLED="0",
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_TMPDIR=str(SCRATCH / "ray"),  # where Ray instances go that tests start in processes of their own
+)
+os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
+(SCRATCH / "ray").mkdir()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Removes what tests and libraries wrote outside their own temporary folders."""
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_session() -> Iterator[None]:
+    """A local Ray instance with 4 logical CPUs, shared by every test that asks for it. Ports are chosen by Ray."""
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=4,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=256 * 2**20,
+        log_to_driver=False,
+        logging_level="warning",
+        _temp_dir=str(SCRATCH / "ray"),
+    )
+    yield
+    ray.shutdown()

@@ -1,0 +1,311 @@
+"""The report, from synthetic run folders: what it says, what it survives, and that nothing in a run can reach out of the page."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import pytest
+import yaml
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.intervals import mean, proportion
+from nip_ray.evaluation.report import write_report
+
+HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
+
+
+def metric_rows(iterations: int, agent: str = "prover", every: int = 10, final: float = 0.72) -> list[dict[str, float]]:
+    """A run that starts at chance and comes to `final`."""
+    random, rows = Random(0), []
+    for i in range(1, iterations + 1):
+        level = 0.5 + (final - 0.5) / (1 + math.exp(6 - 12 * i / iterations))
+        shares = {
+            "verifier/accuracy": level + random.gauss(0, 0.02),
+            "verifier/completeness": level + random.gauss(0, 0.05),
+            "verifier/soundness": level - random.gauss(0, 0.05),
+            "verifier/undecided": 0.2 / (1 + 0.1 * i),
+            "verifier/accuracy/wl_score=-1": level,
+            "verifier/accuracy/wl_score=1": level + 0.1,
+            "verifier/accuracy/wl_score=2": level - 0.05,
+            "episode_length": 8 - 4 * level,
+            "verifier/return": 2 * level - 1,
+            f"{agent}/return": level - 0.2,
+        }
+        row: dict[str, float] = {"iteration": i, "time/iteration_s": 0.3, "time/sample_s": 0.1, "time/learn_s": 0.18}
+        row |= {"env_steps": 1600, "env_steps_total": 1600 * i, "env_steps_per_s": 5700, "episodes": 256}
+        row |= {f"train/{name}": value for name, value in shares.items()}
+        for name in ("verifier", agent):
+            row |= {f"learn/{name}/entropy": 2.5 - level, f"learn/{name}/kl": 0.01, f"learn/{name}/decision_entropy": 0.0}
+        row["learn/verifier/decision_entropy"] = 1.1 - level
+        if i % every == 0 or i == iterations:
+            row |= {f"eval/{name}": value for name, value in shares.items()} | {"eval/verifier/wl_ceiling": 0.65}
+            row |= {f"eval_sampled/{name}": value - 0.01 for name, value in shares.items()} | {"time/evaluate_s": 0.5}
+        rows.append(row)
+    return rows
+
+
+def evaluation(right: int = 720, ceiling: float | None = 0.65, agent: str = "prover") -> dict[str, Any]:
+    table = {
+        "verifier/accuracy": proportion(right, 1000).record(),
+        "verifier/completeness": proportion(right // 2, 500).record(),
+        "verifier/soundness": proportion(right - right // 2, 500).record(),
+        "verifier/undecided": proportion(3, 1000).record(),
+        "verifier/accuracy/wl_score=-1": proportion(right // 2, 500).record(),
+        "verifier/accuracy/wl_score=10": proportion(1, 2).record(),
+        "verifier/accuracy/wl_score=2": proportion(60, 98).record(),
+        "episode_length": mean([3.0, 5.0, 4.0]).record(),
+        f"{agent}/return": mean([1.0, 0.0, 1.0]).record(),
+    }
+    head = {"format": "nip_ray.evaluation", "version": 1, "iteration": 100, "split": "test", "num_instances": 1000}
+    return {**head, "greedy": table, "sampled": table, "wl_ceiling": ceiling}
+
+
+def transcript(instance: int, label: int, verdict: int, message: object = 7, agent: str = "prover") -> dict[str, Any]:
+    turn = {"agent": agent, "channel": "main", "message": [message, 3]}
+    decided = {"agent": "verifier", "channel": "main", "message": [1, 2], "decision": verdict}
+    rounds = [{"round": 0, "turns": [turn]}, {"round": 1, "turns": [decided]}]
+    right = label == verdict
+    rewards = {"verifier": 1.0 if right else -1.0, agent: float(verdict == 1)}
+    return {
+        "instance": instance,
+        "label": label,
+        "seed": 5,
+        "length": 2,
+        "verdict": verdict,
+        "correct": right,
+        "reward": rewards,
+        "rounds": rounds,
+    }
+
+
+def run_folder(path: Path, rows: list[dict[str, float]] | None = None, **files: str | None) -> Path:
+    """A complete run folder. files: contents to put in place of the usual ones (None: leave the file out)."""
+    config = {"name": "quickstart", "iterations": 100, "seed": 3, "protocol": {"name": "nip"}, "scenario": {"name": "graph_isomorphism"}}
+    contents: dict[str, str | None] = {
+        "config": yaml.safe_dump(config),
+        "metrics": "".join(json.dumps(row) + "\n" for row in rows or metric_rows(100)),
+        "evaluation": json.dumps(evaluation()),
+        "environment": json.dumps({"python": "3.11", "packages": {"torch": "2.6"}}),
+        "transcripts": "".join(json.dumps(transcript(i, i % 2, 1)) + "\n" for i in range(20)),
+    }
+    names = {"config": "config.yaml", "metrics": "metrics.jsonl", "evaluation": "evaluation.json"}
+    names |= {"environment": "environment.json", "transcripts": "transcripts/000100.jsonl"}
+    (path / "transcripts").mkdir(parents=True)
+    for key, content in (contents | files).items():
+        if content is not None:
+            (path / names[key]).write_text(content, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def no_curves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty pictures, for tests of words: drawing is what takes the time."""
+    monkeypatch.setattr("nip_ray.evaluation.report.curves.draw", lambda panel, theme: b"")
+
+
+class Page(HTMLParser):
+    """The tags, the attributes and the visible text of a page."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.text, self.style, self._in_style = "", "", False
+        self.feed(path.read_text(encoding="utf-8"))
+        self.text = " ".join(self.text.split())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        self._in_style = tag == "style"
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_style = False
+
+    def handle_data(self, data: str) -> None:
+        if self._in_style:
+            self.style += data
+        else:
+            self.text += f" {data}"
+
+
+def assert_self_contained(page: Page) -> None:
+    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    for name, value in page.attributes:
+        assert not name.startswith("on"), name
+        if name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "background"):
+            assert value.startswith("data:image/png;base64,"), (name, value[:60])
+    assert not re.search(r"url\(|@import|https?:", page.style)
+    policy = next(value for name, value in page.attributes if name == "content" and "default-src" in value)
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+
+
+def test_a_complete_run(tmp_path: Path) -> None:
+    start = perf_counter()
+    path = write_report(run_folder(tmp_path / "run"))
+    assert perf_counter() - start < 20  # a few seconds on an idle machine
+    assert path == tmp_path / "run" / "report.html"
+    assert path.stat().st_size < 3_000_000
+    page = Page(path)
+    assert_self_contained(page)
+    low, high = (f"{100 * bound:.1f} %" for bound in (proportion(720, 1000).lower, proportion(720, 1000).upper))
+    assert (
+        f"On 1,000 held-out instances the verifier decided 72.0 % correctly (95 % interval {low} to {high}, greedy play): "
+        "above chance (50.0 %) and above the 65.0 % that it could reach alone." in page.text
+    )
+    assert "incomplete" not in page.text
+    for words in (
+        "Soundness: rejected, of those to reject",
+        "Return of prover",
+        "Accuracy by wl_score",
+        "seed 3",
+        "torch",
+    ):
+        assert words in page.text
+    assert page.text.index("instance 0: to reject, verdict accept") < page.text.index("instance 1: to accept, verdict accept")
+    group = page.text[page.text.index("Accuracy by wl_score") :]
+    assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
+    names = {picture.name for picture in (path.parent / "curves").iterdir()}
+    expected = ("accuracy", "completeness_soundness", "accuracy_by_wl_score", "episode_length", "returns", "entropies", "time")
+    assert names == {f"{name}.png" for name in expected}
+    assert all(picture.read_bytes().startswith(b"\x89PNG\r\n\x1a\n") for picture in (path.parent / "curves").iterdir())
+    assert page.tags.count("img") == page.tags.count("source") == len(names)
+
+
+def test_writing_it_again_gives_the_same_page(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", metric_rows(20))
+    first = write_report(folder).read_bytes()
+    assert write_report(folder).read_bytes() == first
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize(
+    ("right", "ceiling", "verdict"),
+    [
+        (720, 0.65, "above chance (50.0 %) and above the 65.0 %"),
+        (640, 0.65, "above chance (50.0 %) but not distinguishable from the 65.0 %"),
+        (560, 0.65, "above chance (50.0 %) but below the 65.0 %"),
+        (505, 0.5, "not distinguishable from chance (50.0 %)."),
+        (400, None, "below chance (50.0 %)."),
+    ],
+)
+def test_the_headline_follows_the_interval(tmp_path: Path, right: int, ceiling: float | None, verdict: str) -> None:
+    page = Page(write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(evaluation(right, ceiling)))))
+    assert verdict in page.text
+    shown, _, rest = page.text.partition("Not shown")
+    claim = "decides better than chance"
+    assert (claim in shown) == (right > 540)
+    assert (claim in rest) == (right <= 540)
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_lone_verifier_above_its_ceiling_is_called_a_leak(tmp_path: Path) -> None:
+    rows = [{key: value for key, value in row.items() if "prover" not in key} for row in metric_rows(3)]
+    for right, words in ((720, "something leaks"), (600, "keeps to its exact ceiling")):
+        page = Page(write_report(run_folder(tmp_path / str(right), rows, evaluation=json.dumps(evaluation(right)))))
+        assert words in page.text
+
+
+def test_hostile_strings_stay_text(tmp_path: Path) -> None:
+    agent = HOSTILE.replace("/", "|")
+    folder = run_folder(
+        tmp_path / "run",
+        [row | {f"eval/verifier/accuracy/{HOSTILE}={HOSTILE}": 0.5} for row in metric_rows(12, agent)],
+        config=yaml.safe_dump({"name": HOSTILE, "iterations": HOSTILE, "protocol": {"name": HOSTILE}, "scenario": HOSTILE}),
+        evaluation=json.dumps(evaluation(agent=agent) | {"split": HOSTILE, "iteration": HOSTILE}),
+        environment=json.dumps({HOSTILE: HOSTILE}),
+        transcripts=json.dumps(transcript(1, 0, 1, HOSTILE, agent) | {"instance": HOSTILE, "length": HOSTILE}) + "\n",
+    )
+    path = write_report(folder)
+    page = Page(path)
+    assert_self_contained(page)
+    assert "<script>alert('x')</script>" in page.text
+    assert "<script" not in path.read_text(encoding="utf-8")
+    assert "{{ 7 * 7 }}" in page.text  # never taken for a template
+    assert {file.parent for file in folder.rglob("*.png")} == {folder / "curves"}
+
+
+@pytest.mark.usefixtures("no_curves")
+@pytest.mark.parametrize("left_out", ["config", "evaluation", "environment", "transcripts"])
+def test_a_missing_file_is_no_obstacle(tmp_path: Path, left_out: str) -> None:
+    page = Page(write_report(run_folder(tmp_path / "run", metric_rows(12), **{left_out: None})))
+    if left_out != "transcripts":
+        assert f"{left_out}.{'yaml' if left_out == 'config' else 'json'} is missing." in page.text
+    if left_out == "evaluation":  # the figures of metrics.jsonl, whose intervals are unknown
+        assert "greedy play, interval unknown" in page.text
+        assert "That the verifier decides better than chance" in page.text
+
+
+def test_metrics_alone_are_enough(tmp_path: Path) -> None:
+    """A run that was killed in its first iterations."""
+    row = {"iteration": 1, "train/verifier/accuracy": 0.5, "time/iteration_s": 1.0}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n" + '{"iteration": 2, "train/ver')
+    page = Page(write_report(tmp_path))
+    assert_self_contained(page)
+    assert "No held-out evaluation was made. In training the verifier decided 50.0 % correctly in the last iteration" in page.text
+    assert "1 unreadable line of metrics.jsonl was left out." in page.text
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    lines = [json.dumps(row) for row in metric_rows(5)]
+    lines[2] = '{"iteration": 3, "train/verifier/accuracy": NaN, "train/episode_length": "x", "time/learn_s": null, "env_steps": 1e999}'
+    folder = run_folder(
+        tmp_path / "run",
+        metrics="\n".join([*lines, "[1, 2]", '{"no": 1}', lines[4][:40]]),
+        config="name: [unclosed",
+        evaluation='{"format": "nip_ray.evaluation", "version": 1, "greedy": {',
+        environment="[]",
+        transcripts='{"instance": 1, "rounds": [{"turns": [4]}, 3], "reward": 5}\n{"rounds": "x"}\nnot json\n',
+    )
+    page = Page(write_report(folder))
+    for words in (
+        "3 unreadable lines",
+        "config.yaml is damaged",
+        "evaluation.json is damaged",
+        "environment.json is damaged",
+        "partly unreadable",
+    ):
+        assert words in page.text
+    for strange in ({"greedy": 5}, {"greedy": {"verifier/accuracy": {"estimate": "high"}}, "wl_ceiling": "x"}, {"version": 9}):
+        (folder / "evaluation.json").write_text(json.dumps(evaluation() | strange))
+        assert_self_contained(Page(write_report(folder)))
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_resumed_run_counts_each_iteration_once(tmp_path: Path) -> None:
+    rows = metric_rows(10)
+    page = Page(write_report(run_folder(tmp_path / "run", [*rows, *rows[5:]])))
+    assert "10 of 100 (unfinished)" in page.text
+    assert "3.5 s: playing 29%, learning 51%, evaluation 14%" in page.text
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_the_newest_transcripts_are_shown(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", metric_rows(3))
+    (folder / "transcripts" / "greedy-000200.jsonl").write_text(json.dumps(transcript(77, 1, 1) | {"verdict": "accept"}) + "\n")
+    (folder / "transcripts" / "greedy-000300.jsonl").write_text("")
+    page = Page(write_report(folder))
+    assert "1 of the 1 episodes in transcripts/greedy-000200.jsonl" in page.text
+    assert "right instance 77: to accept, verdict accept, 2 rounds" in page.text
+
+
+@pytest.mark.parametrize("content", [None, "", "{broken"])
+def test_no_run_is_the_users_mistake(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "metrics.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"metrics\.jsonl"):
+        write_report(tmp_path)
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_long_run_stays_small(tmp_path: Path) -> None:
+    path = write_report(
+        run_folder(tmp_path / "run", metric_rows(5000, every=50), transcripts=json.dumps(transcript(0, 0, 1, "x" * 10**6)) + "\n")
+    )
+    assert path.stat().st_size < 3_000_000

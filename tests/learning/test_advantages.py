@@ -1,0 +1,166 @@
+"""Advantages over own turns against brute force from the definition and against ordinary generalised advantage estimation."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nip_ray.learning.advantages import normalise, own_turn_advantages, returns_to_go
+
+SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """B episodes: what was paid, the value estimates (meaningless outside turns), whose turn it was, rounds played."""
+
+    reward_BR: Tensor
+    value_BR: Tensor
+    turn_BR: Tensor
+    length_B: Tensor
+    gamma: float
+    lam: float
+
+    def run(self) -> tuple[Tensor, Tensor]:
+        return own_turn_advantages(self.reward_BR, self.value_BR, self.turn_BR, self.gamma, self.lam)
+
+    @property
+    def over_BR(self) -> Tensor:
+        return torch.arange(self.turn_BR.shape[1]) >= self.length_B[:, None]
+
+
+@st.composite
+def episodes(draw: st.DrawFn, every_round: bool = False) -> Episodes:
+    """Random turn patterns, ends, rewards, values, discounts."""
+    batch, rounds = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    length_B = torch.randint(1, rounds + 1, (batch,), generator=random)
+    open_BR = torch.arange(rounds) < length_B[:, None]
+    share = 1.0 if every_round else draw(st.sampled_from([0.2, 0.5, 0.9]))
+    turn_BR = (torch.rand(batch, rounds, generator=random) <= share) & open_BR
+    reward_BR = torch.randn(batch, rounds, generator=random, dtype=torch.float64) * open_BR
+    value_BR = torch.randn(batch, rounds, generator=random, dtype=torch.float64)
+    factor = st.sampled_from([0.0, 0.3, 0.9, 0.95, 1.0])
+    return Episodes(reward_BR, value_BR, turn_BR, length_B, draw(factor), draw(factor))
+
+
+def brute_force(case: Episodes, copy: int) -> list[float]:
+    """Advantages of one episode, each as a sum over the own turns from there on."""
+    length, gamma = int(case.length_B[copy]), case.gamma
+    reward, value = case.reward_BR[copy].tolist(), case.value_BR[copy].tolist()
+    turns = [r for r in range(length) if case.turn_BR[copy, r]]
+    errors = []
+    for i, now in enumerate(turns):
+        after = turns[i + 1] if i + 1 < len(turns) else None
+        paid = sum(gamma ** (r - now) * reward[r] for r in range(now, length if after is None else after))
+        bootstrap = 0.0 if after is None else gamma ** (after - now) * value[after]
+        errors.append(paid + bootstrap - value[now])
+    result = [0.0] * case.turn_BR.shape[1]
+    for i, now in enumerate(turns):
+        result[now] = sum(case.lam ** (k - i) * gamma ** (turns[k] - now) * errors[k] for k in range(i, len(turns)))
+    return result
+
+
+@SETTINGS
+@given(episodes())
+def test_brute_force(case: Episodes) -> None:
+    advantage_BR, target_BR = case.run()
+    for copy in range(len(case.length_B)):
+        expected = torch.tensor(brute_force(case, copy), dtype=torch.float64)
+        torch.testing.assert_close(advantage_BR[copy], expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(target_BR, torch.where(case.turn_BR, advantage_BR + case.value_BR, 0.0))
+    assert not advantage_BR[~case.turn_BR].any()
+
+
+@SETTINGS
+@given(episodes(every_round=True))
+def test_acting_in_every_round_is_ordinary_gae(case: Episodes) -> None:
+    """The textbook recursion over one long stream of steps, cut where an episode ends."""
+    steps = [(b, r) for b in range(len(case.length_B)) for r in range(int(case.length_B[b]))]
+    running, expected = 0.0, torch.zeros_like(case.reward_BR)
+    for place in range(len(steps) - 1, -1, -1):
+        b, r = steps[place]
+        goes_on = 0.0 if r == case.length_B[b] - 1 else 1.0
+        next_value = float(case.value_BR[steps[place + 1]]) if place + 1 < len(steps) else 0.0
+        delta = float(case.reward_BR[b, r]) + case.gamma * goes_on * next_value - float(case.value_BR[b, r])
+        running = delta + case.gamma * case.lam * goes_on * running
+        expected[b, r] = running
+    torch.testing.assert_close(case.run()[0], expected, atol=1e-10, rtol=1e-10)
+
+
+@SETTINGS
+@given(episodes())
+def test_lambda_one_is_return_minus_value(case: Episodes) -> None:
+    _, target_BR = own_turn_advantages(case.reward_BR, case.value_BR, case.turn_BR, case.gamma, 1.0)
+    expected = torch.zeros_like(target_BR)
+    for b in range(len(case.length_B)):
+        for r in range(int(case.length_B[b])):
+            expected[b, r] = sum(case.gamma ** (s - r) * float(case.reward_BR[b, s]) for s in range(r, int(case.length_B[b])))
+    torch.testing.assert_close(returns_to_go(case.reward_BR, case.gamma), expected, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(target_BR, torch.where(case.turn_BR, expected, 0.0), atol=1e-10, rtol=1e-10)
+
+
+@SETTINGS
+@given(episodes(), st.sampled_from([1e6, float("nan"), float("inf")]))
+def test_values_after_the_end_and_outside_turns_change_nothing(case: Episodes, poison: float) -> None:
+    poisoned = torch.where(case.turn_BR, case.value_BR, poison)
+    changed = own_turn_advantages(case.reward_BR, poisoned, case.turn_BR, case.gamma, case.lam)
+    for before, after in zip(case.run(), changed):
+        assert torch.equal(before, after)
+
+
+@SETTINGS
+@given(episodes(), st.integers(0, 4))
+def test_copies_do_not_touch_each_other(case: Episodes, chosen: int) -> None:
+    chosen %= len(case.length_B)
+    others = torch.arange(len(case.length_B)) != chosen
+    reward_BR = torch.where(others[:, None], case.reward_BR * 7 + 1, case.reward_BR)
+    value_BR = torch.where(others[:, None], -5.0, case.value_BR)
+    turn_BR = torch.where(others[:, None], ~case.turn_BR, case.turn_BR)
+    changed = own_turn_advantages(reward_BR, value_BR, turn_BR, case.gamma, case.lam)
+    for before, after in zip(case.run(), changed):
+        assert torch.equal(before[chosen], after[chosen])
+
+
+def test_last_turn_never_bootstraps_however_the_episode_ends() -> None:
+    """Decided in round 1, or out of rounds: the last own turn's advantage is reward minus value."""
+    reward_BR = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, -1.0]])
+    turn_BR = torch.tensor([[True, True, False, False], [True, True, True, True]])
+    value_BR = torch.tensor([[0.5, 0.25, 9.0, 9.0], [0.5, 0.25, 0.125, 0.75]])
+    advantage_BR, _ = own_turn_advantages(reward_BR, value_BR, turn_BR, 0.9, 0.8)
+    assert advantage_BR[0, 1] == 0.75
+    assert advantage_BR[1, 3] == -1.75
+    torch.testing.assert_close(advantage_BR[0, 0], torch.tensor(0.9 * 0.25 - 0.5 + 0.9 * 0.8 * 0.75))
+
+
+def test_reward_of_others_turns_counts_until_the_next_own_turn() -> None:
+    reward_BR = torch.tensor([[8.0, 1.0, 2.0, 4.0]])
+    turn_BR = torch.tensor([[False, True, False, True]])
+    advantage_BR, _ = own_turn_advantages(reward_BR, torch.tensor([[7.0, 3.0, 7.0, 5.0]]), turn_BR, 0.5, 0.0)
+    assert advantage_BR.tolist() == [[0.0, 1 + 0.5 * 2 + 0.25 * 5 - 3, 0.0, 4 - 5.0]]
+
+
+def test_normalise() -> None:
+    x_N = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 2
+    scaled = normalise(x_N)
+    assert abs(float(scaled.mean())) < 1e-12
+    assert float(scaled.square().mean()) == pytest.approx(1.0)
+    torch.testing.assert_close(scaled * x_N.var(unbiased=False).sqrt() + x_N.mean(), x_N)
+    weight_N = (torch.arange(50) % 3 > 0).double()
+    marked = weight_N > 0
+    torch.testing.assert_close(normalise(x_N, weight_N)[marked], normalise(x_N[marked]))
+    poisoned = torch.where(marked, x_N, 1e9)
+    torch.testing.assert_close(normalise(poisoned, weight_N)[marked], normalise(x_N[marked]))
+
+
+def test_normalise_few_or_equal_rows() -> None:
+    one = torch.tensor([3.0])
+    assert torch.equal(normalise(one), one)
+    assert normalise(torch.zeros(0)).shape == (0,)
+    assert torch.equal(normalise(torch.full((4,), 2.0)), torch.zeros(4))
+    two = torch.tensor([3.0, 5.0])
+    assert torch.equal(normalise(two, torch.tensor([1.0, 0.0])), two)
+    assert torch.equal(normalise(two, torch.zeros(2)), two)

@@ -1,0 +1,142 @@
+"""The losses of PPO against formulas written out row by row in plain Python."""
+
+import math
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nip_ray.learning.ppo import PPOLoss, critic, next_beta, objective
+from nip_ray.settings.ppo import PPOSettings
+
+Rows = dict[str, Tensor]
+CLIP, PENALTY = PPOSettings(), PPOSettings(loss="kl_penalty")
+
+
+def rows(count: int = 40, seed: int = 0) -> Rows:
+    """Random rows, far enough from the old policy that clipping bites on both sides."""
+    random = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(count, generator=random, dtype=torch.float64) for name in ("advantage", "value", "old_value", "target")}
+    made["old"] = -torch.rand(count, generator=random, dtype=torch.float64) * 3
+    made["new"] = made["old"] + torch.randn(count, generator=random, dtype=torch.float64) * 0.4
+    made["weight"] = (torch.rand(count, generator=random) < 0.6).double()
+    return made
+
+
+def slow_objective(data: Rows, settings: PPOSettings, beta: float, chosen: list[int]) -> tuple[float, float, float]:
+    """(loss, kl, share of clipped rows)."""
+    gains, log_ratios, outside = [], [], []
+    for i in chosen:
+        log_ratio, advantage = float(data["new"][i] - data["old"][i]), float(data["advantage"][i])
+        ratio, low, high = math.exp(log_ratio), 1 - settings.clip_epsilon, 1 + settings.clip_epsilon
+        gain = ratio * advantage
+        if settings.loss == "clip":
+            gain = min(gain, math.exp(min(max(log_ratio, math.log(low)), math.log(high))) * advantage)
+        gains.append(gain)
+        log_ratios.append(log_ratio)
+        outside.append(float(ratio < low or ratio > high))
+    kl = -sum(log_ratios) / len(chosen)
+    loss = -sum(gains) / len(chosen)
+    return loss + (beta * kl if settings.loss == "kl_penalty" else 0.0), kl, sum(outside) / len(chosen)
+
+
+def slow_distance(difference: float, kind: str) -> float:
+    if kind == "l1":
+        return abs(difference)
+    if kind == "l2":
+        return difference**2
+    return 0.5 * difference**2 if abs(difference) < 1 else abs(difference) - 0.5
+
+
+def slow_critic(data: Rows, settings: PPOSettings, chosen: list[int]) -> float:
+    total = 0.0
+    for i in chosen:
+        value, old, target = (float(data[key][i]) for key in ("value", "old_value", "target"))
+        loss = slow_distance(value - target, settings.critic_loss)
+        if settings.clip_value is not False:
+            width = settings.clip_epsilon if settings.clip_value is True else settings.clip_value
+            moved = min(max(value - old, -width), width)
+            loss = max(loss, slow_distance(old + moved - target, settings.critic_loss))
+        total += loss
+    return total / len(chosen)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("base", [CLIP, PENALTY, replace(CLIP, clip_epsilon=0.05), replace(PENALTY, clip_epsilon=0.5)])
+def test_objective(base: PPOSettings, weighted: bool) -> None:
+    for seed in range(5):
+        data = rows(seed=seed)
+        weight = data["weight"] if weighted else None
+        found = objective(data["new"], data["old"], data["advantage"], base, torch.tensor(0.7, dtype=torch.float64), weight)
+        chosen = [i for i in range(40) if not weighted or data["weight"][i] > 0]
+        assert [float(x) for x in found] == pytest.approx(slow_objective(data, base, 0.7, chosen), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "clip", "weighted"), list(product(["smooth_l1", "l1", "l2"], [False, True, 0.5], [False, True])))
+def test_critic(kind: Any, clip: Any, weighted: bool) -> None:
+    base = PPOSettings(critic_loss=kind, clip_value=clip)
+    data = rows()
+    found = critic(data["value"], data["old_value"], data["target"], base, data["weight"] if weighted else None)
+    chosen = [i for i in range(40) if not weighted or data["weight"][i] > 0]
+    assert float(found) == pytest.approx(slow_critic(data, base, chosen), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "moves"),
+    [(0.0, 1.0, True), (0.0, -1.0, True), (0.5, 1.0, False), (0.5, -1.0, True), (-0.5, 1.0, True), (-0.5, -1.0, False)],
+)
+def test_gradient_of_the_clipped_objective(log_ratio: float, advantage: float, moves: bool) -> None:
+    """Descent makes good actions likelier and bad ones rarer, unless the ratio has gone far enough already."""
+    old = torch.tensor([-1.0])
+    new = (old + log_ratio).requires_grad_()
+    loss, _, _ = objective(new, old, torch.tensor([advantage]), CLIP, torch.tensor(1.0))
+    loss.backward()
+    assert new.grad is not None
+    expected = -advantage * math.exp(log_ratio) if moves else 0.0
+    assert float(new.grad) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradient_of_the_penalty() -> None:
+    """-rho A - beta log rho: at rho = 1 the gradient is -(A + beta)."""
+    new = torch.tensor([-1.0, -2.0], requires_grad=True)
+    loss, kl, _ = objective(new, new.detach(), torch.tensor([0.5, -3.0]), PENALTY, torch.tensor(2.0))
+    loss.backward()
+    assert not kl.requires_grad
+    assert new.grad is not None
+    torch.testing.assert_close(new.grad, -torch.tensor([0.5 + 2, -3.0 + 2]) / 2)
+
+
+def test_gradient_of_the_critic() -> None:
+    """Towards the target; none where the clipped value is the farther one and cannot move."""
+    value = torch.tensor([0.0, 0.0, 0.9], requires_grad=True)
+    target, old = torch.tensor([2.0, -2.0, 1.0]), torch.tensor([0.0, 0.0, 0.0])
+    critic(value, old, target, PPOSettings(critic_loss="l2", clip_value=0.1)).backward()
+    assert value.grad is not None
+    torch.testing.assert_close(value.grad[2], torch.tensor(0.0))
+    assert value.grad[0] < 0 < value.grad[1]
+
+
+def test_rows_of_weight_zero_have_no_gradient() -> None:
+    data = rows()
+    new, value = data["new"].clone().requires_grad_(), data["value"].clone().requires_grad_()
+    loss, _, _ = objective(new, data["old"], data["advantage"], PENALTY, torch.tensor(1.0), data["weight"])
+    (loss + critic(value, data["old_value"], data["target"], CLIP, data["weight"])).backward()
+    silent = data["weight"] == 0
+    for gradient in (new.grad, value.grad):
+        assert gradient is not None
+        assert not gradient[silent].any()
+        assert gradient[~silent].any()
+
+
+@pytest.mark.parametrize(("kl", "factor"), [(0.016, 3.0), (0.0149, 1.0), (0.01, 1.0), (0.0067, 1.0), (0.006, 0.25), (-0.5, 0.25)])
+def test_next_beta(kl: float, factor: float) -> None:
+    base = PPOSettings(kl_target=0.01, kl_increment=3.0, kl_decrement=0.25)
+    assert float(next_beta(torch.tensor(0.8), torch.tensor(kl), base)) == pytest.approx(0.8 * factor)
+
+
+def test_total() -> None:
+    parts = [torch.tensor(x) for x in (1.0, 2.0, 4.0, 8.0, 16.0)]
+    assert float(PPOLoss(*parts).total) == 7.0

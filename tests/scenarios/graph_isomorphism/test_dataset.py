@@ -1,0 +1,450 @@
+"""Pairs in memory and on disk: the three kinds of files, every way in which one can be malformed, truncation, atomic writing."""
+
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nip_ray.errors import UserError
+from nip_ray.scenarios.graph_isomorphism import dataset
+from nip_ray.scenarios.graph_isomorphism.dataset import RAW_KEYS, GraphPairs, Raw, from_raw, load_pairs, save_pairs, to_raw
+
+PUBLISHED = Path(__file__).parents[3] / "../shared/data/graph_isomorphism/eru10000_test.npz"
+
+
+def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
+    """Random pairs with made-up scores: the first half isomorphic (-1), class-ordered as the published files are."""
+    rng = np.random.default_rng(seed)
+    size = rng.integers(3, largest + 1, num_pairs)
+    size[0] = largest
+    adjacency = np.triu(rng.random((num_pairs, 2, largest, largest)) < 0.5, 1)
+    real = np.arange(largest) < size[:, None]
+    adjacency &= real[:, None, :, None] & real[:, None, None, :]
+    adjacency[:, :, 0, 1] = True  # every graph has an edge to spoil
+    score = np.where(np.arange(num_pairs) < num_pairs // 2, -1, rng.integers(1, 4, num_pairs))
+    return GraphPairs(
+        torch.from_numpy((adjacency | adjacency.swapaxes(2, 3)).astype(np.uint8)),
+        torch.from_numpy(size),
+        torch.from_numpy(score.astype(np.int32)),
+    )
+
+
+def same(one: GraphPairs, other: GraphPairs) -> bool:
+    return one.adjacency_P2nn.equal(other.adjacency_P2nn) and one.size_P.equal(other.size_P) and one.wl_score_P.equal(other.wl_score_P)
+
+
+def write_npz(raw: dict[str, Any], folder: Path) -> Path:
+    np.savez(folder / "plain.npz", **raw)
+    return folder / "plain.npz"
+
+
+def write_pt(raw: dict[str, Any], folder: Path) -> Path:
+    torch.save({key: torch.from_numpy(value) for key, value in raw.items()}, folder / "data.pt")
+    return folder / "data.pt"
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        load_pairs(path)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert str(path) in message
+    return message
+
+
+# --------------------------------------------------------------------------------------------------------- in memory
+
+
+def test_derived_properties() -> None:
+    pairs = make()
+    assert len(pairs) == 12
+    assert pairs.num_nodes == 6
+    assert pairs.y_P.dtype == torch.int64
+    assert pairs.y_P.tolist() == [1] * 6 + [0] * 6
+    assert pairs.node_mask_P2n.dtype == torch.bool
+    assert pairs.node_mask_P2n.shape == (12, 2, 6)
+    assert (pairs.node_mask_P2n.sum(2) == pairs.size_P[:, None]).all()
+
+
+def test_select() -> None:
+    pairs = make()
+    for index in ([3, 1], np.array([3, 1]), torch.tensor([3, 1])):
+        assert pairs.select(index).size_P.equal(pairs.size_P[[3, 1]])
+    assert len(pairs.select(slice(2, 5))) == 3
+    assert len(pairs.select(pairs.y_P == 1)) == 6
+    assert same(pairs.select(slice(None)), pairs)
+
+
+def test_padding() -> None:
+    pairs = make()
+    wider = pairs.padded_to(9)
+    assert wider.adjacency_P2nn.shape == (12, 2, 9, 9)
+    assert int(wider.adjacency_P2nn.sum()) == int(pairs.adjacency_P2nn.sum())
+    assert same(wider.padded_to(6), pairs)
+    with pytest.raises(UserError, match="6 nodes cannot be padded to 5"):
+        pairs.padded_to(5)
+
+
+def test_wrong_tensors_are_refused() -> None:
+    pairs = make()
+    with pytest.raises(ValueError, match=r"\(P, 2, n, n\)"):
+        GraphPairs(pairs.adjacency_P2nn[:, 0], pairs.size_P, pairs.wl_score_P)
+    with pytest.raises(ValueError, match="uint8"):
+        GraphPairs(pairs.adjacency_P2nn.float(), pairs.size_P, pairs.wl_score_P)
+    with pytest.raises(ValueError, match="wl_score_P"):
+        GraphPairs(pairs.adjacency_P2nn, pairs.size_P, pairs.wl_score_P[:3])
+
+
+@pytest.mark.parametrize(("wanted", "positives"), [(1, 0), (2, 1), (7, 3), (10, 5), (40, 20), (41, 20)])
+def test_truncation_is_balanced(wanted: int, positives: int) -> None:
+    """The data are ordered by class, so that taking the head would leave one class only."""
+    kept = make(60).truncate(wanted, seed=1)
+    assert len(kept) == wanted
+    assert int(kept.y_P.sum()) == positives
+
+
+def test_truncation_fills_up_when_a_class_runs_out() -> None:
+    pairs = make(60)
+    few_positives = pairs.select(list(range(25, 60)))  # 5 positive, 30 negative
+    assert int(few_positives.truncate(20, 0).y_P.sum()) == 5
+    assert len(few_positives.truncate(20, 0)) == 20
+    few_negatives = pairs.select(list(range(33)))  # 30 positive, 3 negative
+    assert int(few_negatives.truncate(20, 0).y_P.sum()) == 17
+    for wanted in (35, 1000):
+        assert len(few_positives.truncate(wanted, 0)) == 35
+        assert int(few_positives.truncate(wanted, 0).y_P.sum()) == 5
+    with pytest.raises(UserError, match="at least 1"):
+        pairs.truncate(0, 0)
+
+
+def test_truncation_is_seeded_mixed_and_nested() -> None:
+    pairs = make(200)
+    assert same(pairs.truncate(50, 3), pairs.truncate(50, 3))
+    assert not same(pairs.truncate(50, 3), pairs.truncate(50, 4))
+    label = pairs.truncate(100, 0).y_P
+    assert 15 < int(label[:50].sum()) < 35
+    numbered = GraphPairs(pairs.adjacency_P2nn, torch.arange(200), pairs.wl_score_P)  # sizes as names
+    small, large = (set(numbered.truncate(wanted, 3).size_P.tolist()) for wanted in (50, 80))
+    assert len(small) == 50
+    assert small < large
+
+
+# ------------------------------------------------------------------------------------------------------- round trips
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 20), st.integers(0, 1000), st.integers(3, 9))
+def test_raw_round_trip(num_pairs: int, seed: int, largest: int) -> None:
+    pairs = make(num_pairs, seed, largest)
+    assert same(from_raw(to_raw(pairs), Path("x")), pairs)
+
+
+def test_raw_layout() -> None:
+    """One path 0 - 1 - 2 and one single edge, written out by hand."""
+    adjacency = torch.zeros(2, 2, 3, 3, dtype=torch.uint8)
+    for i, j in ((0, 1), (1, 2)):
+        adjacency[0, 0, i, j] = adjacency[0, 0, j, i] = 1
+    adjacency[1, 0, 0, 2] = adjacency[1, 0, 2, 0] = 1
+    raw = to_raw(GraphPairs(adjacency, torch.tensor([3, 3]), torch.tensor([1, 1], dtype=torch.int32)))
+    assert raw["edge_index_a"].tolist() == [[0, 1, 1, 2, 0, 2], [1, 0, 2, 1, 2, 0]]
+    assert raw["slices_a"].tolist() == [0, 4, 6]
+    assert raw["edge_index_b"].shape == (2, 0)
+    assert raw["slices_b"].tolist() == [0, 0, 0]
+    assert {key: str(raw[key].dtype) for key in RAW_KEYS} == {
+        "edge_index_a": "int64",
+        "edge_index_b": "int64",
+        "slices_a": "int64",
+        "slices_b": "int64",
+        "wl_scores": "int32",
+        "sizes_a": "int32",
+        "sizes_b": "int32",
+    }
+
+
+def test_three_kinds_of_files(tmp_path: Path) -> None:
+    pairs = make()
+    raw = to_raw(pairs)
+    save_pairs(pairs, tmp_path / "own.pairs.npz")
+    for path in (tmp_path / "own.pairs.npz", write_npz(raw, tmp_path), write_pt(raw, tmp_path), tmp_path):
+        assert same(load_pairs(path), pairs)
+        assert same(load_pairs(str(path)), pairs)
+
+
+def test_files_are_told_apart_by_content(tmp_path: Path) -> None:
+    pairs = make()
+    save_pairs(pairs, tmp_path / "own.data")
+    write_pt(to_raw(pairs), tmp_path).rename(tmp_path / "torch.npz")
+    write_npz(to_raw(pairs), tmp_path).rename(tmp_path / "numpy.pt")
+    for name in ("own.data", "torch.npz", "numpy.pt"):
+        assert same(load_pairs(tmp_path / name), pairs)
+
+
+def test_old_torch_files_and_raw_folders(tmp_path: Path) -> None:
+    pairs = make()
+    (tmp_path / "raw").mkdir()
+    raw = {key: torch.from_numpy(value) for key, value in to_raw(pairs).items()}
+    torch.save(raw, tmp_path / "raw" / "data.pt", _use_new_zipfile_serialization=False)
+    assert same(load_pairs(tmp_path), pairs)
+
+
+def test_edge_order_and_types_do_not_matter(tmp_path: Path) -> None:
+    pairs = make()
+    raw = to_raw(pairs)
+    for name in "ab":
+        for start, stop in zip(raw[f"slices_{name}"], raw[f"slices_{name}"][1:], strict=False):
+            raw[f"edge_index_{name}"][:, start:stop] = raw[f"edge_index_{name}"][:, start:stop][:, ::-1].copy()
+    narrow = {key: value.astype(np.int8 if key == "wl_scores" else np.uint16) for key, value in raw.items()}
+    assert same(load_pairs(write_npz(narrow, tmp_path)), pairs)
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test split is not at hand")
+def test_published_split(tmp_path: Path) -> None:
+    pairs = load_pairs(PUBLISHED)
+    assert pairs.adjacency_P2nn.shape == (1000, 2, 11, 11)
+    assert torch.unique(pairs.wl_score_P, return_counts=True)[1].tolist() == [500, 40, 100, 354, 6]
+    assert int(pairs.y_P.sum()) == 500
+    with np.load(PUBLISHED) as published:
+        raw = to_raw(pairs)
+        assert all(raw[key].dtype == published[key].dtype for key in RAW_KEYS)
+        assert all(np.array_equal(raw[key], published[key]) for key in RAW_KEYS if "edge" not in key)
+    save_pairs(pairs, tmp_path / "own.npz")
+    assert same(load_pairs(tmp_path / "own.npz"), pairs)
+
+
+# --------------------------------------------------------------------------------------------------- malformed files
+
+
+def change(key: str, function: Callable[[np.ndarray], Any]) -> Callable[[Raw], None]:
+    def spoil(raw: Raw) -> None:
+        raw[key] = np.asarray(function(raw[key].copy()))
+
+    return spoil
+
+
+def put(key: str, place: Any, value: Any) -> Callable[[Raw], None]:
+    def at(array: np.ndarray) -> np.ndarray:
+        array[place] = value
+        return array
+
+    return change(key, at)
+
+
+def drop_reverse(raw: Raw) -> None:
+    """Takes one direction of the first edge of the first pair's second graph away."""
+    raw["edge_index_b"] = raw["edge_index_b"][:, 1:]
+    raw["slices_b"] = np.maximum(raw["slices_b"] - 1, 0)
+
+
+def repeat_edges(raw: Raw) -> None:
+    raw["edge_index_a"] = np.concatenate([raw["edge_index_a"][:, :1], raw["edge_index_a"]], axis=1)
+    raw["slices_a"] = raw["slices_a"] + (np.arange(len(raw["slices_a"])) > 0)
+
+
+def no_pairs(raw: Raw) -> None:
+    for name in "ab":
+        raw[f"edge_index_{name}"] = raw[f"edge_index_{name}"][:, :0]
+        raw[f"slices_{name}"] = np.zeros(1, dtype=np.int64)
+        raw[f"sizes_{name}"] = raw[f"sizes_{name}"][:0]
+    raw["wl_scores"] = raw["wl_scores"][:0]
+
+
+MALFORMED: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
+    **{f"{key} missing": (lambda raw, key=key: raw.pop(key), key, "is missing") for key in RAW_KEYS},
+    **{f"{key} floats": (change(key, lambda a: a.astype(np.float32)), key, "float32") for key in RAW_KEYS},
+    "edges of wrong shape": (change("edge_index_a", lambda a: a.T), "edge_index_a", "shape"),
+    "edges flat": (change("edge_index_b", lambda a: a.ravel()), "edge_index_b", "shape"),
+    "slices short": (change("slices_a", lambda a: a[:-1]), "slices_a", "(12,)"),
+    "slices two-dimensional": (change("slices_b", lambda a: a[:, None]), "slices_b", "shape"),
+    "slices fall": (put("slices_a", 3, 0), "slices_a", "falls after entry 2"),
+    "slices start late": (put("slices_b", 0, 1), "slices_b", "runs from 1"),
+    "slices end early": (change("slices_a", lambda a: np.minimum(a, a[-1] - 2)), "slices_a", "from 0 to"),
+    "slices run past the end": (put("slices_b", -1, 10_000), "slices_b", "10000"),
+    "scores short": (change("wl_scores", lambda a: a[:-1]), "wl_scores", "(11,)"),
+    "scores long": (change("wl_scores", lambda a: np.append(a, 1)), "wl_scores", "(13,)"),
+    "scores two-dimensional": (change("wl_scores", lambda a: a[:, None]), "wl_scores", "(12, 1)"),
+    "score 0": (put("wl_scores", 4, 0), "wl_scores", "is 0 at pair 4"),
+    "score -2": (put("wl_scores", 5, -2), "wl_scores", "is -2 at pair 5"),
+    "sizes short": (change("sizes_a", lambda a: a[:-1]), "sizes_a", "(11,)"),
+    "sizes differ": (put("sizes_b", 2, 9), "sizes_b", "at pair 2"),
+    "node past the size": (put("edge_index_a", (0, 0), 6), "edge_index_a", "6 -> 1 of pair 0"),
+    "negative node": (put("edge_index_b", (1, 0), -1), "edge_index_b", "0 -> -1 of pair 0"),
+    "self-loop": (put("edge_index_a", (1, 0), 0), "edge_index_a", "0 -> 0 of pair 0 is a self-loop"),
+    "one direction": (drop_reverse, "edge_index_b", "1 -> 0 of pair 0 lacks its reverse"),
+    "edge twice": (repeat_edges, "edge_index_a", "more than once"),
+    "no pairs": (no_pairs, "wl_scores", "holds no pairs"),
+    "no nodes": (lambda raw: [put(f"sizes_{s}", 1, 0)(raw) for s in "ab"], "sizes_a", "0 nodes"),
+    "giant graph": (lambda raw: [put(f"sizes_{s}", 1, 2**30)(raw) for s in "ab"], "sizes_a", str(2**30)),
+}
+
+
+@pytest.mark.parametrize("write", [write_npz, write_pt])
+@pytest.mark.parametrize("name", list(MALFORMED))
+def test_malformed_content(tmp_path: Path, name: str, write: Callable[[Raw, Path], Path]) -> None:
+    spoil, key, fault = MALFORMED[name]
+    raw = to_raw(make())
+    spoil(raw)
+    message = message_of(write({k: np.ascontiguousarray(v) for k, v in raw.items()}, tmp_path))
+    assert f": {key}: " in message
+    assert fault in message
+    assert "expected: " in message
+
+
+def test_node_of_a_padded_place_is_refused(tmp_path: Path) -> None:
+    """A node id that other, larger graphs of the file have, but not this one."""
+    raw = to_raw(make())
+    pair = int(np.flatnonzero(raw["sizes_a"] < 6)[0])
+    raw["edge_index_a"][0, raw["slices_a"][pair]] = 5
+    assert f"of pair {pair} names a node" in message_of(write_npz(raw, tmp_path))
+
+
+def test_missing_places(tmp_path: Path) -> None:
+    assert "no such file" in message_of(tmp_path / "absent.npz")
+    assert "raw/data.pt" in message_of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["own", "npz", "pt"])
+def test_truncated_files(tmp_path: Path, kind: str) -> None:
+    pairs = make()
+    if kind == "own":
+        path = tmp_path / "own.pairs.npz"
+        save_pairs(pairs, path)
+    else:
+        path = {"npz": write_npz, "pt": write_pt}[kind](to_raw(pairs), tmp_path)
+    whole = path.read_bytes()
+    for length in [0, 1, 10, *range(100, len(whole), len(whole) // 15), len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        assert "cannot be read" in message_of(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04 nonsense", pickle.dumps({"a": 1}, protocol=2)])
+@pytest.mark.parametrize("name", ["data.pt", "data.npz", "data"])
+def test_other_files(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    message_of(tmp_path / name)
+
+
+def test_other_archives(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("readme.txt", "not this one")
+    assert "cannot be read" in message_of(tmp_path / "data.npz")
+    torch.save([1, 2], tmp_path / "list.pt")
+    assert "is a list" in message_of(tmp_path / "list.pt")
+    torch.save(dict.fromkeys(RAW_KEYS, 3), tmp_path / "ints.pt")
+    assert "edge_index_a: is a int" in message_of(tmp_path / "ints.pt")
+
+
+class Bomb:
+    """Unpickling it writes a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> Any:
+        return Path.write_text, (self.target, "it ran")
+
+
+def test_no_file_can_run_code(tmp_path: Path) -> None:
+    target = tmp_path / "ran"
+    raw = to_raw(make())
+    torch.save({**raw, "wl_scores": Bomb(target)}, tmp_path / "data.pt")
+    np.savez(tmp_path / "plain.npz", **{**raw, "wl_scores": np.array([Bomb(target)], dtype=object)})
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(Bomb(target)))
+    for name in ("data.pt", "plain.npz", "pickle.npz"):
+        message_of(tmp_path / name)
+    assert not target.exists()
+
+
+# --------------------------------------------------------------------------------------------------------- own format
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    """The file's arrays again, with some replaced (None takes one away)."""
+    with np.load(path) as archive:
+        content = {key: archive[key] for key in archive.files} | changes
+    np.savez_compressed(path, **{key: value for key, value in content.items() if value is not None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "key", "fault"),
+    [
+        ({"version": np.array(dataset.VERSION + 1)}, "version", "newer"),
+        ({"version": np.array(0)}, "version", "expected: a number"),
+        ({"version": np.array("one")}, "version", "expected: a number"),
+        ({"version": None}, "version", "missing"),
+        ({"format": np.array("something else")}, "format", "something else"),
+        ({"checksum": None}, "checksum", "missing"),
+        ({"wl_scores": np.full(12, 2, dtype=np.int32)}, "checksum", "does not fit"),
+        ({"checksum": np.array("0" * 64)}, "checksum", "does not fit"),
+        ({"slices_b": None}, "slices_b", "missing"),
+    ],
+)
+def test_own_format_is_checked(tmp_path: Path, changes: dict[str, Any], key: str, fault: str) -> None:
+    path = tmp_path / "own.pairs.npz"
+    save_pairs(make(), path)
+    rewrite(path)
+    load_pairs(path)
+    rewrite(path, **changes)
+    message = message_of(path)
+    assert f": {key}: " in message
+    assert fault in message
+
+
+def test_a_newer_version_is_named_before_its_unknown_keys(tmp_path: Path) -> None:
+    path = tmp_path / "own.pairs.npz"
+    save_pairs(make(), path)
+    rewrite(path, version=np.array(99), **dict.fromkeys(RAW_KEYS))
+    assert "version: is 99" in message_of(path)
+
+
+def test_same_pairs_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.npz", "b.npz"):
+        save_pairs(make(), tmp_path / name)
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_plain_readers_can_read_our_format(tmp_path: Path) -> None:
+    save_pairs(make(), tmp_path / "own.npz")
+    with np.load(tmp_path / "own.npz", allow_pickle=False) as archive:
+        assert all(np.array_equal(archive[key], value) for key, value in to_raw(make()).items())
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "own.npz"
+    save_pairs(make(seed=1), path)
+
+    def half(file: Any, **_: Any) -> None:
+        file.write(b"half a file")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", half)
+    with pytest.raises(UserError, match=f"{path}: cannot be written.*No space left"):
+        save_pairs(make(seed=2), path)
+    assert same(load_pairs(path), make(seed=1))
+    assert [p.name for p in tmp_path.iterdir()] == ["own.npz"]
+
+
+def test_a_new_file_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    """The old bytes are never overwritten: whoever has them open, or a second name for them, still reads all of them."""
+    save_pairs(make(seed=1), tmp_path / "own.npz")
+    (tmp_path / "kept.npz").hardlink_to(tmp_path / "own.npz")
+    save_pairs(make(seed=2), tmp_path / "own.npz")
+    assert same(load_pairs(tmp_path / "kept.npz"), make(seed=1))
+    assert same(load_pairs(tmp_path / "own.npz"), make(seed=2))
+
+
+def test_places_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder.npz").mkdir()
+    for path in (tmp_path / "file" / "x.npz", tmp_path / "folder.npz"):
+        with pytest.raises(UserError, match="cannot be written"):
+            save_pairs(make(), path)
+    assert list((tmp_path / "folder.npz").iterdir()) == []
+    save_pairs(make(), tmp_path / "new" / "folders" / "x.npz")
+    assert same(load_pairs(tmp_path / "new" / "folders" / "x.npz"), make())

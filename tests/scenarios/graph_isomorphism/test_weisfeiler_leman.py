@@ -1,0 +1,207 @@
+"""Colour refinement against a slow implementation that shares nothing with it, against networkx, and on published data."""
+
+from collections import Counter
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nip_ray.scenarios.graph_isomorphism.dataset import load_pairs
+from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import colour_hashes, graph_hashes, refine, wl_ceiling, wl_scores
+
+PUBLISHED = Path(__file__).parents[3] / "../shared/data/graph_isomorphism/eru10000_test.npz"
+
+
+def slow_colours(graph: nx.Graph, rounds: int) -> list[dict[int, object]]:
+    """Colours as nested tuples, which say everything about how they came about."""
+    colours: list[dict[int, object]] = [dict.fromkeys(graph, ())]
+    for _ in range(rounds):
+        last = colours[-1]
+        colours.append({v: (last[v], tuple(sorted((last[u] for u in graph[v]), key=repr))) for v in graph})
+    return colours
+
+
+def slow_score(first: nx.Graph, second: nx.Graph, max_rounds: int) -> int:
+    both = zip(slow_colours(first, max_rounds), slow_colours(second, max_rounds), strict=True)
+    for round_, (one, other) in enumerate(both):
+        if Counter(one.values()) != Counter(other.values()):
+            return round_
+    return -1
+
+
+def batch(pairs: list[tuple[nx.Graph, nx.Graph]], padding: int = 0, junk: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    n = max(len(a) for a, _ in pairs) + padding
+    adjacency = torch.full((len(pairs), 2, n, n), int(junk), dtype=torch.uint8)
+    for i, pair in enumerate(pairs):
+        for side, graph in enumerate(pair):
+            adjacency[i, side, : len(graph), : len(graph)] = torch.from_numpy(nx.to_numpy_array(graph, dtype=np.uint8))
+    return adjacency, torch.tensor([len(a) for a, _ in pairs])
+
+
+@st.composite
+def graph_pairs(draw: st.DrawFn) -> tuple[nx.Graph, nx.Graph]:
+    """Independent graphs, relabelled copies, copies with two edges crossed (same degrees), and regular graphs."""
+    n = draw(st.integers(2, 9))
+    seed = draw(st.integers(0, 2**31))
+    rng = np.random.default_rng(seed)
+    kind = draw(st.sampled_from(["independent", "copy", "crossed", "regular"]))
+    if kind == "regular":
+        degree = draw(st.integers(0, n - 1).filter(lambda d: d * n % 2 == 0))
+        return nx.random_regular_graph(degree, n, seed=seed), nx.random_regular_graph(degree, n, seed=seed + 1)
+    graph = nx.gnp_random_graph(n, draw(st.sampled_from([0.2, 0.5, 0.8])), seed=seed)
+    if kind == "independent":
+        return graph, nx.gnp_random_graph(n, 0.5, seed=seed + 1)
+    other = nx.relabel_nodes(graph, dict(enumerate(rng.permutation(n).tolist())))
+    other = nx.from_numpy_array(nx.to_numpy_array(other, nodelist=range(n)))
+    if kind == "crossed" and n >= 4 and graph.number_of_edges() >= 2 and graph.number_of_edges() < n * (n - 1) // 2:
+        with suppress(nx.NetworkXException):
+            nx.double_edge_swap(other, 1, max_tries=50, seed=seed)
+    return graph, other
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(graph_pairs(), min_size=1, max_size=8), st.integers(1, 5), st.integers(0, 2), st.booleans())
+def test_scores_agree_with_nested_tuples(pairs: list[tuple[nx.Graph, nx.Graph]], rounds: int, padding: int, junk: bool) -> None:
+    """Also with junk in the padding, which must be ignored."""
+    found = wl_scores(*batch(pairs, padding, junk), max_rounds=rounds)
+    assert found.dtype == torch.int32
+    assert found.tolist() == [slow_score(a, b, rounds) for a, b in pairs]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(graph_pairs(), min_size=1, max_size=4))
+def test_refine_names_the_same_partition_as_nested_tuples(pairs: list[tuple[nx.Graph, nx.Graph]]) -> None:
+    adjacency, size = batch(pairs, padding=1, junk=True)
+    fast = list(refine(adjacency, size, 4))
+    assert len(fast) == 5
+    for i, (a, b) in enumerate(pairs):
+        for colour, slow_a, slow_b in zip(fast, slow_colours(a, 4), slow_colours(b, 4), strict=True):
+            names = colour[i, 0, : len(a)].tolist() + colour[i, 1, : len(b)].tolist()
+            slow = [slow_a[v] for v in range(len(a))] + [slow_b[v] for v in range(len(b))]
+            assert len(set(zip(names, slow, strict=True))) == len(set(names)) == len(set(slow))
+            assert (colour[i, :, len(a) :] == -1).all()
+
+
+def test_regular_graphs_are_never_separated() -> None:
+    hexagon, triangles = nx.cycle_graph(6), nx.disjoint_union(nx.cycle_graph(3), nx.cycle_graph(3))
+    cubic = [nx.random_regular_graph(3, 10, seed=seed) for seed in range(6)]
+    pairs = [(hexagon, triangles), *pairwise(cubic)]
+    assert wl_scores(*batch(pairs), max_rounds=50).tolist() == [-1] * len(pairs)
+    assert wl_scores(*batch([(hexagon, nx.path_graph(6))])).tolist() == [1]
+
+
+@pytest.mark.parametrize("n", [40, 170])
+def test_many_rounds_and_large_graphs(n: int) -> None:
+    """Paths with an extra leaf, whose place is noticed only as far from the ends as it is; 170 nodes take the float64 way.
+    Their complements have the same scores, and numbers as large as they can get."""
+    one, other = nx.path_graph(n - 1), nx.path_graph(n - 1)
+    one.add_edge(n // 3, n - 1)
+    other.add_edge(n // 3 + 1, n - 1)
+    expected = slow_score_by_numbers(one, other)
+    assert expected > 5
+    dense = (nx.complement(one), nx.complement(other))
+    assert wl_scores(*batch([(one, other), dense]), max_rounds=n).tolist() == [expected, expected]
+    assert wl_scores(*batch([(one, other)]), max_rounds=expected - 1).tolist() == [-1]
+
+
+def slow_score_by_numbers(first: nx.Graph, second: nx.Graph) -> int:
+    """Like `slow_score`, with colours renamed to numbers in every round: nested tuples grow exponentially."""
+    graph = nx.disjoint_union(first, second)
+    colour = dict.fromkeys(graph, 0)
+    for round_ in range(1, len(graph)):
+        signature = {v: (colour[v], tuple(sorted(colour[u] for u in graph[v]))) for v in graph}
+        names = {s: i for i, s in enumerate(sorted(set(signature.values())))}
+        colour = {v: names[signature[v]] for v in graph}
+        if Counter(colour[v] for v in range(len(first))) != Counter(colour[v] for v in range(len(first), len(graph))):
+            return round_
+    return -1
+
+
+def test_all_small_graphs() -> None:
+    """Against networkx's catalogue of all graphs up to 7 nodes: which scores exist at all (the generator relies on this)."""
+    for n, expected in ((5, {1, 2}), (6, {-1, 1, 2}), (7, {-1, 1, 2, 3, 4})):
+        graphs = [g for g in nx.graph_atlas_g() if len(g) == n]
+        adjacency = np.stack([nx.to_numpy_array(g, dtype=np.uint8) for g in graphs])
+        first, second = np.triu_indices(len(graphs), 1)
+        same_edges = adjacency.sum((1, 2))[first] == adjacency.sum((1, 2))[second]
+        first, second = first[same_edges], second[same_edges]
+        pairs = torch.from_numpy(np.stack([adjacency[first], adjacency[second]], axis=1))
+        scores = wl_scores(pairs, torch.full((len(first),), n))
+        assert set(scores.tolist()) == expected
+        if n == 7:
+            assert int((scores >= 3).sum()) == 84
+        # Different graphs of the catalogue are not isomorphic: the finer hash must tell (nearly) all of them apart.
+        hashes = graph_hashes(adjacency, np.full(len(graphs), n))
+        assert len(np.unique(hashes)) == len(graphs)
+
+
+def test_shapes_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"\(P, 2, n, n\)"):
+        wl_scores(torch.zeros(3, 4, 4), torch.ones(3))
+    with pytest.raises(ValueError, match="size has shape"):
+        wl_scores(torch.zeros(3, 2, 4, 4), torch.ones(2))
+    assert wl_scores(torch.zeros(0, 2, 4, 4), torch.ones(0)).shape == (0,)
+
+
+# ------------------------------------------------------------------------------------------------------------ hashes
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph_pairs())
+def test_hashes_follow_the_exact_scores(pair: tuple[nx.Graph, nx.Graph]) -> None:
+    """Equal colours give equal hashes for certain; that different colours give different ones is only (very) likely."""
+    n = len(pair[0])
+    adjacency, size = batch([pair])
+    upper = adjacency[0].numpy()[:, *np.triu_indices(n, 1)].astype(bool)
+    equal = [bool(row[0] == row[1]) for row in colour_hashes(upper.T, n, 5)]
+    score = int(wl_scores(adjacency, size)[0])
+    assert equal == [score == -1 or round_ < score for round_ in range(1, 6)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(graph_pairs(), st.integers(0, 3))
+def test_graph_hashes_are_invariant_and_fine(pair: tuple[nx.Graph, nx.Graph], padding: int) -> None:
+    adjacency, size = batch([pair], padding, junk=True)
+    other, _ = batch([pair])
+    hashes = graph_hashes(adjacency[0].numpy(), size.repeat(2).numpy())
+    assert (hashes == graph_hashes(other[0].numpy(), size.repeat(2).numpy())).all()
+    if nx.is_isomorphic(*pair):
+        assert hashes[0] == hashes[1]
+    elif int(wl_scores(other, size)[0]) != -1:
+        assert hashes[0] != hashes[1]
+
+
+def test_graph_hashes_tell_what_colours_cannot() -> None:
+    hexagon, triangles = nx.cycle_graph(6), nx.disjoint_union(nx.cycle_graph(3), nx.cycle_graph(3))
+    adjacency, size = batch([(hexagon, triangles)])
+    assert len(set(graph_hashes(adjacency[0].numpy(), size.repeat(2).numpy()))) == 2
+    # nodes that nobody is joined to count too
+    empty = np.zeros((2, 4, 4), dtype=np.uint8)
+    assert len(set(graph_hashes(empty, np.array([3, 4])))) == 2
+
+
+# ----------------------------------------------------------------------------------------------- published data, ceiling
+
+
+@pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test split is not at hand")
+def test_published_scores_are_reproduced() -> None:
+    pairs = load_pairs(PUBLISHED)
+    assert wl_scores(pairs.adjacency_P2nn, pairs.size_P).equal(pairs.wl_score_P)
+    assert [round(wl_ceiling(pairs.wl_score_P, layers), 6) for layers in (0, 1, 2, 3, 4, 5)] == [0.5, 0.54, 0.64, 0.994, 1.0, 1.0]
+
+
+def test_ceiling() -> None:
+    score = torch.tensor([-1, -1, -1, 1, 2, 2, 3, 3, 3, 3], dtype=torch.int32)
+    assert wl_ceiling(score, 0) == 0.7  # says "not isomorphic" to all
+    assert wl_ceiling(score, 1) == 0.7
+    assert wl_ceiling(score, 2) == 0.7  # 3 told apart, and 4 of 7 by saying "not isomorphic"
+    assert wl_ceiling(score, 3) == 1.0
+    assert wl_ceiling(score[:7], 2) == 6 / 7
+    with pytest.raises(ValueError, match="at least one"):
+        wl_ceiling(score[:0], 2)

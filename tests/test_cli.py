@@ -1,0 +1,324 @@
+"""The command line: what it accepts, prints and exits with. Training and evaluating are stand-ins here; their own tests are elsewhere."""
+
+import json
+import subprocess
+import sys
+import time
+import types
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+import nip_ray
+from nip_ray.cli import app
+from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.errors import TrainingError, UserError
+
+ROOT = Path(__file__).resolve().parents[1]
+TUNE_CONFIGS = sorted((ROOT / "tune_configs").glob("*.yaml"))
+QUICKSTART = str(ROOT / "tune_configs" / "quickstart.yaml")
+
+
+def call(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def one_line_error(result: Result, code: int = 2) -> str:
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+@dataclass(frozen=True)
+class Played:
+    run_dir: Path
+    metrics: dict[str, Any]
+    iterations: int
+
+
+class Runs:
+    """Stands in for nip_ray.runs: notes the calls, leaves a run folder behind, and raises `error` if there is one."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.error: BaseException | None = None
+
+    def run_experiment(self, config: Any, run_dir: Path | None = None, *, quiet: bool = False) -> Played:
+        assert run_dir is not None
+        self.calls.append(("train", config, run_dir, quiet))
+        run_dir.mkdir(parents=True)
+        (run_dir / "config.yaml").write_text("name: a\n")
+        return self._end(run_dir, config.iterations)
+
+    def resume_experiment(self, run_dir: Path, *, iterations: int | None = None, quiet: bool = False) -> Played:
+        self.calls.append(("resume", run_dir, iterations, quiet))
+        return self._end(run_dir, iterations or 7)
+
+    def evaluate_run(self, run_dir: Path, *, dataset: Path | None = None, checkpoint: int | None = None, seed: int | None = None) -> Any:
+        print("a library talks")
+        self.calls.append(("evaluate", run_dir, dataset, checkpoint, seed))
+        if self.error:
+            raise self.error
+        return {"eval/verifier/accuracy": 0.75, "n": 100, "eval/verifier/soundness": float("nan"), "dataset": "test"}
+
+    def _end(self, run_dir: Path, iterations: int) -> Played:
+        if self.error:
+            raise self.error
+        (run_dir / "report.html").write_text("")
+        return Played(run_dir, {"eval/verifier/accuracy": 0.75, "eval/verifier/accuracy/wl_score=2": 0.1, "env_steps": 9}, iterations)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
+    made = Runs()
+    for module, names in {"experiment": ("run_experiment", "resume_experiment"), "evaluate": ("evaluate_run",)}.items():
+        stand_in = types.ModuleType(f"nip_ray.runs.{module}")
+        for name in names:
+            setattr(stand_in, name, getattr(made, name))
+        monkeypatch.setitem(sys.modules, f"nip_ray.runs.{module}", stand_in)
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    folder = tmp_path / "a-run"
+    folder.mkdir()
+    (folder / "config.yaml").write_text("name: a\n")
+    return folder
+
+
+# --------------------------------------------------------------------------------------------------------------- in general
+
+
+def test_help_is_instant() -> None:
+    """Under a second, the start of Python included; the best of three, since other things may run here."""
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "nip_ray.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
+        seconds.append(time.perf_counter() - start)
+        assert "train" in done.stdout
+    assert min(seconds) < 1.0
+
+
+def test_a_refused_config_loads_nothing_heavy() -> None:
+    source = f"""
+import sys
+from typer.testing import CliRunner
+from nip_ray.cli import app
+codes = [CliRunner().invoke(app, ["train", {QUICKSTART!r}, *more]).exit_code for more in (
+    ["--dry-run"], ["--set", "algorithm.minibatch_size=1"], ["--set", "protocol.nme=1"], ["--set", "protocol.name=chess"])]
+codes.append(CliRunner().invoke(app, ["schema"]).exit_code)
+print(codes, sorted({{"torch", "ray", "numpy", "matplotlib"}} & set(sys.modules)))
+"""
+    start = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[0, 2, 2, 2, 0] []"
+    assert time.perf_counter() - start < 5
+
+
+def test_version() -> None:
+    result = call("--version")
+    assert (result.exit_code, result.stdout.strip()) == (0, f"nip-ray {nip_ray.__version__}")
+
+
+@pytest.mark.parametrize("verb", [[], ["train"], ["resume"], ["evaluate"], ["report"], ["data"], ["data", "graph-isomorphism"], ["schema"]])
+def test_every_verb_has_help(verb: list[str]) -> None:
+    result = call(*verb, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["trian"], ["train"], ["train", QUICKSTART, "--iterations", "many"], ["train", QUICKSTART, "--nope"], ["data", "graph-isomorphism"]],
+)
+def test_wrong_usage_exits_2(arguments: list[str]) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+# ------------------------------------------------------------------------------------------------------------------ train
+
+
+@pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
+def test_dry_run_of_every_shipped_config(path: Path) -> None:
+    result = call("train", path, "--dry-run")
+    assert result.exit_code == 0, result.output
+    assert config_from_dict(yaml.safe_load(result.stdout)) == load_config(path)
+    assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), "its header says how to run it"
+
+
+def test_flags_and_settings_reach_the_config() -> None:
+    settings = ["--set", "scenario.agents.prover.d_gnn=32", "--set", "algorithm.lr=1e-4", "--set", "iterations=3"]
+    result = call("train", QUICKSTART, "--dry-run", *settings, "--iterations", "5", "--seed", "9")
+    config = config_from_dict(yaml.safe_load(result.stdout))
+    assert (config.iterations, config.seed, config.algorithm.lr) == (5, 9, 1e-4)
+    assert config == load_config(QUICKSTART, ["scenario.agents.prover.d_gnn=32", "algorithm.lr=1e-4", "iterations=5", "seed=9"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nowhere.yaml"], "nowhere.yaml: no such file"),
+        ([QUICKSTART, "--set", "algorithm.learning_rate=1"], "algorithm.learning_rate: unknown key"),
+        ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),
+        ([QUICKSTART, "--set", "protocol.name=adp", "--set", "protocol.max_rounds=5"], "protocol.max_rounds: got 5, but adp always has 2"),
+        ([QUICKSTART, "--set", "seed"], "must look like key.subkey=value"),
+        ([QUICKSTART, "--iterations", "0"], "iterations: got 0, expected integer >= 1"),
+        ([QUICKSTART, "--seed", "-1"], "seed: got -1, expected integer >= 0"),
+    ],
+)
+def test_mistakes_exit_2_with_one_line(arguments: list[str], said: str) -> None:
+    line = one_line_error(call("train", *arguments))
+    assert line.startswith("error: ")
+    assert said in line
+
+
+def test_run_folders(runs: Runs) -> None:
+    """Without --run-dir a free name is chosen; a folder that was asked for must be new or empty."""
+    folders = [call("train", QUICKSTART, "--seed", "3").exit_code for _ in range(3)]
+    assert folders == [0, 0, 0]
+    assert [str(made[2]) for made in runs.calls] == ["runs/quickstart-seed3", "runs/quickstart-seed3-2", "runs/quickstart-seed3-3"]
+    assert "`nip-ray resume runs/quickstart-seed3` goes on" in one_line_error(
+        call("train", QUICKSTART, "--run-dir", "runs/quickstart-seed3")
+    )
+    Path("other").mkdir()
+    Path("other/file").touch()
+    line = one_line_error(call("train", QUICKSTART, "--run-dir", "other"))
+    assert "is not empty" in line
+    assert "resume" not in line
+    assert "is a file" in one_line_error(call("train", QUICKSTART, "--run-dir", "other/file"))
+    assert len(runs.calls) == 3
+
+
+def test_what_train_prints(runs: Runs) -> None:
+    result = call("train", QUICKSTART, "--run-dir", "here")
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    assert "eval/verifier/accuracy" in result.stdout
+    assert "0.7500" in result.stdout
+    assert "wl_score" not in result.stdout
+    assert "here/report.html" in result.stdout
+    quiet = call("train", QUICKSTART, "--quiet")
+    assert (quiet.exit_code, quiet.output) == (0, "")
+    assert [made[3] for made in runs.calls] == [False, True]
+
+
+@pytest.mark.parametrize("verb", ["train", "resume"])
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (UserError("pairs.npz: truncated\nmake it anew"), 2, "error: pairs.npz: truncated; make it anew"),
+        (TrainingError("a NaN in iteration 3"), 1, "error: a NaN in iteration 3"),
+        (KeyboardInterrupt(), 130, "interrupted, `nip-ray resume here` goes on"),
+    ],
+)
+def test_errors_of_a_run(runs: Runs, verb: str, error: BaseException, code: int, said: str) -> None:
+    if verb == "resume":
+        call("train", QUICKSTART, "--run-dir", "here")
+    runs.error = error
+    result = call("resume", "here") if verb == "resume" else call("train", QUICKSTART, "--run-dir", "here")
+    assert one_line_error(result, code) == said
+
+
+def test_unknown_errors_keep_their_traceback(runs: Runs) -> None:
+    runs.error = RuntimeError("a defect of ours")
+    result = call("train", QUICKSTART)
+    assert result.exit_code == 1
+    assert isinstance(result.exception, RuntimeError)
+
+
+# ----------------------------------------------------------------------------------------------------- verbs on a run folder
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate", "report"])
+def test_no_run_there(verb: str, tmp_path: Path) -> None:
+    assert "no such folder" in one_line_error(call(verb, tmp_path / "nowhere"))
+    assert "it has no config.yaml" in one_line_error(call(verb, tmp_path))
+
+
+def test_resume(runs: Runs, run_dir: Path) -> None:
+    assert call("resume", run_dir).exit_code == 0
+    assert call("resume", run_dir, "--iterations", "50", "--quiet").output == ""
+    assert runs.calls == [("resume", run_dir, None, False), ("resume", run_dir, 50, True)]
+    assert call("resume", run_dir, "--iterations", "0").exit_code == 2
+
+
+def test_evaluate_prints_one_json_object(runs: Runs, run_dir: Path) -> None:
+    result = call("evaluate", run_dir, "--dataset", "pairs.npz", "--json", "--checkpoint", "50", "--seed", "4")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout) == {"eval/verifier/accuracy": 0.75, "n": 100, "eval/verifier/soundness": None, "dataset": "test"}
+    assert "a library talks" in result.stderr
+    assert runs.calls == [("evaluate", run_dir, Path("pairs.npz"), 50, 4)]
+
+
+def test_evaluate_prints_a_table(runs: Runs, run_dir: Path) -> None:
+    result = call("evaluate", run_dir)
+    assert runs.calls == [("evaluate", run_dir, None, None, None)]
+    assert ["eval/verifier/accuracy", "0.7500"] in [line.split() for line in result.stdout.splitlines()]
+    runs.error = UserError("pairs.npz: no such file")
+    assert one_line_error_after_talk(call("evaluate", run_dir, "--json")) == "error: pairs.npz: no such file"
+
+
+def one_line_error_after_talk(result: Result) -> str:
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    return result.stderr.splitlines()[-1]
+
+
+def test_report_says_what_is_missing(run_dir: Path) -> None:
+    assert one_line_error(call("report", run_dir)).startswith("error: ")
+
+
+# --------------------------------------------------------------------------------------------------------- data and schema
+
+
+def test_data_is_written_and_summed_up(tmp_path: Path) -> None:
+    from nip_ray.scenarios.graph_isomorphism.dataset import load_pairs
+
+    common = ["data", "graph-isomorphism", "--pairs", "40", "--seed", "1", "--sizes", "7,8", "--edge-probabilities", "0.4, 0.6"]
+    result = call(*common, "--out", tmp_path / "one", "--test-pairs", "10", "--json")
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout)
+    assert (summary["train"]["pairs"], summary["test"]["pairs"]) == (40, 10)
+    assert set(summary["train"]["sizes"]) == {"7", "8"}
+    assert [len(load_pairs(file)) for file in summary["files"]] == [40, 10]
+
+    table = call(*common, "--out", tmp_path / "two.npz", "--exclude", tmp_path / "one" / "test.pairs.npz")
+    assert table.exit_code == 0, table.output
+    assert "isomorphic" in table.stdout
+    assert "pairs/s" in table.stdout
+    assert str(tmp_path / "two.npz") in table.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--sizes", "7,x"], "--sizes 7,x: expected whole numbers"),
+        (["--sizes", "7.5"], "--sizes 7.5: expected whole numbers"),
+        (["--edge-probabilities", "half"], "--edge-probabilities half: expected numbers"),
+        (["--edge-probabilities", "1.5"], "must lie between 0 and 1"),
+        (["--sizes", "5"], "no pair with score 3 or more has fewer than 7 nodes"),
+        (["--exclude", "nowhere.npz"], "--exclude nowhere.npz: no such file"),
+    ],
+)
+def test_bad_data_requests(tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in one_line_error(call("data", "graph-isomorphism", "--pairs", "40", "--out", tmp_path / "out", *arguments))
+
+
+def test_schema(tmp_path: Path) -> None:
+    printed = call("schema")
+    assert json.loads(printed.stdout)["title"] == "nip_ray experiment"
+    assert call("schema", "--out", tmp_path / "schema.json").output == ""
+    assert (tmp_path / "schema.json").read_text(encoding="utf-8") == printed.stdout
+    assert "cannot be written" in one_line_error(call("schema", "--out", tmp_path / "no" / "schema.json"))
