@@ -1,5 +1,7 @@
 """Small scenarios, networks and rollouts that several tests need."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ TINY: dict[str, Any] = dict(
 
 _TURNS = [(True, False, True), (False, True, True), (True, True, False)]
 ORDERS: list[tuple[str, dict[str, Any]]] = [
-    (name, dict(verifier_first=v, sequential=s, prover0_first=p)) for name in ("debate", "mnip") for v, s, p in _TURNS
+    (name, dict(verifier_first=v, sequential=s, prover0_first=p, max_rounds=5)) for name in ("debate", "mnip") for v, s, p in _TURNS
 ]
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("nip", {}),
@@ -42,6 +44,15 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("multi_channel_test", {}),
 ]
 """Every protocol that a graph isomorphism scenario plays, in several orders, as (name, parameters)."""
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small tensors on a busy machine: two threads wait for each other longer than they work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def protocol_id(value: tuple[str, dict[str, Any]]) -> str:

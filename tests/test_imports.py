@@ -19,7 +19,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MAX_LINES = 600
 
 CORE = ("protocols", "scenarios", "networks", "learning", "play")  # must run with torch and numpy alone
-COMMON = ("errors", "options", "seeding")  # single files that every room may import
+COMMON = ("errors", "seeding", "settings")
 CORE_MAY_USE = {f"nip_ray.{room}" for room in (*CORE, *COMMON)}
 CORE_MAY_NOT_USE = {"ray", "pydantic", "typer", "rich"}
 LIGHT = ("cli", "config")

@@ -42,12 +42,11 @@ class Examination:
         return concatenate(parts)
 
     def metrics(self, rollout: Rollout, prefix: str) -> dict[str, float]:
-        """Flat figures of a rollout under ``prefix/``, with the verifier's ceiling where it is known."""
+        """Flat figures of a rollout under ``prefix/``, with ``eval/verifier/wl_ceiling``, one for greedy and sampled, where it is known."""
         found = rollout_metrics(self.scenario.protocol, rollout, self.scenario.group_I())
+        figures = {f"{prefix}/{name}": value for name, value in found.items()}
         ceiling = self.scenario.ceiling(self.split)
-        if ceiling is not None:
-            found["verifier/wl_ceiling"] = ceiling
-        return {f"{prefix}/{name}": value for name, value in found.items()}
+        return figures if ceiling is None else {**figures, "eval/verifier/wl_ceiling": ceiling}
 
     def record(self, rollout: Rollout) -> dict[str, dict[str, float | int | None]]:
         """The figures of a rollout with intervals."""

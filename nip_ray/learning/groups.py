@@ -1,7 +1,14 @@
-"""Explicit parameter groups: which parameters the actor and the critic own, and their learning-rate factors."""
+"""Explicit parameter groups, and an Adam that keeps an agent's parameters in one flat tensor per learning-rate factor.
 
-from collections.abc import Iterable
+Decisions that matter here:
+- who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
+- small networks have dozens of tensors of a few numbers: norm, clipping, all-reduce and Adam's step then cost more than their
+  gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views of the flat ones.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,37 +24,80 @@ class ParameterGroup:
     lr_factor: float
 
 
-def make_optimizer(groups: Iterable[ParameterGroup], lr: float) -> torch.optim.Optimizer | None:
-    """Adam (epsilon 1e-5) over the groups whose factor is not 0; parameters of the others stop requiring gradients.
+class FlatAdam:
+    """Adam (epsilon 1e-5; Kingma and Ba, 2015) over the groups whose factor is not 0; parameters of the others stop requiring gradients.
 
-    Returns None when nothing is left to train. Each group keeps its factor, so that `set_learning_rate` can anneal.
+    Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed order.
     """
-    chosen = []
-    for group in groups:
-        trained = group.lr_factor > 0
-        for parameter in group.parameters:
-            parameter.requires_grad_(trained)
-        if trained and group.parameters:
-            name = f"{group.part}/{group.name}"
-            chosen.append({"params": group.parameters, "lr": lr * group.lr_factor, "lr_factor": group.lr_factor, "name": name})
-    return torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True) if chosen else None
+
+    def __init__(self, groups: Iterable[ParameterGroup], lr: float) -> None:
+        """`lr` is the base learning rate; each parameter's own is that times its group's factor."""
+        by_factor: dict[float, list[nn.Parameter]] = {}
+        for group in groups:
+            for parameter in group.parameters:
+                parameter.requires_grad_(group.lr_factor > 0)
+            if group.lr_factor > 0:
+                by_factor.setdefault(group.lr_factor, []).extend(group.parameters)
+        self.parameters = [p for parameters in by_factor.values() for p in parameters]
+        self.sizes = [[p.numel() for p in parameters] for parameters in by_factor.values()]
+        self.flats = [_flatten(parameters) for parameters in by_factor.values()]
+        chosen = [
+            {"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)
+        ]
+        self.adam = torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True) if chosen else None
+
+    def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
+        """Take one gradient per entry of `parameters` (None: zero)."""
+        given = iter(gradients)
+        for flat, sizes in zip(self.flats, self.sizes, strict=True):
+            parts = [next(given) for _ in sizes]
+            filled = [flat.new_zeros(size) if g is None else g.reshape(-1) for g, size in zip(parts, sizes, strict=True)]
+            flat.grad = torch.cat(filled)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the base learning rate."""
+        if self.adam is not None:
+            for group in self.adam.param_groups:
+                group["lr"] = lr * group["lr_factor"]
+
+    def step(self) -> None:
+        """One step with the gradients set last."""
+        if self.adam is not None:
+            self.adam.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Adam's state, moments laid out like the flat tensors."""
+        return {} if self.adam is None else self.adam.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        if self.adam is not None:
+            self.adam.load_state_dict(dict(state))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the base learning rate; each group's own is that times its factor."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group["lr_factor"]
-
-
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scale the gradients in place to a global norm of at most `max_norm` (None: leave them) and return the norm before (scalar).
+def clip_gradients(optimizers: Iterable[FlatAdam], max_norm: float | None) -> Tensor:
+    """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
     A norm that is not finite is returned as it is, for one fused check by the caller.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
+    gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
     if not gradients:
         return torch.zeros(())
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
-        torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale)
     return norm
+
+
+@torch.no_grad()
+def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
+    """One tensor that holds all of `parameters`, which become views of it."""
+    flat = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in parameters]))
+    position = 0
+    for parameter in parameters:
+        parameter.data = flat.data[position : position + parameter.numel()].view_as(parameter)
+        position += parameter.numel()
+    return flat

@@ -35,6 +35,11 @@ class PairTransformerLayer(nn.Module):
         self.linear2 = nn.Linear(d_mlp, d)
         self.norm1 = nn.LayerNorm(d)
         self.norm2 = nn.LayerNorm(d)
+        heads = torch.eye(num_heads).repeat_interleave(d // num_heads, 1)
+        self.register_buffer("heads_HD", heads, persistent=False)
+        self.register_buffer("scaled_heads_HD", heads / math.sqrt(d // num_heads), persistent=False)
+        self.heads_HD: Tensor
+        self.scaled_heads_HD: Tensor
 
     def forward(
         self, pooled_NGD: Tensor, nodes_NGVD: Tensor, bias_NGK: Tensor, bias_NK: Tensor, want_pooled: bool, want_nodes: bool
@@ -69,14 +74,18 @@ class PairTransformerLayer(nn.Module):
         return pooled, nodes
 
     def _attend(self, query_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
-        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys."""
+        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys.
+
+        A query is repeated once per head with all but that head's features set to zero, so that heads are rows of one matrix
+        product and keys and values need not be rearranged.
+        """
         num, num_queries, d = query_MQD.shape
-        head = d // self.num_heads
-        query = query_MQD.view(num, num_queries, self.num_heads, head).transpose(1, 2)
-        key, value = keys_values_MKE.view(num, -1, 2, self.num_heads, head).permute(2, 0, 3, 1, 4)
-        score = torch.matmul(query, key.transpose(-1, -2) * (1 / math.sqrt(head))) + bias_MK[:, None, None]
+        key, value = keys_values_MKE.chunk(2, -1)
+        query = (query_MQD[:, :, None] * self.scaled_heads_HD).flatten(1, 2)
+        score = torch.baddbmm(bias_MK[:, None], query, key.transpose(1, 2))
         weight = self._drop(torch.softmax(score, -1))
-        return torch.matmul(weight, value).transpose(1, 2).reshape(num, num_queries, d)
+        mixed = torch.bmm(weight, value).view(num, num_queries, self.num_heads, d)
+        return (mixed * self.heads_HD).sum(2)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x

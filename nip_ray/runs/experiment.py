@@ -16,7 +16,7 @@ from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import fingerprint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.runs.checkpoint import Checkpoint, fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 
 
@@ -39,6 +39,7 @@ def run_experiment(config: ExperimentConfig, run_dir: Path | str | None = None, 
 
     check(config)
     config = with_absolute_paths(config)
+    _try_files(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
@@ -61,8 +62,10 @@ def resume_experiment(run_dir: Path | str, *, iterations: int | None = None, qui
                     "--iterations: the learning rate of this run is annealed over its own number of iterations; start a new run"
                 )
             config = config.model_copy(update={"iterations": iterations})
-            write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
-        return _Session(config, folder, quiet).run()
+        session = _Session(config, folder, quiet)
+        checkpoint = session.newest()  # refuses before anything is changed
+        write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        return session.run(checkpoint)
 
 
 def run_fingerprint(config: ExperimentConfig) -> str:
@@ -84,6 +87,16 @@ def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
     return ExperimentConfig.model_validate({**config.model_dump(mode="json"), **update, "scenario": scenario})
 
 
+def _try_files(config: ExperimentConfig) -> None:
+    """Read what the user wrote (data, plugins) before a run folder is made for it. Nothing is lost: what is built is kept for the run."""
+    data = getattr(config.scenario, "data", None)
+    if config.plugins or (data is not None and (data.train or data.test)):
+        from nip_ray.rllib.shared import scenario_of
+
+        set_threads(config.runtime.num_threads)
+        scenario_of(config.model_dump(mode="json"))
+
+
 class _Session:
     """One process's work on a run."""
 
@@ -91,15 +104,13 @@ class _Session:
         self.config, self.folder, self.quiet = config, folder, quiet
         self.last_evaluation: dict[str, float] = {}
 
-    def run(self) -> ExperimentResult:
+    def run(self, checkpoint: Checkpoint | None = None) -> ExperimentResult:
+        """Train from `checkpoint` (None: from the start) to the end, examine, report."""
         from nip_ray.rllib.cluster import build_algorithm
         from nip_ray.runs.progress import progress_line
 
         set_threads(self.config.runtime.num_threads)
-        checkpoint = self._newest()
         start = 0 if checkpoint is None else checkpoint.iteration
-        if start > self.config.iterations:
-            raise UserError(f"{self.folder.path}: {start} iterations are done already; ask for more than that, or for none")
         algorithm = build_algorithm(self.config)
         try:
             if checkpoint is not None:
@@ -113,13 +124,17 @@ class _Session:
         row = row or next(iter(self.folder.metrics()[-1:]), {})
         return ExperimentResult(self.folder.path, {**row, **self.last_evaluation}, self.config.iterations)
 
-    def _newest(self) -> Any:
+    def newest(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint, if there is any; damaged ones are named on stderr."""
         checkpoints = self.folder.checkpoints
-        if not checkpoints.is_dir() or not any(checkpoints.iterdir()):
+        if not has_checkpoint(checkpoints):
             return None
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
             _say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
+        if checkpoint.iteration > self.config.iterations:
+            done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
+            raise UserError(f"{done}; ask for more than that (--iterations)")
         return checkpoint
 
     def _forget_after(self, iteration: int) -> None:

@@ -1,76 +1,157 @@
-"""Parameter groups: factors on the learning rate, freezing, clipping."""
+"""Parameter groups: factors on the learning rate, freezing, clipping, and the flat Adam against torch's own."""
+
+import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from nip_ray.learning.groups import ParameterGroup, clip_gradients, make_optimizer, set_learning_rate
+from nip_ray.learning.groups import FlatAdam, ParameterGroup, clip_gradients
+
+FACTORS = (1.0, 0.5, 1.0, 3.0, 0.0)
 
 
-def parameters(count: int, seed: int = 0) -> list[nn.Parameter]:
+def parameters(count: int = 5, seed: int = 0) -> list[nn.Parameter]:
     random = torch.Generator().manual_seed(seed)
     return [nn.Parameter(torch.randn(3, i + 1, generator=random)) for i in range(count)]
 
 
-def test_each_group_learns_at_its_own_rate() -> None:
+def groups(made: list[nn.Parameter], factors: tuple[float, ...] = FACTORS) -> list[ParameterGroup]:
+    return [ParameterGroup("actor", f"g{i}", [p], factor) for i, (p, factor) in enumerate(zip(made, factors, strict=True))]
+
+
+def gradients(made: list[nn.Parameter], seed: int) -> list[Tensor]:
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(p.shape, generator=random) for p in made]
+
+
+def give(optimizer: FlatAdam, made: list[nn.Parameter], given: list[Tensor]) -> None:
+    """Hand each parameter's gradient over in the optimizer's own order."""
+    by_id = {id(p): g for p, g in zip(made, given, strict=True)}
+    optimizer.set_gradients([by_id[id(p)] for p in optimizer.parameters])
+
+
+def test_each_group_learns_at_its_own_rate_like_torchs_adam() -> None:
+    ours, theirs = parameters(), parameters()
+    optimizer = FlatAdam(groups(ours), 0.01)
+    reference = torch.optim.Adam([{"params": [p], "lr": 0.01 * f, "f": f} for p, f in zip(theirs, FACTORS, strict=True) if f], eps=1e-5)
+    for step in range(6):
+        if step == 3:  # annealed
+            optimizer.set_learning_rate(0.002)
+            for group in reference.param_groups:
+                group["lr"] = 0.002 * group["f"]
+        given = gradients(ours, step)
+        give(optimizer, ours, given)
+        for p, g in zip(theirs, given, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+        reference.step()
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+    assert not torch.equal(ours[0], parameters()[0])
+
+
+def test_first_step_is_the_learning_rate() -> None:
     made = parameters(3)
-    groups = [ParameterGroup("actor", f"g{i}", [p], factor) for i, (p, factor) in enumerate(zip(made, (1.0, 0.5, 3.0)))]
-    optimizer = make_optimizer(groups, 0.01)
-    assert optimizer is not None
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.01, 0.005, 0.03])
-    set_learning_rate(optimizer, 0.1)
-    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.05, 0.3])
     before = [p.detach().clone() for p in made]
-    for p in made:
-        p.grad = torch.ones_like(p)
+    optimizer = FlatAdam(groups(made, (1.0, 0.5, 3.0)), 0.1)
+    give(optimizer, made, [torch.ones_like(p) for p in made])
     optimizer.step()
-    for p, old, step in zip(made, before, (0.1, 0.05, 0.3)):  # Adam's first step is lr * g / (|g| + eps)
+    for p, old, step in zip(made, before, (0.1, 0.05, 0.3), strict=True):  # lr * g / (|g| + eps)
         torch.testing.assert_close(old - p.detach(), torch.full_like(old, step / (1 + 1e-5)), rtol=1e-4, atol=1e-6)
 
 
-def test_factor_zero_freezes_and_is_undone_by_another_factor() -> None:
+def test_factor_zero_freezes_and_another_factor_thaws() -> None:
     made = parameters(2)
-    optimizer = make_optimizer([ParameterGroup("actor", "a", made[:1], 0.0), ParameterGroup("critic", "b", made[1:], 1.0)], 0.01)
-    assert optimizer is not None
+    optimizer = FlatAdam(groups(made, (0.0, 1.0)), 0.01)
     assert [p.requires_grad for p in made] == [False, True]
-    assert [p for group in optimizer.param_groups for p in group["params"]] == made[1:]
+    assert len(optimizer.parameters) == 1
+    assert optimizer.parameters[0] is made[1]
     frozen = made[0].detach().clone()
-    (made[0].sum() * made[1].sum()).backward()
-    assert made[0].grad is None
+    give(optimizer, made, gradients(made, 0))
     optimizer.step()
     assert torch.equal(made[0], frozen)
-    make_optimizer([ParameterGroup("actor", "a", made[:1], 1.0)], 0.01)
-    assert made[0].requires_grad
+    assert [p.requires_grad for p in FlatAdam(groups(made, (2.0, 1.0)), 0.01).parameters] == [True, True]
 
 
 def test_nothing_to_train() -> None:
-    assert make_optimizer([], 0.01) is None
-    assert make_optimizer([ParameterGroup("actor", "a", parameters(2), 0.0), ParameterGroup("actor", "b", [], 1.0)], 0.01) is None
+    for optimizer in (FlatAdam([], 0.01), FlatAdam(groups(parameters(2), (0.0, 0.0)), 0.01)):
+        assert optimizer.parameters == []
+        optimizer.set_gradients([])
+        optimizer.set_learning_rate(0.1)
+        optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        assert float(clip_gradients([optimizer], 1.0)) == 0.0
 
 
-@pytest.mark.parametrize("max_norm", [0.01, 1.0, 100.0])
-def test_clip_gradients_is_torchs(max_norm: float) -> None:
-    ours, theirs = parameters(4), parameters(4)
-    for i, (a, b) in enumerate(zip(ours, theirs)):
-        if i != 2:  # one has no gradient
-            a.grad = torch.randn(a.shape, generator=torch.Generator().manual_seed(i))
-            b.grad = a.grad.clone()
-    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm)
-    torch.testing.assert_close(clip_gradients(ours, max_norm), expected)
-    for a, b in zip(ours, theirs):
-        torch.testing.assert_close(a.grad, b.grad)
+def test_values_stay_when_storage_moves_and_networks_stay_networks() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    other = copy.deepcopy(network)
+    x = torch.randn(5, 3)
+    optimizer = FlatAdam([ParameterGroup("actor", "all", list(network.parameters()), 1.0)], 0.01)
+    assert torch.equal(network(x), other(x))
+    found = torch.autograd.grad(network(x).square().sum(), optimizer.parameters)
+    optimizer.set_gradients(found)
+    optimizer.step()
+    assert not torch.equal(network(x), other(x))
+    network.load_state_dict(other.state_dict())  # writes through to the flat tensor
+    assert torch.equal(network(x), other(x))
+    flat = torch.cat([p.detach().reshape(-1) for p in network.parameters()])
+    assert torch.equal(flat, optimizer.flats[0].detach())
+    twin = copy.deepcopy(network)
+    optimizer.set_gradients(found)
+    optimizer.step()
+    assert torch.equal(twin(x), other(x))
 
 
-def test_no_clipping() -> None:
+def test_a_missing_gradient_is_zero() -> None:
     made = parameters(2)
-    for p in made:
-        p.grad = torch.full_like(p, 7.0)
-    assert float(clip_gradients(made, None)) == pytest.approx(7 * 9**0.5)
-    assert all(bool((p.grad == 7).all()) for p in made if p.grad is not None)
-    assert float(clip_gradients(parameters(2), 1.0)) == 0.0
+    before = made[1].detach().clone()
+    optimizer = FlatAdam(groups(made, (1.0, 1.0)), 0.01)
+    optimizer.set_gradients([torch.ones_like(made[0]), None])
+    optimizer.step()
+    assert torch.equal(made[1], before)
+
+
+def test_state_goes_on_where_it_was() -> None:
+    one, two = parameters(), parameters()
+    first, second = FlatAdam(groups(one), 0.01), FlatAdam(groups(two), 0.5)
+    for step in range(3):
+        give(first, one, gradients(one, step))
+        first.step()
+    with torch.no_grad():
+        for p, value in zip(two, one, strict=True):
+            p.copy_(value)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    for optimizer, made in ((first, one), (second, two)):
+        give(optimizer, made, gradients(made, 7))
+        optimizer.step()
+    for a, b in zip(one, two, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("max_norm", [0.01, 1.0, 100.0, None])
+@pytest.mark.parametrize("agents", [1, 3])
+def test_clip_gradients_is_torchs(agents: int, max_norm: float | None) -> None:
+    """Over one agent, or over several together."""
+    made = [parameters(seed=agent) for agent in range(agents)]
+    optimizers = [FlatAdam(groups(some, (1.0, 0.5, 1.0, 3.0, 2.0)), 0.01) for some in made]
+    given = [gradients(some, agent) for agent, some in enumerate(made)]
+    theirs = [nn.Parameter(torch.zeros_like(g)) for some in given for g in some]
+    for p, g in zip(theirs, [g for some in given for g in some], strict=True):
+        p.grad = g.clone()
+    for optimizer, some, grads in zip(optimizers, made, given, strict=True):
+        give(optimizer, some, grads)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, float("inf") if max_norm is None else max_norm)
+    torch.testing.assert_close(clip_gradients(optimizers, max_norm), expected)
+    wanted = torch.cat([p.grad.flatten() for p in theirs if p.grad is not None]).sort().values
+    found = torch.cat([flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]).sort().values
+    torch.testing.assert_close(found, wanted)
 
 
 def test_a_norm_that_is_not_finite_is_returned() -> None:
     made = parameters(1)
-    made[0].grad = torch.full_like(made[0], float("nan"))
-    assert not bool(clip_gradients(made, 1.0).isfinite())
+    optimizer = FlatAdam(groups(made, (1.0,)), 0.01)
+    optimizer.set_gradients([torch.full_like(made[0], float("nan"))])
+    assert not bool(clip_gradients([optimizer], 1.0).isfinite())

@@ -44,14 +44,11 @@ def slow(gin: Gin, x_VF: Tensor, adjacency_VV: Tensor, size: int, activation: st
 def slow_all(made: list[Gin], batch: Batch, activation: str) -> Tensor:
     x, adjacency, mask = batch
     sizes = mask.sum((1, 2)).int().tolist()
-    return torch.stack(
-        [
-            torch.stack(
-                [torch.stack([slow(gin, x[s, m], adjacency[m], sizes[m], activation) for m in range(len(sizes))]) for s in range(len(x))]
-            )
-            for gin in made
-        ]
-    )
+
+    def stream(gin: Gin, s: int) -> Tensor:
+        return torch.stack([slow(gin, x[s, m], adjacency[m], size, activation) for m, size in enumerate(sizes)])
+
+    return torch.stack([torch.stack([stream(gin, s) for s in range(len(x))]) for gin in made])
 
 
 @pytest.mark.parametrize("activation", ["tanh", "relu", "sigmoid"])

@@ -6,7 +6,7 @@ Decisions that matter here:
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients;
-- per minibatch: one backward, one fused norm per clip group, one fused optimizer step per module, no device synchronisation;
+- per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update.
 """
 
@@ -27,7 +27,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.learning.groups import clip_gradients, make_optimizer, set_learning_rate
+from nip_ray.learning.groups import FlatAdam, clip_gradients
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.shared import scenario_of
@@ -117,26 +117,25 @@ class ProtocolLearner(TorchLearner):
 
     @override(TorchLearner)
     def compute_gradients(self, loss_per_module: Mapping[str, Tensor], **kwargs: Any) -> dict[str, Any]:
-        """Gradients of the sum of all losses into ``parameter.grad``, summed over learners."""
-        for optimizer in self.optimizers.values():
-            optimizer.zero_grad(set_to_none=True)
+        """Gradients of the sum of all losses, laid flat and summed over learners; they are with the optimizers."""
         total = [loss for loss in loss_per_module.values() if loss.requires_grad]
-        if total:
-            torch.autograd.backward(total)
+        agents = [agent for agent in self.optimizers if agent in loss_per_module]
+        parameters = [p for agent in agents for p in self.optimizers[agent].parameters]
+        found = iter(torch.autograd.grad(total, parameters, allow_unused=True) if total else ())
+        for agent, optimizer in self.optimizers.items():
+            optimizer.set_gradients([next(found) if agent in agents else None for _ in optimizer.parameters])
         self._all_reduce()
         return {}
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
-        """One fused Adam per module over its explicit parameter groups; a module with nothing to train has none."""
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.trained: dict[str, list[nn.Parameter]] = {}
+        """One flat Adam per module over its explicit parameter groups; a module with nothing to train has none."""
+        self.optimizers: dict[str, FlatAdam] = {}
         for agent, module in self.module.items():
-            optimizer = make_optimizer(module.unwrapped().network.groups(), self.settings.lr)
-            if optimizer is not None:
-                parameters = [p for group in optimizer.param_groups for p in group["params"]]
-                self.register_optimizer(module_id=agent, optimizer=optimizer, params=parameters)
-                self.optimizers[agent], self.trained[agent] = optimizer, parameters
+            optimizer = FlatAdam(module.unwrapped().network.groups(), self.settings.lr)
+            if optimizer.adam is not None:
+                self.register_optimizer(module_id=agent, optimizer=optimizer.adam, params=optimizer.flats)
+                self.optimizers[agent] = optimizer
 
     @override(TorchLearner)
     def compute_loss_for_module(self, *, module_id: str, config: Any, batch: Any, fwd_out: Any) -> Tensor:
@@ -182,15 +181,14 @@ class ProtocolLearner(TorchLearner):
 
     def _set_lr(self, lr: float) -> None:
         for optimizer in self.optimizers.values():
-            set_learning_rate(optimizer, lr)
+            optimizer.set_learning_rate(lr)
 
     def _step(self) -> None:
         limit = self.settings.max_grad_norm
         if self.settings.clip_gradients == "joint":
-            norm = clip_gradients([p for parameters in self.trained.values() for p in parameters], limit)
-            norms = dict.fromkeys(self.trained, norm)
+            norms = dict.fromkeys(self.optimizers, clip_gradients(self.optimizers.values(), limit))
         else:
-            norms = {agent: clip_gradients(parameters, limit) for agent, parameters in self.trained.items()}
+            norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in self.optimizers.items()}
         for agent, optimizer in self.optimizers.items():
             optimizer.step()
             self.norms.setdefault(agent, []).append(norms[agent])
@@ -203,14 +201,11 @@ class ProtocolLearner(TorchLearner):
     def _all_reduce(self) -> None:
         if not self.distributed:
             return
-        parameters = [p for trained in self.trained.values() for p in trained]
-        for parameter in parameters:  # a learner without rows of an agent has no gradients of it, but must take part
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        flat = torch.cat([p.grad.flatten() for p in parameters])
-        torch.distributed.all_reduce(flat)
-        for parameter, piece in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
-            parameter.grad = piece.view_as(parameter)
+        flats = [flat for optimizer in self.optimizers.values() for flat in optimizer.flats]
+        joint = torch.cat([flat.grad for flat in flats])
+        torch.distributed.all_reduce(joint)
+        for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
+            flat.grad = piece
 
     def _results(self, rollout: Rollout, iteration: int) -> Any:
         """Log means over the minibatches, refuse what is not finite, and return the reduced metrics."""

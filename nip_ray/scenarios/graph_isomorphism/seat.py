@@ -9,9 +9,9 @@ from nip_ray.protocols import Protocol
 class Seat:
     """What protocol and scenario say of one agent: R rounds, its visible channels and those that it ever writes to.
 
-    agents: number of agents in the protocol. reads, writes: channel indices. message_size: M symbols a message.
-    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether it is the verifier.
-    opposite: whether it must answer in the graph opposite to the latest message (provers).
+    index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
+    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether it is the verifier (the others are provers,
+    who must answer in the graph opposite to the latest message).
     """
 
     agent: str

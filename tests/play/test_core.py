@@ -1,0 +1,426 @@
+"""The batched core against a slow player: one copy at a time, plain Python bookkeeping, observations built node by node."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.policy import Policy, gumbel_noise
+from nip_ray.play.batch import own_rows
+from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, noise_width, play_rollout
+from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.scenario import Dialogue
+from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
+from nip_ray.scenarios.graph_isomorphism.build import random_twin
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
+
+Observation = dict[str, Tensor]
+SPEECH: list[dict[str, int]] = [{}, {"message_size": 2}, {"linear_symbols": 3}, {"message_size": 2, "linear_symbols": 2}]
+
+
+def speech_id(value: dict[str, int]) -> str:
+    """A short name of an entry of `SPEECH`."""
+    return "+".join(value) or "plain"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Recorder(nn.Module):
+    """Passes everything on to a network and keeps the observations."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+        self.calls: list[Observation] = []
+
+    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> Any:
+        self.calls.append({key: value.clone() for key, value in obs.items()})
+        return self.network(obs, want_policy, want_value)
+
+
+class NoTies(nn.Module):
+    """Prefers later symbols a little: nodes that play the same part in their graphs have equal logits but for rounding."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> Any:
+        policy, value = self.network(obs, want_policy, want_value)
+        return replace(policy, message=policy.message + torch.arange(policy.message.shape[-1]) * 1e-3), value
+
+
+@dataclass
+class Copy:
+    """One copy of a protocol and all that was said in it: (round, agent, channel) -> symbols."""
+
+    id: int
+    seed: int
+    state: ProtocolState
+    main: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
+    linear: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
+    decisions: list[int] = field(default_factory=list)
+    turns: set[tuple[int, int]] = field(default_factory=set)
+    rewards: list[list[float]] = field(default_factory=list)
+    log_probs: dict[tuple[int, int], float] = field(default_factory=dict)
+    verdict: int = CONTINUE
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.state.ended_B[0])
+
+
+def speakers(scenario: GraphIsomorphism, copy: Copy, round: int) -> dict[str, list[int]]:
+    """Agent -> channels that it writes to now."""
+    protocol = scenario.protocol
+    table = protocol.turns[copy.seed % len(protocol.turns)]
+    turns = table[round % len(table)]
+    found = {a: [c for c, name in enumerate(protocol.channels) if (a, name) in turns] for a in protocol.agents}
+    return {agent: channels for agent, channels in found.items() if channels}
+
+
+def writes(scenario: GraphIsomorphism, agent: str) -> list[int]:
+    """Channels that an agent ever writes to, in order."""
+    protocol = scenario.protocol
+    ever = {name for table in protocol.turns for turns in table[: protocol.max_rounds] for a, name in turns if a == agent}
+    return [c for c, name in enumerate(protocol.channels) if name in ever]
+
+
+def slow_observation(scenario: GraphIsomorphism, agent: str, copy: Copy, round: int) -> Observation:
+    """One row, entry by entry."""
+    protocol, size, width = scenario.protocol, scenario.num_nodes, scenario.message_size
+    reads = [c for c, name in enumerate(protocol.channels) if name in protocol.sees[agent]]
+    mine = writes(scenario, agent)
+    history = torch.zeros(1, 2, size, protocol.max_rounds * len(reads) * width)
+    latest = torch.zeros(1, 2, size, len(reads) * width)
+    linear = torch.zeros(1, protocol.max_rounds * len(reads) * width, max(scenario.linear_symbols, 1))
+    side = torch.zeros(1, len(mine) * width, dtype=torch.int64)
+    for (r, _, c), symbols in copy.main.items():
+        for m, symbol in enumerate(symbols):
+            if c in reads and r < round:
+                place = reads.index(c) * width + m
+                history[0, symbol // size, symbol % size, r * len(reads) * width + place] += 1
+                if r == round - 1:
+                    latest[0, symbol // size, symbol % size, place] += 1
+            if c in mine and r == round - 1 and symbol < size:
+                side[0, mine.index(c) * width + m] = 1
+    for (r, _, c), symbols in copy.linear.items():
+        for m, symbol in enumerate(symbols):
+            if c in reads and r < round:
+                linear[0, r * len(reads) * width + reads.index(c) * width + m, symbol] += 1
+    now = speakers(scenario, copy, round).get(agent, [])
+    counts = bool(now) and agent == protocol.verifier and round >= protocol.min_rounds - 1
+    obs = {
+        "round": torch.tensor([round]),
+        "speaks": torch.tensor([[c in now for c in mine for _ in range(width)]]),
+        "may_decide": torch.tensor([counts]),
+        "adjacency": scenario.adjacency_IGVV[copy.id][None],
+        "node_mask": scenario.node_mask_IGV[copy.id][None],
+        "history": history,
+        "latest": latest,
+        "answer_side": side,
+    }
+    if scenario.linear_symbols:
+        obs["linear_history"] = linear.flatten(1)
+    return obs
+
+
+def slow_play(
+    scenario: GraphIsomorphism, agents: dict[str, nn.Module], id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None
+) -> list[Copy]:
+    """What `play_rollout` does, copy by copy with `step` on batches of one."""
+    protocol = scenario.protocol
+    made = [
+        Copy(int(i), int(s), start(protocol, scenario.label_I[i : i + 1], torch.tensor([int(s)])))
+        for i, s in zip(id_B.tolist(), seed_B.tolist())
+    ]
+    for round in range(protocol.max_rounds):
+        wanted = [CONTINUE] * len(made)
+        spoken: list[tuple[Copy, str, tuple[int, int, int], list[int]]] = []
+        for a, agent in enumerate(protocol.agents):
+            having = [b for b, copy in enumerate(made) if not copy.ended and agent in speakers(scenario, copy, round)]
+            draws: Tensor | None = None
+            for b in having:
+                copy = made[b]
+                with torch.no_grad():
+                    policy: Policy = agents[agent](slow_observation(scenario, agent, copy, round), True, False)[0]
+                if noise is not None and draws is None:
+                    draws = gumbel_noise((len(made), noise_width(policy)), noise)
+                action = policy.sample(None if draws is None else draws[b : b + 1])
+                copy.turns.add((round, a))
+                copy.log_probs[round, a] = float(policy.log_prob(action))
+                for kind, name in (("main", "message"), ("linear", "linear")):
+                    if name in action:
+                        symbols = action[name].view(len(writes(scenario, agent)), scenario.message_size).tolist()
+                        for c in speakers(scenario, copy, round)[agent]:
+                            spoken.append((copy, kind, (round, a, c), symbols[writes(scenario, agent).index(c)]))
+                if agent == protocol.verifier:
+                    wanted[b] = int(action["decision"])
+        for copy, kind, key, symbols in spoken:  # all at once: nobody hears what is said in the same round
+            getattr(copy, kind)[key] = symbols
+        for b, copy in enumerate(made):
+            was_over = copy.ended
+            copy.state, outcome = step(protocol, copy.state, torch.full((1, len(protocol.agents)), wanted[b]))
+            copy.rewards.append(outcome.reward_BA[0].tolist())
+            copy.decisions.append(CONTINUE if was_over else wanted[b])
+            if bool(outcome.decided_B[0]):
+                copy.verdict = int(outcome.decision_B[0])
+    return made
+
+
+def assert_is_slow_play(scenario: GraphIsomorphism, rollout: Rollout, slow: list[Copy]) -> None:
+    """Tokens, decisions, turns, rewards, log-probabilities, lengths and verdicts agree, and nothing else stands anywhere."""
+    assert rollout.num_copies == len(slow)
+    main = torch.full_like(rollout.main_BRACM, -1)
+    linear = None if rollout.linear_BRACM is None else torch.full_like(rollout.linear_BRACM, -1)
+    turn, log_prob = torch.zeros_like(rollout.turn_BRA), torch.zeros_like(rollout.log_prob_BRA)
+    for b, copy in enumerate(slow):
+        for key, symbols in copy.main.items():
+            main[(b, *key)] = torch.tensor(symbols)
+        for key, symbols in copy.linear.items():
+            assert linear is not None
+            linear[(b, *key)] = torch.tensor(symbols)
+        for at in copy.turns:
+            turn[(b, *at)] = True
+            log_prob[(b, *at)] = copy.log_probs[at]
+    assert torch.equal(rollout.main_BRACM, main)
+    if linear is not None:
+        assert torch.equal(rollout.linear_BRACM, linear)  # type: ignore[arg-type]
+    assert torch.equal(rollout.turn_BRA, turn)
+    torch.testing.assert_close(rollout.log_prob_BRA, log_prob, atol=1e-5, rtol=1e-5)
+    assert rollout.decision_BR.tolist() == [copy.decisions for copy in slow]
+    assert torch.equal(rollout.reward_BRA, torch.tensor([copy.rewards for copy in slow]))
+    assert rollout.length_B.tolist() == [int(copy.state.round_B) for copy in slow]
+    assert rollout.verdict_B.tolist() == [copy.verdict for copy in slow]
+    assert rollout.y_B.tolist() == [int(copy.state.y_B) for copy in slow]
+    assert rollout.env_steps() == sum(int(copy.state.round_B) for copy in slow)
+    assert rollout.agent_steps() == sum(len(copy.turns) for copy in slow)
+
+
+def equal(left: Rollout, right: Rollout) -> bool:
+    pairs = [(getattr(left, f.name), getattr(right, f.name)) for f in fields(Rollout)]
+    return all((a is None and b is None) or torch.equal(a, b) for a, b in pairs)
+
+
+def scenario_and_agents(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> tuple[GraphIsomorphism, dict[str, nn.Module]]:
+    """Agents with opinions, and a verifier that decides now and then."""
+    scenario = graph_scenario(build(protocol[0], **protocol[1]), num_gnn_layers=1, num_transformer_layers=1, **speech)
+    agents = {agent: spread_heads(network) for agent, network in graph_agents(scenario).items()}
+    verifier = agents[scenario.protocol.verifier]
+    with torch.no_grad():
+        verifier.decider[-1].weight.div_(8)  # type: ignore[index, union-attr]
+        verifier.decider[-1].bias[CONTINUE] += 1.0  # type: ignore[index, union-attr]
+    return scenario, agents
+
+
+@pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+def test_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> None:
+    scenario, agents = scenario_and_agents(protocol, speech)
+    id_B, seed_B = copies(scenario, 6, seed=1)
+    rollout = play_rollout(BatchedPlay(scenario), agents, id_B, seed_B, torch.Generator().manual_seed(3))
+    assert_is_slow_play(scenario, rollout, slow_play(scenario, agents, id_B, seed_B, torch.Generator().manual_seed(3)))
+
+
+@pytest.mark.parametrize(
+    "protocol", [("nip", {}), ("mnip", {"sequential": True, "max_rounds": 6}), ("multi_channel_test", {})], ids=protocol_id
+)
+def test_greedy_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]]) -> None:
+    scenario, agents = scenario_and_agents(protocol, {})
+    agents = {agent: NoTies(network) for agent, network in agents.items()}
+    id_B, seed_B = copies(scenario, 3, seed=2)
+    rollout = play_rollout(BatchedPlay(scenario), agents, id_B, seed_B, None)
+    assert_is_slow_play(scenario, rollout, slow_play(scenario, agents, id_B, seed_B, None))
+
+
+@pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> None:
+    """The same observations, actions and log-probabilities; networks were called on turns in open copies and on nothing else."""
+    scenario, agents = scenario_and_agents(protocol, speech)
+    recorders = {agent: Recorder(network) for agent, network in agents.items()}
+    rollout = play_rollout(BatchedPlay(scenario), recorders, *copies(scenario, 12, seed=4), torch.Generator().manual_seed(5))
+    for a, agent in enumerate(scenario.protocol.agents):
+        rows = own_rows(scenario, rollout, agent)
+        assert torch.equal(torch.stack([rows.copy_N, rows.round_N], 1), rollout.turn_BRA[:, :, a].nonzero())
+        calls = recorders[agent].calls
+        assert sum(len(call["round"]) for call in calls) == int(rollout.turn_BRA[:, :, a].sum())
+        seen = {key: torch.cat([call[key] for call in calls]) for key in calls[0]}
+        order = torch.stack([rows.round_N, rows.copy_N], 1).tolist()  # play goes round by round
+        order = torch.tensor(sorted(range(len(order)), key=order.__getitem__))
+        assert set(rows.obs) == set(seen)
+        for key, value in seen.items():
+            assert torch.equal(rows.obs[key][order], value), key
+        with torch.no_grad():
+            again = agents[agent](rows.obs, True, False)[0].log_prob(rows.action)
+        torch.testing.assert_close(again, rows.log_prob_N, atol=1e-5, rtol=1e-5)
+        assert (agent == scenario.protocol.verifier) == ("decision" in rows.action)
+
+
+@pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
+def test_own_rows_of_an_agent_that_never_had_a_turn(speech: dict[str, int]) -> None:
+    """The verifier decides at once in every copy: the prover has no rows, which is no error."""
+    scenario, agents = scenario_and_agents(("nip", {}), speech)
+    with torch.no_grad():
+        agents["verifier"].decider[-1].bias[0] += 100.0  # type: ignore[index, union-attr]
+    rollout = rollout_of(scenario, agents)
+    assert rollout.length_B.tolist() == [1] * 12
+    rows = own_rows(scenario, rollout, "prover")
+    assert len(rows.copy_N) == 0
+    assert bool((rows.row_BR == -1).all())
+    assert not rows.spread(rows.log_prob_N).any()
+
+
+def test_rows_on_the_grid() -> None:
+    scenario, agents = scenario_and_agents(("nip", {}), {})
+    rollout = rollout_of(scenario, agents, 9)
+    rows = own_rows(scenario, rollout, "verifier")
+    grid = rows.spread(torch.arange(len(rows.copy_N)) + 1)
+    assert torch.equal(grid - 1, rows.row_BR)
+    some = torch.tensor([7, 2])
+    expected = [i for copy in (7, 2) for i in range(len(rows.copy_N)) if int(rows.copy_N[i]) == copy]
+    assert rows.of_copies(some).tolist() == expected
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+def test_ended_copies(protocol: tuple[str, dict[str, Any]]) -> None:
+    scenario, agents = scenario_and_agents(protocol, {"linear_symbols": 2})
+    rollout = rollout_of(scenario, agents, 40)
+    over_BR = torch.arange(rollout.num_rounds) >= rollout.length_B[:, None]
+    if scenario.protocol.verifier_turns > 1:
+        assert bool(over_BR.any())
+    assert rollout.linear_BRACM is not None
+    for empty in (rollout.turn_BRA, rollout.reward_BRA, rollout.log_prob_BRA, rollout.main_BRACM + 1, rollout.linear_BRACM + 1):
+        assert not empty[over_BR].any()
+    assert bool((rollout.decision_BR[over_BR] == CONTINUE).all())
+    decided = rollout.verdict_B != CONTINUE
+    last = rollout.decision_BR[torch.arange(40), rollout.length_B - 1]
+    assert torch.equal(last[decided], rollout.verdict_B[decided])
+    assert bool((rollout.length_B[~decided] == scenario.protocol.max_rounds).all())
+
+
+@pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
+def test_nothing_leaks_from_one_episode_to_the_next(speech: dict[str, int]) -> None:
+    scenario, agents = scenario_and_agents(("multi_channel_test", {}), speech)
+    used = BatchedPlay(scenario)
+    play_rollout(used, agents, *copies(scenario, 9, seed=1), torch.Generator().manual_seed(1))
+    kept = [x.clone() for x in (used.main_BRACM, used.linear_BRACM) if x is not None]
+    first = play_rollout(used, agents, *copies(scenario, 9, seed=2), torch.Generator().manual_seed(2))
+    fresh = play_rollout(BatchedPlay(scenario), agents, *copies(scenario, 9, seed=2), torch.Generator().manual_seed(2))
+    assert equal(first, fresh)
+    assert not torch.equal(kept[0], first.main_BRACM)
+    used.reset(*copies(scenario, 4))
+    obs = used.observe("prover1", torch.arange(4))
+    for key in {"history", "latest", "linear_history", "answer_side"} & set(obs):
+        assert not obs[key].any(), key
+
+
+def test_an_earlier_rollout_is_not_overwritten() -> None:
+    scenario, agents = scenario_and_agents(("nip", {}), {"linear_symbols": 2})
+    play = BatchedPlay(scenario)
+    first = play_rollout(play, agents, *copies(scenario, 6), torch.Generator().manual_seed(1))
+    kept = first._map(torch.clone)
+    play_rollout(play, agents, *copies(scenario, 6), torch.Generator().manual_seed(2))
+    assert equal(first, kept)
+
+
+def test_seeds() -> None:
+    scenario, agents = scenario_and_agents(("debate", {}), {})
+    one, same, other = (rollout_of(scenario, agents, 20, seed) for seed in (0, 0, 1))
+    assert equal(one, same)
+    assert not torch.equal(one.main_BRACM, other.main_BRACM)
+    greedy = [play_rollout(BatchedPlay(scenario), agents, *copies(scenario, 20), None) for _ in range(2)]
+    assert equal(*greedy)
+
+
+def test_the_global_generator_is_neither_read_nor_moved() -> None:
+    scenario, agents = scenario_and_agents(("nip", {}), {})
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = rollout_of(scenario, agents)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert equal(one, rollout_of(scenario, agents))
+
+
+def test_random_players_take_every_seat() -> None:
+    for protocol in PROTOCOLS:
+        scenario = graph_scenario(build(protocol[0], **protocol[1]), message_size=2, linear_symbols=2)
+        rollout = rollout_of(scenario, random_twin(scenario))
+        assert bool((rollout.length_B > 0).all())
+
+
+def test_copies_and_concatenate() -> None:
+    scenario, agents = scenario_and_agents(("nip", {}), {"linear_symbols": 2})
+    rollout = rollout_of(scenario, agents, 10)
+    halves = rollout.copies(slice(0, 4)), rollout.copies(torch.arange(4, 10))
+    assert [half.num_copies for half in halves] == [4, 6]
+    assert equal(concatenate(halves), rollout)
+    assert equal(concatenate([rollout]), rollout)
+
+
+def test_dialogue_before() -> None:
+    main = torch.arange(3 * 4 * 2).view(3, 4, 2, 1, 1)
+    for linear in (None, main + 100):
+        found = Dialogue(main, linear).before(torch.tensor([0, 2, 4]))
+        for before, after in ((main, found.main), (linear, found.linear)):
+            if before is None:
+                assert after is None
+                continue
+            assert after is not None
+            assert bool((after[0] == -1).all())
+            assert torch.equal(after[1, :2], before[1, :2])
+            assert bool((after[1, 2:] == -1).all())
+            assert torch.equal(after[2], before[2])
+    assert int(main.min()) == 0  # not changed in place
+
+
+def test_dialogue_rows() -> None:
+    main = torch.arange(6).view(3, 2, 1, 1, 1)
+    found = Dialogue(main, main + 10).rows(torch.tensor([2, 0, 2]))
+    assert found.main.flatten().tolist() == [4, 5, 0, 1, 4, 5]
+    assert found.linear is not None
+    assert torch.equal(found.linear, found.main + 10)
+    assert Dialogue(main).rows(torch.tensor([1])).linear is None
+
+
+class TestInstanceIds:
+    """The stream of instances."""
+
+    scenario = graph_scenario("nip", random_pairs(0, sizes=(4, 5, 6, 6, 4, 5, 6)))
+
+    def test_each_pass_is_a_permutation(self) -> None:
+        for split, ids in (("train", range(7)), ("test", range(7, 14))):
+            stream = instance_ids(self.scenario, split, 3, 0, 70).view(10, 7)
+            assert stream.sort(1).values.tolist() == [list(ids)] * 10
+            assert len({tuple(row) for row in stream.tolist()}) > 5
+
+    def test_any_slicing_gives_the_same_stream(self) -> None:
+        whole = instance_ids(self.scenario, "train", 3, 0, 60).tolist()
+        for first in range(30):
+            for count in (1, 2, 6, 7, 8, 14, 25):
+                assert instance_ids(self.scenario, "train", 3, first, count).tolist() == whole[first : first + count]
+
+    def test_seeds_and_splits_differ(self) -> None:
+        streams = [instance_ids(self.scenario, split, seed, 0, 28) % 7 for split in ("train", "test") for seed in (0, 1, 2)]
+        assert len({tuple(stream.tolist()) for stream in streams}) == len(streams)
+
+
+def test_episode_seeds() -> None:
+    made = episode_seeds(5, 0, 4000)
+    assert made.shape == (4000,)
+    assert made.dtype == torch.int64
+    assert 0 <= int(made.min()) < 200
+    assert NUM_SEEDS - 200 < int(made.max()) < NUM_SEEDS
+    assert 0.45 < float((made % 2).double().mean()) < 0.55
+    assert torch.equal(made, episode_seeds(5, 0, 4000))
+    assert not torch.equal(made, episode_seeds(6, 0, 4000))
+    assert not torch.equal(made, episode_seeds(5, 4000, 4000))

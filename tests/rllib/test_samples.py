@@ -1,0 +1,61 @@
+"""A rollout in RLlib's hands: counting and slicing over copies."""
+
+from dataclasses import fields
+
+import pytest
+import torch
+
+from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.rllib.algorithms import ProtocolPPOConfig
+from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.samples import RolloutSamples
+from tests.rllib.experiments import experiment
+
+
+@pytest.fixture(scope="module")
+def sample() -> RolloutSamples:
+    """Ten copies of nip that end at different times."""
+    config = experiment(dict(name="nip"), dict(linear_symbols=2))
+    runner = ProtocolEnvRunner(config=ProtocolPPOConfig().experiment(config), worker_index=0, num_workers=0)
+    (made,) = runner.sample(iteration=0, num_episodes=10)
+    return made
+
+
+def equal(first: Rollout, second: Rollout) -> bool:
+    """Whether two rollouts agree in every part."""
+    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(Rollout))
+
+
+def test_counts(sample: RolloutSamples) -> None:
+    """Length is copies, env steps are rounds, agent steps are turns (one a round in nip)."""
+    assert len(sample) == 10
+    assert sample.env_steps() == int(sample.rollout.length_B.sum())
+    assert sample.agent_steps() == sample.env_steps()
+    assert sample.env_steps() < 10 * sample.rollout.num_rounds
+
+
+@pytest.mark.parametrize("index", [slice(0, 4), slice(4, None), slice(None), slice(3, 3), slice(-2, None), slice(0, 10, 3)])
+def test_slices_are_copies(sample: RolloutSamples, index: slice) -> None:
+    """Every part of the rollout is cut along the copies, by indexing and by RLlib's `slice`."""
+    found = sample[index]
+    expected = list(range(10))[index]
+    assert len(found) == len(expected)
+    assert found.worker == sample.worker
+    assert equal(found.rollout, sample.rollout.copies(torch.tensor(expected, dtype=torch.long)))
+    assert equal(found.rollout, sample.slice(index, len_lookback_buffer=0).rollout)
+
+
+def test_pieces_make_the_whole(sample: RolloutSamples) -> None:
+    """Slices in order, put together, are what was sliced; counts add up."""
+    pieces = [sample[0:3], sample[3:4], sample[4:10]]
+    assert equal(concatenate([piece.rollout for piece in pieces]), sample.rollout)
+    assert sum(piece.env_steps() for piece in pieces) == sample.env_steps()
+    assert sum(piece.agent_steps() for piece in pieces) == sample.agent_steps()
+
+
+def test_a_rollout_without_linear_messages_slices_too() -> None:
+    """Parts that are absent stay absent."""
+    runner = ProtocolEnvRunner(config=ProtocolPPOConfig().experiment(experiment(dict(name="adp"))), worker_index=0, num_workers=0)
+    (made,) = runner.sample(num_episodes=4)
+    assert made[1:3].rollout.linear_BRACM is None
+    assert len(made[1:3]) == 2

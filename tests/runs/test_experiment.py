@@ -1,0 +1,251 @@
+"""`run_experiment`: what a run leaves behind, that its numbers are its seed's, and that every protocol trains."""
+
+import contextlib
+import io
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import nip_ray
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import config_from_dict, parse_yaml
+from nip_ray.errors import UserError
+from nip_ray.evaluation.report import write_report
+from nip_ray.runs.checkpoint import load_checkpoint
+from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.runs.experiment import ExperimentResult, run_experiment, run_fingerprint
+from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.progress import headline, progress_line
+from nip_ray.settings.shipped_protocols import SHIPPED
+from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
+
+BASES = {"graphs": GRAPHS, "messages": MESSAGES}
+ALWAYS = {"iteration", "time/iteration_s", "time/sample_s", "time/learn_s", "env_steps", "env_steps_per_s", "train/verifier/accuracy"}
+EVALUATED = {f"eval/verifier/{name}" for name in ("accuracy", "completeness", "soundness", "undecided")}
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@pytest.fixture(scope="module", params=BASES)
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[ExperimentConfig, ExperimentResult]:
+    config = small(base=BASES[request.param])
+    return config, run_experiment(config, tmp_path_factory.mktemp("finished") / request.param, quiet=True)
+
+
+@pytest.fixture(scope="module")
+def finished_graphs(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """Rows of the metrics of the small graph experiment."""
+    return rows_of(run_experiment(small(), tmp_path_factory.mktemp("again") / "run", quiet=True))
+
+
+def rows_of(result: ExperimentResult) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (result.run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------------- what is left behind
+
+
+def test_the_run_folder_is_complete(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
+    config, result = finished
+    path = result.run_dir
+    assert config_from_dict(parse_yaml((path / "config.yaml").read_text(encoding="utf-8"), "config.yaml")) == config
+    assert [row["iteration"] for row in rows_of(result)] == [1, 2, 3, 4]
+
+    assert sorted(entry.name for entry in (path / "checkpoints").iterdir()) == ["000002", "000004"]
+    for checkpoint in (path / "checkpoints").iterdir():
+        listed = set(json.loads((checkpoint / "manifest.json").read_text(encoding="utf-8"))["files"])
+        assert listed | {"manifest.json"} == {entry.name for entry in checkpoint.iterdir()}
+    loaded = load_checkpoint(path / "checkpoints", fingerprint=run_fingerprint(config))
+    assert (loaded.iteration, loaded.skipped) == (4, [])
+    assert set(loaded.tensors["training"]["modules"]) == {"prover", "verifier"}
+
+    transcripts = {entry.name: entry.read_text(encoding="utf-8").splitlines() for entry in (path / "transcripts").iterdir()}
+    assert set(transcripts) == {"000002.jsonl", "000004.jsonl"}
+    assert all(len(lines) == 3 and json.loads(lines[0])["rounds"] for lines in transcripts.values())
+
+    evaluation = json.loads((path / "evaluation.json").read_text(encoding="utf-8"))
+    assert evaluation["iteration"] == 4
+    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled")):
+        for name, record in evaluation[mode].items():
+            assert record["estimate"] == result.metrics[f"{prefix}/{name}"]
+
+    environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
+    assert (environment["nip_ray"], environment["torch"]) == (nip_ray.__version__, torch.__version__)
+    assert "</html>" in (path / "report.html").read_text(encoding="utf-8")
+    curves = list((path / "curves").glob("*.png"))
+    assert {"accuracy", "returns"} <= {curve.stem for curve in curves}
+    assert all(curve.read_bytes().startswith(PNG) for curve in curves)
+    assert not [entry for entry in path.rglob(".*") if entry.name != ".lock"], "nothing half written is left"
+
+
+def test_the_result(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
+    _, result = finished
+    assert result.iterations == 4
+    last = rows_of(result)[-1]
+    assert {key: value for key, value in result.metrics.items() if key != "version"} == {k: v for k, v in last.items() if k != "version"}
+    assert write_report(result.run_dir) == result.run_dir / "report.html", "the report can be made again"
+
+
+def test_promised_keys_are_in_every_row(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
+    config, result = finished
+    for row in rows_of(result):
+        assert row.keys() >= ALWAYS
+        evaluated = row["iteration"] % 2 == 0
+        assert (row.keys() >= EVALUATED) == evaluated
+        assert ("eval/verifier/wl_ceiling" in row) == (evaluated and config.scenario.name == "graph_isomorphism")
+        assert all(isinstance(value, int | float) for value in row.values()), "numbers, and nothing else"
+        assert row["env_steps_per_s"] == pytest.approx(row["env_steps"] / row["time/iteration_s"])
+        assert row["time/sample_s"] + row["time/learn_s"] <= row["time/iteration_s"]
+    rows = rows_of(result)
+    assert [row["env_steps_total"] for row in rows] == [sum(row["env_steps"] for row in rows[: i + 1]) for i in range(4)]
+    assert [row["episodes"] for row in rows] == [config.play.num_copies] * 4
+
+
+def test_every_key_is_documented(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
+    config, result = finished
+    patterns = list(documented(SHIPPED[config.protocol.name].agents))
+    unknown = {key for row in rows_of(result) for key in row if not any(pattern.fullmatch(key) for pattern in patterns)}
+    assert not unknown
+
+
+def test_the_kl_penalty_s_keys_are_documented(tmp_path: Path) -> None:
+    config = small("algorithm.loss=kl_penalty", "iterations=1", "protocol.name=debate", "evaluation.greedy=false")
+    row = rows_of(run_experiment(config, tmp_path / "run", quiet=True))[0]
+    patterns = list(documented(SHIPPED["debate"].agents))
+    assert not {key for key in row if not any(pattern.fullmatch(key) for pattern in patterns)}
+    assert {"learn/prover1/kl_beta", "eval/verifier/wl_ceiling", "eval_sampled/verifier/accuracy"} <= row.keys()
+
+
+def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
+    """A pattern for each key in the tables of docs/metrics.md that are about rows."""
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## evaluation.json")[0]
+    keys = re.findall(r"^\| `([^`…]+)` \|", text, re.MULTILINE)
+    assert len(keys) > 30
+    keys += [f"eval_sampled/{key.removeprefix('eval/')}" for key in keys if key.startswith("eval/") and not key.endswith("wl_ceiling")]
+    words = {"<agent>": f"(?:{'|'.join(agents)})", "<group>=<value>": r"\w+=-?\d+"}
+    for key in keys:
+        pattern = re.escape(key)
+        for word, meaning in words.items():
+            pattern = pattern.replace(re.escape(word), meaning)
+        yield re.compile(pattern)
+
+
+# --------------------------------------------------------------------------------------------------------- the same numbers
+
+
+def test_same_seed_same_numbers(finished_graphs: list[dict[str, Any]], finished: Any, tmp_path: Path) -> None:
+    config, result = finished
+    if config.scenario.name == "graph_isomorphism":
+        assert [untimed(row) for row in rows_of(result)] == [untimed(row) for row in finished_graphs]
+    else:
+        again = run_experiment(config, tmp_path / "run", quiet=True)
+        assert [untimed(row) for row in rows_of(result)] == [untimed(row) for row in rows_of(again)]
+
+
+def test_another_seed_other_numbers(finished_graphs: list[dict[str, Any]], tmp_path: Path) -> None:
+    other = rows_of(run_experiment(small("seed=4"), tmp_path / "run", quiet=True))
+    for ours, theirs in zip(finished_graphs, other, strict=True):
+        assert ours["learn/verifier/objective"] != theirs["learn/verifier/objective"]
+        assert ours["learn/prover/entropy"] != theirs["learn/prover/entropy"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_a_remote_env_runner_gives_the_same_numbers(finished_graphs: list[dict[str, Any]], tmp_path: Path) -> None:
+    remote = rows_of(run_experiment(small("play.num_env_runners=1"), tmp_path / "run", quiet=True))
+    assert [untimed(row) for row in remote] == [untimed(row) for row in finished_graphs]
+
+
+# ------------------------------------------------------------------------------------------------------------ what is shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_quiet_prints_nothing_even_to_a_terminal(tmp_path: Path) -> None:
+    out, err = Terminal(), Terminal()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        run_experiment(small("iterations=1", base=MESSAGES), tmp_path / "run", quiet=True)
+    assert (out.getvalue(), err.getvalue()) == ("", "")
+
+
+def test_without_a_terminal_there_is_no_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_experiment(small("iterations=1", base=MESSAGES), tmp_path / "run")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_line("a-run", 2, 5, quiet=False) as report:
+        report(3, {"train/verifier/accuracy": 0.75})
+    assert "a-run" in terminal.getvalue()
+    assert "3/5" in terminal.getvalue()
+    assert "train 0.750" in terminal.getvalue()
+    silent = Terminal()
+    monkeypatch.setattr(sys, "stderr", silent)
+    with progress_line("a-run", 2, 5, quiet=True) as report:
+        report(3, {})
+    assert silent.getvalue() == ""
+
+
+@pytest.mark.parametrize(
+    ("figures", "said"),
+    [
+        ({}, ""),
+        ({"loss": 1.0}, ""),
+        ({"train/verifier/accuracy": 0.5, "env_steps_per_s": 12345.6}, "train 0.500  steps/s 12,346"),
+        (
+            {"eval/verifier/wl_ceiling": 0.55, "eval/verifier/accuracy": 1.0, "train/episode_length": 2.5, "train/verifier/accuracy": 0.0},
+            "train 0.000  held-out 1.000  alone at most 0.550  rounds 2.500",
+        ),
+    ],
+)
+def test_headline(figures: Mapping[str, float], said: str) -> None:
+    assert headline(dict(figures)) == said
+
+
+# -------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_what_cannot_work_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="minibatch_size"):
+        run_experiment(small("algorithm.minibatch_size=1"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_finished_run_is_not_overwritten(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
+    config, result = finished
+    before = (result.run_dir / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match="holds a run already"):
+        run_experiment(config, result.run_dir, quiet=True)
+    assert (result.run_dir / "metrics.jsonl").read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------------------------------- every protocol
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "message_game"])
+def test_every_protocol_trains(name: str, tmp_path: Path) -> None:
+    base = {**GRAPHS, "protocol": {"name": name}}
+    config = small("iterations=2", "play.num_copies=24", "evaluation.interval=1", "checkpoint.interval=1", base=base)
+    result = run_experiment(config, tmp_path / "run", quiet=True)
+    rows, agents = rows_of(result), SHIPPED[name].agents
+    assert [row["iteration"] for row in rows] == [1, 2]
+    for row in rows:
+        assert None not in row.values(), "every figure is finite"
+        assert row.keys() >= ALWAYS | EVALUATED | {f"{part}/{agent}/return" for part in ("train", "eval") for agent in agents}
+    with RunFolder.open(result.run_dir) as folder:
+        assert [len(folder.read_transcripts(transcript)) for transcript in folder.transcript_names()] == [3, 3]
+    first, last = (load_checkpoint(result.run_dir / "checkpoints", i).tensors["training"]["modules"] for i in (1, 2))
+    assert set(last) == set(agents)
+    moved = {agent for agent in agents if any(not torch.equal(x, last[agent][key]) for key, x in first[agent].items())}
+    assert moved >= {agent for agent in agents if f"learn/{agent}/grad_norm" in rows[1]} >= {"verifier"}
+    figures = evaluate_run(result.run_dir)
+    assert {key: rows[1][key] for key in EVALUATED} == {key: figures[key] for key in EVALUATED}

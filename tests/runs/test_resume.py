@@ -1,0 +1,262 @@
+"""A run that was stopped anywhere ends with the numbers of one that never was."""
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from nip_ray.errors import UserError
+from nip_ray.runs.checkpoint import load_checkpoint
+from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.folder import RunFolder
+from tests.runs.small import command, environment, nip_ray, small, untimed, write_small
+
+LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4")
+SHORT = ("iterations=9", "checkpoint.interval=3", "evaluation.interval=4")
+
+SHOT = """
+import os, signal, sys
+left, where = int(os.environ["SHOT_AFTER"]), os.environ["SHOT_WHERE"]
+def watch(event, arguments):
+    global left
+    if event in ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate") and any(
+            isinstance(part, (str, os.PathLike)) and where in os.fspath(part) for part in arguments[:2]):
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(watch)
+"""
+"""Ends its own process by SIGKILL just before so many accesses to files whose path has `SHOT_WHERE` in it."""
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """All that a run leaves behind but for what depends on the clock; tensors as lists, so that == compares them bit by bit."""
+    with RunFolder.open(path) as folder:
+        found = load_checkpoint(folder.checkpoints)
+        return {
+            "metrics": [untimed(row) for row in folder.metrics()],
+            "evaluation": folder.read_json("evaluation.json"),
+            "transcripts": {name: folder.read_transcripts(name) for name in folder.transcript_names()},
+            "checkpoints": sorted(entry.name for entry in folder.checkpoints.iterdir()),
+            "skipped": found.skipped,
+            "counters": found.state,
+            "training": plain(found.tensors["training"]),
+            "config": folder.config_yaml(),
+            "left over": sorted(entry.name for entry in path.rglob(".*") if entry.name != ".lock"),
+        }
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return (str(value.dtype), value.tolist())
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+# ------------------------------------------------------------------------------------------------------------ kill -9
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_killed_at_random_moments(tmp_path: Path) -> None:
+    """At least 10 kills: at any time from the start of the process on, during training, and between any two accesses to the run folder."""
+    config = write_small(tmp_path / "small.yaml", *LONG)
+    plans = [
+        [("start", 6.0), ("row", 0.5), ("file", 150), ("row", 0.5), ("start", 6.0)],
+        [("file", 40), ("row", 0.5), ("row", 0.5), ("start", 6.0), ("end", 12)],
+        [("row", 0.5), ("file", 20), ("file", 150), ("row", 0.5), ("end", 12)],
+    ]
+    whole = tmp_path / "whole"
+    with ThreadPoolExecutor(2) as pool:
+        reference = pool.submit(nip_ray, "train", config, "--run-dir", whole, "--quiet", check=0)
+        runs = [tmp_path / f"killed{number}" for number in range(len(plans))]
+        drawn = [random.Random(number) for number in range(len(plans))]
+        kills = list(pool.map(lambda job: killed_run(config, *job), zip(runs, plans, drawn)))
+        reference.result()
+    assert sum(kills) >= 10
+    expected = outcome(whole)
+    assert [row["iteration"] for row in expected["metrics"]] == list(range(1, 31))
+    for run in runs:
+        found = outcome(run)
+        for part, value in expected.items():
+            assert found[part] == value, f"{run.name}: {part}"
+
+
+def killed_run(config: Path, run: Path, plan: list[tuple[str, float]], drawn: random.Random) -> int:
+    """Train with the kills of `plan`, then to the end; returns how many processes were killed before they were done."""
+    kills = 0
+    for kind, most in plan:
+        process = launch(config, run, kind, most, drawn)
+        if kind in ("start", "row"):
+            strike(process, run, kind, drawn.uniform(0, most))
+        _, said = process.communicate(timeout=240)
+        assert process.returncode in (0, -signal.SIGKILL), said
+        kills += process.returncode != 0
+    process = launch(config, run, "", 0, drawn)
+    _, said = process.communicate(timeout=240)
+    assert (process.returncode, said) == (0, "")
+    return kills
+
+
+def launch(config: Path, run: Path, kind: str, most: float, drawn: random.Random) -> subprocess.Popen[str]:
+    begun = (run / "config.yaml").exists()
+    arguments = ["resume", run, "--quiet"] if begun else ["train", config, "--run-dir", run, "--quiet"]
+    shot = {"file": str(run), "end": "evaluation.json" if drawn.random() < 0.5 else "curves"}.get(kind)
+    aim = {"SHOT_AFTER": str(drawn.randint(1, int(most) if shot != "evaluation.json" else 3)), "SHOT_WHERE": shot} if shot else {}
+    code = SHOT if shot else ""
+    return subprocess.Popen(
+        command(arguments, code), env={**environment(), **aim}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def strike(process: subprocess.Popen[str], run: Path, kind: str, after: float) -> None:
+    """SIGKILL so many seconds after the start, or after the first row of metrics that the process writes."""
+    if kind == "row":
+        for before in sizes(run / "metrics.jsonl", process):
+            if before[0] < before[1]:
+                break
+    try:
+        process.wait(after)
+    except subprocess.TimeoutExpired:
+        process.kill()
+
+
+def sizes(path: Path, process: subprocess.Popen[str]) -> Iterator[tuple[int, int]]:
+    """(size before, size now) of a file, as long as the process runs."""
+    last = path.stat().st_size if path.exists() else 0
+    while process.poll() is None:
+        now = path.stat().st_size if path.exists() else 0
+        yield last, now
+        last = now
+        time.sleep(0.002)
+
+
+# ------------------------------------------------------------------------------------------------------- resume in general
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 9 iterations."""
+    return run_experiment(small(*SHORT), tmp_path_factory.mktemp("finished") / "run", quiet=True).run_dir
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it to do anything with."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def cut_back(run: Path, iteration: int) -> None:
+    """As a kill after the checkpoint of `iteration` leaves it."""
+    for entry in (run / "checkpoints").iterdir():
+        if int(entry.name) > iteration:
+            shutil.rmtree(entry)
+    for name in ("evaluation.json", "report.html"):
+        (run / name).unlink()
+
+
+def files(run: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(run)): path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    torn = run / "checkpoints" / "000009" / "training.pt"
+    torn.write_bytes(torn.read_bytes()[:-100])
+    resume_experiment(run)
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert str(torn.parent) in said[0]
+    assert "is damaged" in said[0]
+    assert said[0].endswith("going on from iteration 6")
+    assert outcome(run) == outcome(finished)
+
+
+def test_without_an_undamaged_checkpoint_nothing_is_touched(run: Path) -> None:
+    for path in (run / "checkpoints").rglob("training.pt"):
+        path.write_bytes(b"")
+    before = files(run)
+    with pytest.raises(UserError, match="no undamaged checkpoint is left"):
+        resume_experiment(run, quiet=True)
+    assert files(run) == before
+
+
+def test_a_torn_last_row_is_made_again(finished: Path, run: Path) -> None:
+    cut_back(run, 6)
+    metrics = run / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-40])
+    resume_experiment(run, quiet=True)
+    assert outcome(run) == outcome(finished)
+
+
+def test_a_finished_run_stays_as_it_is(finished: Path, run: Path) -> None:
+    rows = (run / "metrics.jsonl").read_bytes()
+    result = resume_experiment(run, quiet=True)
+    assert result.iterations == 9
+    assert result.metrics["iteration"] == 9
+    assert "eval/verifier/accuracy" in result.metrics
+    assert (run / "metrics.jsonl").read_bytes() == rows
+    assert outcome(run) == outcome(finished)
+
+
+def test_more_iterations(finished: Path, run: Path, tmp_path: Path) -> None:
+    """Going on from 9 to 12 is the same as 12 at once, but for the examination that the first end made."""
+    result = resume_experiment(run, iterations=12, quiet=True)
+    assert result.iterations == 12
+    whole = run_experiment(small(*SHORT, "iterations=12"), tmp_path / "whole", quiet=True).run_dir
+    extended, expected = outcome(run), outcome(whole)
+    extended["transcripts"].pop("000009")
+    extended["metrics"][8] = {key: value for key, value in extended["metrics"][8].items() if not key.startswith("eval")}
+    assert extended == expected
+    with pytest.raises(UserError, match="12 iterations are done already"):
+        resume_experiment(run, iterations=10, quiet=True)
+    assert outcome(run)["config"] == extended["config"]
+
+
+def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
+    run = run_experiment(small("algorithm.anneal_lr=true", "iterations=2"), tmp_path / "run", quiet=True).run_dir
+    before = files(run)
+    refused = nip_ray("resume", run, "--iterations", "5", check=2)
+    assert len(refused.stderr.splitlines()) == 1
+    assert "annealed over its own number of iterations" in refused.stderr
+    assert files(run) == before
+
+
+def test_a_checkpoint_of_another_config_is_refused(run: Path) -> None:
+    cut_back(run, 6)
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config["algorithm"]["gamma"] = 0.5
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    before = files(run)
+    with pytest.raises(UserError, match="checkpoint of another config") as refused:
+        resume_experiment(run, quiet=True)
+    assert str(run / "checkpoints" / "000006") in str(refused.value)
+    assert files(run) == before
+
+
+def test_what_may_change_between_two_starts(finished: Path, run: Path) -> None:
+    """Threads, and what is kept, are no part of what a checkpoint belongs to."""
+    cut_back(run, 6)
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    config["runtime"]["num_threads"], config["checkpoint"]["keep"] = 2, None
+    (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    resume_experiment(run, quiet=True)
+    ends = [json.loads((path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for path in (finished, run)]
+    assert ends[0]["env_steps_total"] == ends[1]["env_steps_total"]
+    assert ends[0]["train/verifier/accuracy"] == ends[1]["train/verifier/accuracy"]
+
+
+def test_one_process_at_a_time(run: Path) -> None:
+    with RunFolder.open(run, write=True):
+        with pytest.raises(UserError, match="is being written by process"):
+            resume_experiment(run, quiet=True)
