@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-THREADS = "2"
+THREADS = "1"
 SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))  # short: Ray puts Unix sockets below it, and their paths end at 107 characters
 
 os.environ.update(

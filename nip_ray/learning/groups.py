@@ -41,9 +41,7 @@ class FlatAdam:
         self.parameters = [p for parameters in by_factor.values() for p in parameters]
         self.sizes = [[p.numel() for p in parameters] for parameters in by_factor.values()]
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
-        chosen = [
-            {"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)
-        ]
+        chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.adam = torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True) if chosen else None
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:

@@ -3,29 +3,13 @@
 Source: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4 (KL penalty).
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from nip_ray.settings.ppo import PPOSettings
 
-
-@dataclass(frozen=True)
-class PPOLoss:
-    """The parts of one agent's loss on one minibatch (scalars): total = objective + entropy + critic."""
-
-    objective: Tensor
-    entropy: Tensor
-    critic: Tensor
-    kl: Tensor
-    clip_share: Tensor
-
-    @property
-    def total(self) -> Tensor:
-        """What is minimised."""
-        return self.objective + self.entropy + self.critic
+_LARGEST_LOG_RATIO = 20.0
 
 
 def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
@@ -41,7 +25,7 @@ def objective(
     KL is estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| > eps.
     """
     log_ratio_N = log_prob_N - old_log_prob_N
-    ratio_N = log_ratio_N.exp()
+    ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()  # an infinite ratio times no advantage is not a number
     kl = -mean(log_ratio_N, weight_N)
     epsilon = settings.clip_epsilon
     clip_share = mean(((ratio_N.detach() - 1).abs() > epsilon).to(ratio_N.dtype), weight_N)

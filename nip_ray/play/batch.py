@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.policy import Action
-from nip_ray.play.core import channels_of
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 
@@ -41,17 +40,18 @@ class AgentRows:
 
 def own_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
     """The rows of `agent` in `rollout`, on the rollout's device."""
-    where = channels_of(scenario.protocol, agent, scenario.message_size)
-    turn_BR = rollout.turn_BRA[:, :, where.index]
+    protocol = scenario.protocol
+    index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
+    turn_BR = rollout.turn_BRA[:, :, index]
     copy_N, round_N = turn_BR.nonzero(as_tuple=True)
     said = rollout.dialogue.rows(copy_N)
     obs = scenario.observe(agent, rollout.id_B[copy_N], said.before(round_N), round_N, rollout.seed_B[copy_N])
-    writes = where.writes.to(copy_N.device)
-    action = {"message": said.main[torch.arange(len(copy_N)), round_N, where.index][:, writes].flatten(1).clamp_min(0)}
+    rows = torch.arange(len(copy_N), device=copy_N.device)
+    action = {"message": said.main[rows, round_N, index][:, writes].flatten(1).clamp_min(0)}
     if said.linear is not None:
-        action["linear"] = said.linear[torch.arange(len(copy_N)), round_N, where.index][:, writes].flatten(1).clamp_min(0)
-    if agent == scenario.protocol.verifier:
+        action["linear"] = said.linear[rows, round_N, index][:, writes].flatten(1).clamp_min(0)
+    if agent == protocol.verifier:
         action["decision"] = rollout.decision_BR[copy_N, round_N]
     row_BR = torch.full(turn_BR.shape, -1, device=copy_N.device)
-    row_BR[copy_N, round_N] = torch.arange(len(copy_N), device=copy_N.device)
-    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, where.index], row_BR)
+    row_BR[copy_N, round_N] = rows
+    return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR)

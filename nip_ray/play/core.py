@@ -8,7 +8,6 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +19,12 @@ from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol, ProtocolState, Step
 from nip_ray.seeding import generator, stable_seed
 
 
-@dataclass(frozen=True)
-class Channels:
-    """Where an agent writes: its index, its writable channels (indices) and the positions of a message."""
-
-    index: int
-    writes: Tensor
-    message_size: int
-
-
 class BatchedPlay:
     """B copies of `scenario.protocol`, played round by round."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario, self.protocol, self.device = scenario, scenario.protocol, torch.device(device)
-        self.channels = {agent: channels_of(self.protocol, agent, scenario.message_size) for agent in self.protocol.agents}
+        self.writes = {agent: torch.tensor(writes, device=self.device) for agent, writes in self.protocol.writes.items()}
 
     def reset(self, id_B: Tensor, seed_B: Tensor) -> None:
         """Start copies on the instances `id_B` with the episode seeds `seed_B` (both (B,) int64)."""
@@ -82,29 +72,26 @@ class BatchedPlay:
         return self.protocol.active(self.state.round_B, self.state.seed_B) & ~self.state.ended_B[:, None, None]
 
     def _write(self, agent: str, copy_N: Tensor, action: Action) -> None:
-        where = self.channels[agent]
-        active_NC = self.active_BAC[copy_N][:, where.index][:, where.writes]
+        writes, index = self.writes[agent], self.protocol.agents.index(agent)
+        active_NC = self.active_BAC[copy_N[:, None], index, writes]
         for target, name in ((self.main_BRACM, "message"), (self.linear_BRACM, "linear")):
             if target is not None:
-                said = action[name].to(self.device).view(len(copy_N), len(where.writes), where.message_size)
-                said = torch.where(active_NC[..., None], said, -1)
-                target[copy_N[:, None], self.round, where.index, where.writes[None]] = said
-
-
-def channels_of(protocol: Protocol, agent: str, message_size: int) -> Channels:
-    """Where `agent` can ever write."""
-    index = protocol.agents.index(agent)
-    writes = protocol.turn_table_SKAC.any(0).any(0)[index].nonzero().flatten()
-    return Channels(index, writes, message_size)
+                said = action[name].to(self.device).view(len(copy_N), len(writes), self.scenario.message_size)
+                target[copy_N[:, None], self.round, index, writes] = torch.where(active_NC[..., None], said, -1)
 
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
     """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would count now."""
-    where = channels_of(protocol, agent, message_size)
-    active_NC = protocol.active(round_N, seed_N)[:, where.index][:, where.writes.to(round_N.device)]
-    speaks_NF = active_NC.repeat_interleave(message_size, 1)
-    counts_N = (round_N >= protocol.min_rounds - 1) & (agent == protocol.verifier)
-    return {"round": round_N, "speaks": speaks_NF, "may_decide": active_NC.any(1) & counts_N}
+    writes, index = protocol.writes[agent], protocol.agents.index(agent)
+    active_NC = protocol.active(round_N, seed_N)[:, index]
+    if len(writes) < len(protocol.channels):
+        active_NC = active_NC[:, list(writes)]
+    speaks_NF = active_NC if message_size == 1 else active_NC.repeat_interleave(message_size, 1)
+    if agent == protocol.verifier:
+        may_decide_N = active_NC.any(1) & (round_N >= protocol.min_rounds - 1)
+    else:
+        may_decide_N = torch.zeros_like(active_NC[:, 0])
+    return {"round": round_N, "speaks": speaks_NF, "may_decide": may_decide_N}
 
 
 @torch.no_grad()
@@ -161,6 +148,8 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
     Stateless: the k-th pass is a permutation seeded by (seed, split, k), so any worker can compute its share of any iteration.
     """
     ids = scenario.ids(split).cpu()
+    if count == 0:
+        return ids[:0]
     size, chosen = len(ids), []
     for number in range(first // size, (first + count - 1) // size + 1):
         permutation = torch.randperm(size, generator=generator(seed, "instances", split, number))
@@ -170,5 +159,5 @@ def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: i
 
 
 def episode_seeds(seed: int, first: int, count: int) -> Tensor:
-    """(count,) int64 episode seeds in [0, 65536), for episodes number `first` on of the stream of `instance_ids`."""
+    """(count,) int64 episode seeds in [0, 65536), for the `count` episodes from number `first` on (a function of both numbers)."""
     return torch.randint(NUM_SEEDS, (count,), generator=generator(stable_seed(seed, "episodes"), "from", first))

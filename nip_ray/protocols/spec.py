@@ -94,9 +94,22 @@ class Protocol:
         ]
         return torch.tensor(rows)
 
+    @cached_property
+    def _tables(self) -> dict[torch.device, Tensor]:
+        """The turn table by device, so that play does not copy it in every round."""
+        return {}
+
+    @cached_property
+    def writes(self) -> dict[str, tuple[int, ...]]:
+        """Agent -> indices of the channels that it ever writes to."""
+        ever_AC = self.turn_table_SKAC.any(0).any(0)
+        return {agent: tuple(ever_AC[a].nonzero().flatten().tolist()) for a, agent in enumerate(self.agents)}
+
     def active(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B, A, C) bool: who may write where, in round `round_B` of copies with episode seeds `seed_B` (both (B,) int64)."""
-        table = self.turn_table_SKAC.to(round_B.device)
+        table = self._tables.get(round_B.device)
+        if table is None:
+            table = self._tables[round_B.device] = self.turn_table_SKAC.to(round_B.device)
         return table[seed_B % table.shape[0], round_B.clamp(0, self.max_rounds - 1)]
 
     def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy
-from nip_ray.play.core import channels_of
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.distribution import Layout, distribution_class
 from nip_ray.rllib.shared import networks_of, scenario_of
@@ -54,7 +53,7 @@ class AgentModule(TorchRLModule, ValueFunctionAPI):
 
 def layout_of(scenario: Scenario, agent: str) -> Layout:
     """How `agent`'s turns are laid out as flat actions."""
-    factors = len(channels_of(scenario.protocol, agent, scenario.message_size).writes) * scenario.message_size
+    factors = len(scenario.protocol.writes[agent]) * scenario.message_size
     return Layout(factors, scenario.num_symbols, scenario.linear_symbols, agent == scenario.protocol.verifier)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint
-from nip_ray.runs.experiment import run_fingerprint, set_threads
+from nip_ray.runs.experiment import prepare_process, run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder
 
 
@@ -29,7 +29,7 @@ def evaluate_run(
     folder = RunFolder.open(run_dir)
     config = config_from_dict(parse_yaml(folder.config_yaml(), str(folder.path / CONFIG)))
     found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
-    set_threads(config.runtime.num_threads)
+    prepare_process(config.runtime.num_threads)
     import_plugins(config.plugins)
     params = {key: value for key, value in vars(config.protocol).items() if key != "name"}
     scenario = build_scenario(build(config.protocol.name, **params), _examined(config, dataset))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.learning.ppo import PPOLoss, critic, next_beta, objective
+from nip_ray.learning.ppo import critic, next_beta, objective
 from nip_ray.settings.ppo import PPOSettings
 
 Rows = dict[str, Tensor]
@@ -135,8 +135,3 @@ def test_rows_of_weight_zero_have_no_gradient() -> None:
 def test_next_beta(kl: float, factor: float) -> None:
     base = PPOSettings(kl_target=0.01, kl_increment=3.0, kl_decrement=0.25)
     assert float(next_beta(torch.tensor(0.8), torch.tensor(kl), base)) == pytest.approx(0.8 * factor)
-
-
-def test_total() -> None:
-    parts = [torch.tensor(x) for x in (1.0, 2.0, 4.0, 8.0, 16.0)]
-    assert float(PPOLoss(*parts).total) == 7.0

@@ -136,17 +136,18 @@ def test_the_module_speaks_for_its_network(shared_body: bool) -> None:
         spec.rl_module_specs[agent].action_space = env.action_spaces[agent]
         module: AgentModule = spec.rl_module_specs[agent].build()
         network, layout = networks[agent].eval(), layout_of(scenario_of(dumped), agent)
-        module.network.eval()
         obs = observations(config, agent)
         policy, value = network(obs, True, True)
-        out = module.forward_train({"obs": obs})
         for name in ("forward_inference", "forward_exploration"):
             flat = getattr(module, name)({"obs": obs})["action_dist_inputs"]
             torch.testing.assert_close(flat, layout.flatten(policy), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(module.eval().compute_values({"obs": obs}), value)
+        policy, value = network.train()(obs, True, True)
+        out = module.forward_train({"obs": obs})  # in training mode: batch statistics
         torch.testing.assert_close(out["action_dist_inputs"], layout.flatten(policy), rtol=1e-5, atol=1e-6)
         torch.testing.assert_close(module.compute_values({"obs": obs}, out["embeddings"]), value)
-        torch.testing.assert_close(module.compute_values({"obs": obs}), value)
-        assert module.get_train_action_dist_cls().from_logits(out["action_dist_inputs"]).logp(torch.zeros(2, len(layout.sizes))).shape == (2,)
+        distribution = module.get_train_action_dist_cls().from_logits(out["action_dist_inputs"])
+        assert distribution.logp(torch.zeros(2, len(layout.sizes))).shape == (2,)
 
 
 def test_networks_are_equal_in_every_process() -> None:

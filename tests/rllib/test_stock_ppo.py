@@ -35,7 +35,7 @@ def stock(config: ExperimentConfig, **environments: Any) -> PPO:
 
 def module_weights(algorithm: PPO) -> dict[str, dict[str, Tensor]]:
     module = algorithm.learner_group._learner.module
-    return {agent: copied(module[agent].unwrapped().network.state_dict()) for agent in module.keys()}
+    return {agent: copied(module[agent].unwrapped().network.state_dict()) for agent, _ in module.items()}
 
 
 @pytest.mark.parametrize(

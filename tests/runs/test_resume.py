@@ -244,16 +244,17 @@ def test_a_checkpoint_of_another_config_is_refused(run: Path) -> None:
     assert files(run) == before
 
 
-def test_what_may_change_between_two_starts(finished: Path, run: Path) -> None:
-    """Threads, and what is kept, are no part of what a checkpoint belongs to."""
-    cut_back(run, 6)
+def test_what_is_kept_may_change_between_two_starts(finished: Path, run: Path) -> None:
+    """It is no part of what a checkpoint belongs to."""
+    cut_back(run, 3)
     config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    config["runtime"]["num_threads"], config["checkpoint"]["keep"] = 2, None
+    config["checkpoint"] = {"interval": 1, "keep": None}
+    config["evaluation"]["num_transcripts"] = 0
     (run / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
     resume_experiment(run, quiet=True)
-    ends = [json.loads((path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1]) for path in (finished, run)]
-    assert ends[0]["env_steps_total"] == ends[1]["env_steps_total"]
-    assert ends[0]["train/verifier/accuracy"] == ends[1]["train/verifier/accuracy"]
+    changed, expected = outcome(run), outcome(finished)
+    assert changed["checkpoints"] == [f"{iteration:06d}" for iteration in range(3, 10)]
+    assert all(changed[part] == expected[part] for part in ("metrics", "evaluation", "training", "counters"))
 
 
 def test_one_process_at_a_time(run: Path) -> None:

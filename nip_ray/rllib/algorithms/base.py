@@ -9,7 +9,7 @@ Decisions that matter here:
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
-# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false, reportPrivateImportUsage=false
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext

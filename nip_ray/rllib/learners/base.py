@@ -77,6 +77,9 @@ class ProtocolLearner(TorchLearner):
     def after_minibatch(self, prepared: Any) -> None:
         """Called after each optimizer step."""
 
+    def refresh_statistics(self, prepared: Any) -> None:
+        """Called after the last minibatch: the place to update the running statistics of batch norms."""
+
     # --------------------------------------------------------------------------------------------------- the update
 
     @override(Learner)
@@ -95,11 +98,14 @@ class ProtocolLearner(TorchLearner):
         self._weights_seq_no += 1
         self._set_lr(kwargs.get("lr") or self.settings.lr)
         self.sums, self.norms, self.once = {}, {}, {}
+        for network in self.networks.values():
+            learning_mode(network)
         prepared = self.prepare(rollout)
         for minibatch in self.minibatches(rollout, iteration):
             self.compute_gradients(self.losses(prepared, minibatch))
             self._step()
             self.after_minibatch(prepared)
+        self.refresh_statistics(prepared)
         return self._results(rollout, iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
@@ -117,13 +123,17 @@ class ProtocolLearner(TorchLearner):
 
     @override(TorchLearner)
     def compute_gradients(self, loss_per_module: Mapping[str, Tensor], **kwargs: Any) -> dict[str, Any]:
-        """Gradients of the sum of all losses, laid flat and summed over learners; they are with the optimizers."""
+        """Gradients of the sum of all losses, laid flat and summed over learners; they are with the optimizers.
+
+        An agent without a loss takes no step: neither stale gradients nor old momentum move it.
+        """
         total = [loss for loss in loss_per_module.values() if loss.requires_grad]
         agents = [agent for agent in self.optimizers if agent in loss_per_module]
         parameters = [p for agent in agents for p in self.optimizers[agent].parameters]
         found = iter(torch.autograd.grad(total, parameters, allow_unused=True) if total else ())
-        for agent, optimizer in self.optimizers.items():
-            optimizer.set_gradients([next(found) if agent in agents else None for _ in optimizer.parameters])
+        self.stepping = {agent: self.optimizers[agent] for agent in agents}
+        for optimizer in self.stepping.values():
+            optimizer.set_gradients([next(found, None) for _ in optimizer.parameters])
         self._all_reduce()
         return {}
 
@@ -186,10 +196,10 @@ class ProtocolLearner(TorchLearner):
     def _step(self) -> None:
         limit = self.settings.max_grad_norm
         if self.settings.clip_gradients == "joint":
-            norms = dict.fromkeys(self.optimizers, clip_gradients(self.optimizers.values(), limit))
+            norms = dict.fromkeys(self.stepping, clip_gradients(self.stepping.values(), limit))
         else:
-            norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in self.optimizers.items()}
-        for agent, optimizer in self.optimizers.items():
+            norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in self.stepping.items()}
+        for agent, optimizer in self.stepping.items():
             optimizer.step()
             self.norms.setdefault(agent, []).append(norms[agent])
 
@@ -201,7 +211,9 @@ class ProtocolLearner(TorchLearner):
     def _all_reduce(self) -> None:
         if not self.distributed:
             return
-        flats = [flat for optimizer in self.optimizers.values() for flat in optimizer.flats]
+        flats = [flat for optimizer in self.stepping.values() for flat in optimizer.flats]
+        if not flats:
+            return
         joint = torch.cat([flat.grad for flat in flats])
         torch.distributed.all_reduce(joint)
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
@@ -227,6 +239,18 @@ class ProtocolLearner(TorchLearner):
                 self.metrics.log_value((agent, name), value, window=1)
         self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), rollout.env_steps(), reduce="sum")
         return self.metrics.reduce()
+
+
+def learning_mode(network: nn.Module) -> None:
+    """Noise and dropout on, batch norms on their running statistics.
+
+    Play normalises by running statistics; would learning use those of the minibatch, probability ratios would differ from 1 before
+    anything was learned.
+    """
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
 
 
 def _cpu(state: Any) -> Any:

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.ppo import critic, next_beta, objective
 from nip_ray.play.batch import AgentRows, own_rows
 from nip_ray.play.rollout import Rollout
-from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner
+from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner, learning_mode
 from nip_ray.settings.ppo import PPOSettings
 
 _METRICS = ("objective", "entropy_loss", "critic", "entropy", "message_entropy", "decision_entropy", "kl", "clip_share", "value_error")
@@ -41,7 +41,7 @@ class PPOLearner(ProtocolLearner):
         """Also the coefficients of the KL penalty, one per agent."""
         super().build()
         self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self._device) for agent in self.networks}
-        self.seen_kl: dict[str, Tensor] = {}
+        self.seen_kl: dict[str, Tensor] = {}  # of the current minibatch: (sum over this learner's rows, number of rows)
 
     @property
     def settings(self) -> PPOSettings:
@@ -64,7 +64,7 @@ class PPOLearner(ProtocolLearner):
                 continue
             network = self.networks[agent].eval()
             _, value_N = network(rows.obs, False, True)
-            network.train()
+            learning_mode(network)
             advantage_BR, target_BR = own_turn_advantages(
                 rollout.reward_BRA[:, :, index], rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam
             )
@@ -85,6 +85,8 @@ class PPOLearner(ProtocolLearner):
             own = all_rows if len(minibatch.own_copies) == len(minibatch.all_copies) else data.rows.of_copies(minibatch.own_copies)
             if len(own):
                 found[agent] = self._loss(agent, data, all_rows, own)
+            elif len(all_rows):  # another learner has rows: take part in the step
+                found[agent] = torch.zeros((), device=self._device)
         return found
 
     def _loss(self, agent: str, data: AgentData, all_rows: Tensor, own: Tensor) -> Tensor:
@@ -104,15 +106,34 @@ class PPOLearner(ProtocolLearner):
         error = (value_N - data.target_N[own]).abs().mean()
         parts = (actor, entropy_loss, critic_loss, entropy, message, decision, kl, clip_share, error)
         self.sums.setdefault(agent, []).append(torch.stack([part.detach() for part in parts]))
-        self.seen_kl[agent] = kl
+        self.seen_kl[agent] = torch.stack([kl * len(own), torch.full_like(kl, len(own))])
         share = len(own) / len(all_rows)
         return (actor + entropy_loss + critic_loss) * share
 
-    def after_minibatch(self, prepared: Any) -> None:
-        """Move the KL coefficients."""
-        if self.settings.loss == "kl_penalty":
-            for agent, kl in self.seen_kl.items():
-                self.beta[agent] = next_beta(self.beta[agent], self._mean_over_learners(kl), self.settings)
+    def after_minibatch(self, prepared: Mapping[str, AgentData]) -> None:
+        """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
+        if self.settings.loss != "kl_penalty" or not prepared:
+            return
+        nothing = torch.zeros(2, device=self._device)
+        seen_A2 = torch.stack([self.seen_kl.get(agent, nothing) for agent in prepared])
+        self.seen_kl = {}
+        if self.distributed:  # one call for all agents: a learner may have no rows of some of them
+            torch.distributed.all_reduce(seen_A2)
+        for agent, (total, count) in zip(prepared, seen_A2.unbind(), strict=True):
+            moved = next_beta(self.beta[agent], total / count.clamp_min(1), self.settings)
+            self.beta[agent] = torch.where(count > 0, moved, self.beta[agent])
+
+    @torch.no_grad()
+    def refresh_statistics(self, prepared: Mapping[str, AgentData]) -> None:
+        """One pass over all rows moves the running statistics of batch norms (the same on every learner)."""
+        for agent, data in prepared.items():
+            norms = [module for module in self.networks[agent].modules() if isinstance(module, nn.BatchNorm1d)]
+            if norms:
+                self.networks[agent].eval()
+                for norm in norms:
+                    norm.train()
+                self.networks[agent](data.rows.obs)
+                learning_mode(self.networks[agent])
 
     def extra_state(self) -> dict[str, Any]:
         """The KL coefficients."""
@@ -121,14 +142,6 @@ class PPOLearner(ProtocolLearner):
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
         self.beta = {agent: torch.tensor(value, device=self._device) for agent, value in state["kl_beta"].items()}
-
-    def _mean_over_learners(self, x: Tensor) -> Tensor:
-        world, _ = self._world()
-        if world > 1:
-            x = x.clone()
-            torch.distributed.all_reduce(x)
-            x = x / world
-        return x
 
 
 def _normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:

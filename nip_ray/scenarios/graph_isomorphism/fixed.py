@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
-from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin
 from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.graph_isomorphism.seat import Seat
@@ -48,16 +47,17 @@ class ManualAgent(nn.Module):
     """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
 
     The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of the two
-    graph representations is below 1e-6. The prover answers with the node most like the one asked about.
+    graph representations is below 1e-6. The prover answers with the node most like the one asked about; with shared reward and
+    graphs that differ, with the node least like it.
     """
 
-    def __init__(self, settings: GraphAgentSettings, seat: Seat) -> None:
+    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_reward: bool = False) -> None:
         super().__init__()
-        self.seat = seat
+        self.seat, self.shared_reward = seat, shared_reward
         self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
         self.output = nn.Linear(settings.d_gnn, settings.d_representation)
-        initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
-        self.requires_grad_(False)
+        # Biases keep torch's random values whatever the settings say: with zero biases and no messages every node looks like nothing.
+        self.double().requires_grad_(False)  # equality to 1e-6 wants more than single precision
 
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
         """Policy by rule and zero value; see `GraphAgent.forward`."""
@@ -67,17 +67,19 @@ class ManualAgent(nn.Module):
         policy = None
         if self.seat.decides:
             message = torch.zeros(allowed.shape, device=nodes_NGVD.device)
-            same_N = (nodes_NGVD.sum(2).diff(dim=1)).abs().mean((1, 2)) < _SAME
-            wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, same_N.long(), 2)
+            wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, _look_equal(nodes_NGVD).long(), 2)
             decision = nn.functional.one_hot(wanted_N, NUM_DECISIONS) * _SHARP
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, decision, obs["speaks"], obs["may_decide"])
         elif want_policy:
             asked_NGV = obs["latest"][..., 0]
             asked_ND = (nodes_NGVD * asked_NGV[..., None]).sum((1, 2))
-            distance = (nodes_NGVD - asked_ND[:, None, None]).norm(dim=-1)
-            message = (-_SHARP * distance)[:, None]
+            distance = (nodes_NGVD - asked_ND[:, None, None]).norm(dim=-1).float()
+            liking_N = torch.full_like(distance[:, 0, 0], -_SHARP)
+            if self.shared_reward:  # it wants the verifier to be right: where the graphs differ it shows the difference
+                liking_N = torch.where(_look_equal(nodes_NGVD), -_SHARP, _SHARP)
+            message = (liking_N[:, None, None] * distance)[:, None]
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, None, obs["speaks"], None)
-        return (policy if want_policy else None), (nodes_NGVD.new_zeros(num_rows) if want_value else None)
+        return (policy if want_policy else None), (torch.zeros(num_rows, device=nodes_NGVD.device) if want_value else None)
 
     def groups(self) -> list[ParameterGroup]:
         """Nothing to train."""
@@ -88,7 +90,7 @@ class ManualAgent(nn.Module):
 
     def _represent(self, obs: Mapping[str, Tensor]) -> Tensor:
         """(N, G, V, D): nodes in the light of the dialogue (verifier) or of the graphs alone (prover)."""
-        history_NGVF = obs["history"]
+        history_NGVF = obs["history"].double()
         if self.seat.decides:  # a question and its answer count as one mark, whichever graph they stand in
             rounds = history_NGVF.shape[-1] // 2 * 2
             pairs = history_NGVF[..., :rounds].unflatten(-1, (-1, 2)).sum(-1, keepdim=True).expand(*([-1] * 4), 2).flatten(-2)
@@ -99,6 +101,11 @@ class ManualAgent(nn.Module):
         adjacency = obs["adjacency"].to(history_NGVF.dtype).flatten(0, 1)
         h = self.gnn(history_NGVF.flatten(0, 1)[None], adjacency, mask.flatten(0, 1))[0]
         return self.output(h.view(*history_NGVF.shape[:3], -1)) * mask
+
+
+def _look_equal(nodes_NGVD: Tensor) -> Tensor:
+    """(N,) bool: the two graphs' summed representations agree."""
+    return nodes_NGVD.sum(2).diff(dim=1).abs().mean((1, 2)) < _SAME
 
 
 def allowed_nodes(obs: Mapping[str, Tensor], seat: Seat) -> Tensor:

@@ -67,7 +67,7 @@ class GraphIsomorphism(Scenario):
         """
         at, size = self.seats[agent], self.num_nodes
         count = len(id_N)
-        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, -1)
+        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, said.main.shape[2])
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=id_N.device)
         spread_NXS.scatter_add_(2, torch.where(said_NXA < 0, 2 * size, said_NXA), torch.ones((), device=id_N.device).expand(said_NXA.shape))
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
@@ -92,7 +92,7 @@ class GraphIsomorphism(Scenario):
             if settings.kind == "random":
                 return RandomAgent(at, self.num_symbols)
             if settings.kind == "manual":
-                return ManualAgent(settings, at)
+                return ManualAgent(settings, at, self.protocol.payment.shared_reward)
             return GraphAgent(settings, at, self.shared_body)
 
     def group_I(self) -> Mapping[str, Tensor]:

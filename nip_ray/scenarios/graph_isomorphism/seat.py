@@ -42,13 +42,12 @@ class Seat:
 def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int) -> Seat:
     """The seat of `agent` in `protocol`."""
     index = protocol.agents.index(agent)
-    ever_CA = protocol.turn_table_SKAC.any(0).any(0)
     return Seat(
         agent=agent,
         index=index,
         rounds=protocol.max_rounds,
         reads=tuple(c for c, name in enumerate(protocol.channels) if name in protocol.sees[agent]),
-        writes=tuple(ever_CA[index].nonzero().flatten().tolist()),
+        writes=protocol.writes[agent],
         message_size=message_size,
         linear_symbols=linear_symbols,
         decides=agent == protocol.verifier,

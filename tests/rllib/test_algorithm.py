@@ -1,0 +1,298 @@
+"""`ProtocolPPO`: workers and learners change where things are computed, not the numbers."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+from ray import tune
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.rllib.algorithms import ProtocolPPO, ProtocolPPOConfig
+from tests.rllib.experiments import TINY, Weights, built, distance, experiment, message_game, train, trained, weights
+
+WITHOUT_BATCH_NORM = {"agents": {"_default": {**TINY, "use_batch_norm": False}}}
+FLOAT_SUMS = 2e-4  # float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3
+
+
+def moved(config: ExperimentConfig, after: Weights) -> float:
+    """How far training went from the initial weights."""
+    algorithm = built(config)
+    try:
+        return distance(weights(algorithm), after)
+    finally:
+        algorithm.stop()
+
+
+# --------------------------------------------------------------------------------------------------------- env runners
+
+
+def test_a_remote_env_runner_gives_the_numbers_of_a_local_one(ray_session: None) -> None:
+    """Three iterations, rows of metrics included."""
+    rows: list[list[dict[str, float]]] = []
+    found: list[Weights] = []
+    for runners in (0, 1):
+        algorithm = built(experiment(dict(name="nip"), play=dict(num_env_runners=runners)))
+        rows.append([])
+        for _ in range(3):
+            algorithm.train()
+            rows[-1].append({key: value for key, value in algorithm.row.items() if not key.startswith("time/")})
+        found.append(weights(algorithm))
+        algorithm.stop()
+    assert distance(*found) <= 1e-6
+    for local, remote in zip(*rows, strict=True):
+        assert local == pytest.approx(remote, rel=1e-4, abs=1e-6)
+    assert moved(experiment(dict(name="nip")), found[0]) > 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------------ learners
+
+
+@pytest.mark.parametrize(
+    ("config", "training"),
+    [
+        pytest.param(message_game(), dict(clip_gradients="joint"), id="message_game-clip-joint"),
+        pytest.param(experiment(dict(name="nip"), WITHOUT_BATCH_NORM), dict(loss="kl_penalty"), id="nip-kl_penalty-agent"),
+        pytest.param(
+            experiment(dict(name="merlin_arthur"), WITHOUT_BATCH_NORM),
+            dict(loss="kl_penalty", clip_gradients="joint", minibatch_size=6),
+            id="merlin_arthur-kl_penalty-joint-some-agents-without-rows",
+        ),
+    ],
+)
+def test_learners_share_the_work_and_not_the_result(ray_session: None, config: ExperimentConfig, training: dict[str, Any]) -> None:
+    """One and two remote learners against the local one: several minibatches, early ends and so unequal shards, odd copies."""
+    config = config.model_copy(update={"play": config.play.__class__(num_copies=18)})
+    found = {}
+    for learners in (0, 1, 2):
+        algorithm = built(config.model_copy(update={"learners": config.learners.__class__(num_learners=learners)}), **training)
+        try:
+            algorithm.train()
+            algorithm.train()
+            found[learners] = (weights(algorithm), algorithm.training_state())
+        finally:
+            algorithm.stop()
+    assert distance(found[0][0], found[1][0]) <= 1e-6
+    assert distance(found[0][0], found[2][0]) <= FLOAT_SUMS
+    assert moved(config, found[0][0]) > 30 * FLOAT_SUMS
+    assert found[1][1]["extra"] == found[0][1]["extra"]
+    assert found[2][1]["extra"] == found[0][1]["extra"], "KL coefficients follow the divergence over all rows"
+
+
+def test_learners_agree_among_themselves(ray_session: None) -> None:
+    """Weights and buffers of two learners are the same after every update, batch statistics included."""
+    config = experiment(dict(name="nip"), learners=dict(num_learners=2), play=dict(num_env_runners=1))
+    algorithm = built(config)
+    try:
+        algorithm.train()
+        algorithm.train()
+        first, second = (state["modules"] for state in algorithm._foreach_learner(_training_state))
+        assert distance(first, second) == 0
+    finally:
+        algorithm.stop()
+
+
+def _training_state(learner: Any) -> Any:
+    return learner.training_state()
+
+
+# ------------------------------------------------------------------------------------------------------------- crashes
+
+
+def test_lost_env_runners_cost_time_and_no_numbers(ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two runners of 16 copies: one is killed between iterations, then the other while both play, then both at once."""
+    config = experiment(dict(name="nip"), play=dict(num_env_runners=2))
+    undisturbed = trained(config, 5)
+    algorithm = built(config)
+    try:
+        algorithm.train()
+        for victims in ((0,), (1,), (0, 1)):
+            pids = algorithm.env_runner_group.foreach_env_runner(_pid, local_env_runner=False)
+            for victim in victims:
+                os.kill(pids[victim % len(pids)], signal.SIGKILL)
+            started = time.perf_counter()
+            algorithm.train()
+            with capsys.disabled():
+                print(f"\niteration with {len(victims)} of 2 env runners killed: {time.perf_counter() - started:.2f} s")
+            _wait_for_runners(algorithm, 2)
+        algorithm.train()
+        assert distance(weights(algorithm), undisturbed) <= 1e-6
+        assert algorithm.train_iteration == 5
+    finally:
+        algorithm.stop()
+
+
+def test_a_lost_only_env_runner_is_replaced(ray_session: None) -> None:
+    """With nobody to stand in, the iteration waits for the new runner; its numbers are the same."""
+    config = message_game(play=dict(num_env_runners=1))
+    undisturbed = trained(message_game(), 3)
+    algorithm = built(config)
+    try:
+        algorithm.train()
+        (pid,) = algorithm.env_runner_group.foreach_env_runner(_pid, local_env_runner=False)
+        os.kill(pid, signal.SIGKILL)
+        assert distance(train(algorithm, 2), undisturbed) <= 1e-6
+    finally:
+        algorithm.stop()
+
+
+def _pid(runner: Any) -> int:
+    return os.getpid()
+
+
+def _wait_for_runners(algorithm: ProtocolPPO, count: int) -> None:
+    deadline = time.monotonic() + 30
+    while algorithm.env_runner_group.num_healthy_remote_workers() < count and time.monotonic() < deadline:
+        algorithm.restore_env_runners(algorithm.env_runner_group)
+        time.sleep(0.1)
+    assert algorithm.env_runner_group.num_healthy_remote_workers() == count
+
+
+# ------------------------------------------------------------------------------------------------------- without Ray
+
+
+def test_a_local_run_starts_no_ray() -> None:
+    """Everything in one process: no cluster, no raylet among its children."""
+    program = """
+        import os, pathlib, torch
+        torch.set_num_threads(1)
+        from tests.rllib.experiments import message_game, trained
+        trained(message_game(), 2)
+        import ray
+        assert not ray.is_initialized()
+        children = pathlib.Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        names = [pathlib.Path(f"/proc/{child}/comm").read_text().strip() for child in children]
+        assert not [name for name in names if "ray" in name or "gcs" in name], names
+        print("fine")
+    """
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], cwd=root, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("fine")
+
+
+# ---------------------------------------------------------------------------------------------------------------- Tune
+
+
+def test_tune_searches_over_learning_rates(ray_session: None, tmp_path: Path) -> None:
+    """Two trials of two iterations with checkpoints; our figures are in the results, and a checkpoint restores."""
+    config = ProtocolPPOConfig().experiment(message_game()).training(lr=tune.grid_search([1e-3, 1e-2]))
+    tuner = tune.Tuner(
+        ProtocolPPO,
+        param_space=config,
+        tune_config=tune.TuneConfig(max_concurrent_trials=2),
+        run_config=tune.RunConfig(
+            name="search",
+            storage_path=str(tmp_path),
+            stop={"training_iteration": 2},
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+            verbose=0,
+        ),
+    )
+    results = tuner.fit()
+    assert not results.errors
+    assert sorted(result.config["lr"] for result in results) == [1e-3, 1e-2]
+    for result in results:
+        assert result.metrics is not None
+        assert result.metrics["nip_ray"]["learn/lr"] == result.config["lr"]
+        assert result.metrics["nip_ray"]["env_steps_total"] == 2 * 16 * 4
+        assert "nip_ray/learn/verifier/objective" in results.get_dataframe().columns
+        assert result.checkpoint is not None
+        expected = trained(message_game(), 2, lr=result.config["lr"])
+        algorithm = built(message_game())
+        algorithm.restore_from_path(result.checkpoint.path)
+        assert algorithm.train_iteration == 2
+        assert distance(weights(algorithm), expected) <= 1e-6
+        algorithm.stop()
+
+
+# -------------------------------------------------------------------------------------------------------------- config
+
+
+def test_gpu_settings_reach_rllib() -> None:
+    """Shares of GPUs and CPUs arrive in the config's own fields, whether or not this machine has a GPU."""
+    made = message_game(
+        play=dict(num_env_runners=2, num_gpus_per_env_runner=0.25, num_cpus_per_env_runner=2),
+        learners=dict(num_learners=2, num_gpus_per_learner=1, num_cpus_per_learner=3),
+    )
+    config = ProtocolPPOConfig().experiment(made)
+    assert (config.num_env_runners, config.num_gpus_per_env_runner, config.num_cpus_per_env_runner) == (2, 0.25, 2)
+    assert (config.num_learners, config.num_gpus_per_learner, config.num_cpus_per_learner) == (2, 1, 3)
+    requested = ProtocolPPO.default_resource_request(config).bundles
+    assert sum(bundle.get("GPU", 0) for bundle in requested) == 2.5
+
+
+def test_training_changes_our_settings_and_rllibs() -> None:
+    """Names of PPOSettings and of RLlib in one call; what both have is one value."""
+    config = ProtocolPPOConfig().experiment(message_game()).training(lr=0.5, clip_epsilon=0.3, train_batch_size=7)
+    assert (config.lr, config.ppo_settings().lr, config.ppo_settings().clip_epsilon, config.train_batch_size) == (0.5, 0.5, 0.3, 7)
+    config.lr = 0.25  # as Tune sets it
+    assert config.ppo_settings().lr == config.base_lr(0) == 0.25
+
+
+def test_annealing_ends_at_zero_and_stays_there() -> None:
+    """Linear over the experiment's iterations, never below zero after them."""
+    config = ProtocolPPOConfig().experiment(message_game(iterations=4)).training(lr=0.1, anneal_lr=True)
+    assert [config.base_lr(iteration) for iteration in range(6)] == pytest.approx([0.1, 0.075, 0.05, 0.025, 0, 0])
+    algorithm = config.build_algo()
+    try:
+        after = train(algorithm, 4)
+        assert algorithm.row["learn/lr"] == pytest.approx(0.025)
+        assert distance(train(algorithm, 1), after) == 0
+    finally:
+        algorithm.stop()
+
+
+def test_a_config_without_an_experiment_says_so() -> None:
+    """Before anything is built."""
+    with pytest.raises(UserError, match="experiment"):
+        ProtocolPPOConfig().build_algo()
+
+
+# ----------------------------------------------------------------------------------------------------------- bad numbers
+
+
+@pytest.mark.parametrize("clip_gradients", ["agent", "joint"])
+@pytest.mark.parametrize("agent", ["prover", "verifier"])
+def test_a_nan_is_named(agent: str, clip_gradients: str) -> None:
+    """The error names the agent whose weight is not a number, and the iteration."""
+    algorithm = built(message_game(), clip_gradients=clip_gradients)
+    try:
+        algorithm.train()
+        with torch.no_grad():
+            next(algorithm.networks()[agent].parameters()).view(-1)[0] = float("nan")
+        with pytest.raises(TrainingError, match=rf"iteration 1\b.*'{agent}'"):
+            algorithm.train()
+    finally:
+        algorithm.stop()
+
+
+def test_a_nan_on_a_remote_learner_is_the_same_error(ray_session: None) -> None:
+    """What a remote learner raises arrives as TrainingError."""
+    algorithm = built(message_game(learners=dict(num_learners=1)))
+    try:
+        algorithm.train()
+        algorithm._foreach_learner(_poison)
+        with pytest.raises(TrainingError, match=r"iteration 1\b.*'verifier'"):
+            algorithm.train()
+    finally:
+        algorithm.stop()
+
+
+def _poison(learner: Any) -> None:
+    with torch.no_grad():
+        next(learner.networks["verifier"].parameters()).view(-1)[0] = float("nan")
+
+
+def test_ray_is_left_as_it_was(ray_session: None) -> None:
+    """An algorithm does not shut down a Ray that it did not start."""
+    trained(message_game(), 1)
+    assert ray.is_initialized()
