@@ -1,4 +1,4 @@
-"""An experiment without the command line: python examples/train_in_python.py [RUN_DIR]"""
+"""An experiment without the command line: python examples/train_in_python.py [RUN_DIR]."""
 
 import sys
 
@@ -8,7 +8,11 @@ CONFIG = {
     "name": "in-python",
     "iterations": 10,
     "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 3},
-    "scenario": {"name": "graph_isomorphism", "data": {"num_train": 200, "num_test": 50, "graph_sizes": [7]}},
+    "scenario": {
+        "name": "graph_isomorphism",
+        "data": {"num_train": 200, "num_test": 50, "graph_sizes": [7]},
+        "agents": {"_default": {"num_transformer_layers": 1}, "verifier": {"num_gnn_layers": 2, "num_transformer_layers": 1}},
+    },
     "algorithm": {"lr": 1e-3, "minibatch_size": 96},
     "play": {"num_copies": 64},
     "evaluation": {"interval": 5},

@@ -4,8 +4,8 @@ Decisions that matter here:
 - a node attends to the two pooled tokens and to the other graph's nodes only, never to its own graph; pooled tokens attend to
   everything. So node attention is a batch of (V queries x 2 + V keys) problems, half of the full square, and needs no mask but
   that of the padding;
-- a caller that reads only pooled tokens (a value body) or only nodes (a prover's policy body) says so, and the last layer
-  computes just those;
+- a caller that reads only pooled tokens (a value body) or only nodes of one graph (a prover's policy body, which must answer in the
+  graph that was not asked about) says so, and the last layer computes just those;
 - keys are padded to a multiple of 16: a softmax over 13 places is ten times slower than over 16 on a CPU.
 Source: Vaswani et al., "Attention is all you need", 2017 (post-norm encoder layer).
 """
@@ -42,45 +42,59 @@ class PairTransformerLayer(nn.Module):
         self.scaled_heads_HD: Tensor
 
     def forward(
-        self, pooled_NGD: Tensor, nodes_NGVD: Tensor, bias_NGK: Tensor, bias_NK: Tensor, want_pooled: bool, want_nodes: bool
+        self,
+        pooled_NGD: Tensor,
+        nodes_NGVD: Tensor,
+        bias_NGK: Tensor,
+        bias_NK: Tensor,
+        want_pooled: bool,
+        want_nodes: bool,
+        side_N: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """New pooled tokens (N, 2, D) and node tokens (N, 2, V, D); a part that is not wanted comes back empty.
 
         bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled queries; see
-        `key_biases`.
+        `key_biases`. side_N: the graph (0 or 1) whose nodes are wanted in each row; they come back as (N, 1, V, D).
         """
         num_rows, _, num_nodes, d = nodes_NGVD.shape
         tokens = torch.cat([pooled_NGD, nodes_NGVD.flatten(1, 2)], 1)
-        start = 0 if want_pooled else 2
-        stop = tokens.shape[1] if want_nodes else 2
-        query = F.linear(tokens[:, start:stop], self.in_proj_weight[:d], self.in_proj_bias[:d])
         keys_values = F.linear(tokens, self.in_proj_weight[d:], self.in_proj_bias[d:])
-        parts = []
+        asking, attended = [], []
         if want_pooled:
             padded = F.pad(keys_values, (0, 0, 0, bias_NK.shape[-1] - keys_values.shape[1]))
-            parts.append(self._attend(query[:, :2], padded, bias_NK))
+            asking.append(pooled_NGD)
+            attended.append(self._attend(pooled_NGD, padded, bias_NK))
         if want_nodes:
-            shared = keys_values[:, None, :2].expand(-1, 2, -1, -1)
-            other = keys_values[:, 2:].view(num_rows, 2, num_nodes, 2 * d).flip(1)
-            filler = keys_values.new_zeros(num_rows, 2, bias_NGK.shape[-1] - 2 - num_nodes, 2 * d)
+            nodes, own = nodes_NGVD, keys_values[:, 2:].view(num_rows, 2, num_nodes, 2 * d)
+            other, bias = own.flip(1), bias_NGK
+            if side_N is not None:
+                nodes, other, bias = one_side(nodes, side_N), one_side(own, 1 - side_N), one_side(bias, side_N)
+            shared = keys_values[:, None, :2].expand(-1, nodes.shape[1], -1, -1)
+            filler = keys_values.new_zeros(num_rows, nodes.shape[1], bias.shape[-1] - 2 - num_nodes, 2 * d)
             joined = torch.cat([shared, other, filler], 2).flatten(0, 1)
-            node_query = query[:, query.shape[1] - 2 * num_nodes :].reshape(num_rows * 2, num_nodes, d)
-            parts.append(self._attend(node_query, joined, bias_NGK.flatten(0, 1)).view(num_rows, -1, d))
-        attended = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        x = self.norm1(tokens[:, start:stop] + self._drop(self.out_proj(attended)))
+            asking.append(nodes.flatten(1, 2))
+            attended.append(self._attend(nodes.flatten(0, 1), joined, bias.flatten(0, 1)).view(num_rows, -1, d))
+        before, mixed = (parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in (asking, attended))
+        x = self.norm1(before + self._drop(self.out_proj(mixed)))
         x = self.norm2(x + self._drop(self.linear2(self._drop(torch.relu(self.linear1(x))))))
         pooled = x[:, :2] if want_pooled else pooled_NGD[:0]
-        nodes = x[:, x.shape[1] - 2 * num_nodes :].view(num_rows, 2, num_nodes, d) if want_nodes else nodes_NGVD[:0]
-        return pooled, nodes
+        return pooled, x[:, 2 * want_pooled :].view(num_rows, -1, num_nodes, d) if want_nodes else nodes_NGVD[:0]
 
-    def _attend(self, query_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
-        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys.
+    @torch.no_grad()
+    def tie_queries_and_keys(self) -> None:
+        """Start keys with the weights of queries: scores are then inner products, largest between tokens that are alike."""
+        d = self.out_proj.weight.shape[0]
+        self.in_proj_weight[d : 2 * d] = self.in_proj_weight[:d]
+
+    def _attend(self, asking_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
+        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q asking tokens and K keys.
 
         A query is repeated once per head with all but that head's features set to zero, so that heads are rows of one matrix
         product and keys and values need not be rearranged.
         """
-        num, num_queries, d = query_MQD.shape
+        num, num_queries, d = asking_MQD.shape
         key, value = keys_values_MKE.chunk(2, -1)
+        query_MQD = F.linear(asking_MQD, self.in_proj_weight[:d], self.in_proj_bias[:d])
         query = (query_MQD[:, :, None] * self.scaled_heads_HD).flatten(1, 2)
         score = torch.baddbmm(bias_MK[:, None], query, key.transpose(1, 2))
         weight = self._drop(torch.softmax(score, -1))
@@ -89,6 +103,11 @@ class PairTransformerLayer(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def one_side(x_NG: Tensor, side_N: Tensor) -> Tensor:
+    """(N, 1, ...): of the two graphs of each row of `x_NG` (N, 2, ...), the one that `side_N` (0 or 1) names."""
+    return torch.where(side_N.view(-1, *[1] * (x_NG.dim() - 1)) > 0, x_NG[:, 1:], x_NG[:, :1])
 
 
 def key_biases(node_mask_NGV: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,10 +56,10 @@ def resume_experiment(run_dir: Path | str, *, iterations: int | None = None, qui
     iterations: a new total. Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
     is below what is done or changes an annealed learning rate.
     """
-    from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+    from nip_ray.config.load import config_to_yaml, load_config
 
     with RunFolder.open(run_dir, write=True) as folder:
-        config = config_from_dict(parse_yaml(folder.config_yaml(), str(folder.path / CONFIG)))
+        config = load_config(folder.path / CONFIG, checked=False)
         if iterations is not None and iterations != config.iterations:
             if config.algorithm.anneal_lr:
                 raise UserError(

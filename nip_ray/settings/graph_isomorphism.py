@@ -56,6 +56,10 @@ class GraphAgentSettings:
     history_initialisation: Literal["independent", "shared"] = option(
         "independent", "At the start a node that was named looks different by round (independent, as published) or the same (shared)."
     )
+    attention_initialisation: Literal["independent", "tied"] = option(
+        "independent",
+        "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends to like.",
+    )
     agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
     body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
     gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")

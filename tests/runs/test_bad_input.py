@@ -223,6 +223,29 @@ def test_a_bad_plugin(tmp_path: Path, source: str, said: str) -> None:
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "said"), [("", "is empty"), ("- a\n", "at its top level"), ("nme: a\n", "nme: unknown key"), ("a: [", "YAML")]
+)
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_a_run_with_a_damaged_config(finished: Path, tmp_path: Path, verb: str, content: str, said: str) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    (run / "config.yaml").write_text(content, encoding="utf-8")
+    before = files(run)
+    line = error_of(call(verb, run))
+    assert str(run / "config.yaml") in line
+    assert said in line
+    assert files(run) == before
+
+
+def test_a_run_with_a_damaged_row(finished: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    rows = (run / "metrics.jsonl").read_bytes()
+    (run / "metrics.jsonl").write_bytes(b"x" + rows)
+    before = files(run)
+    assert f"{run / 'metrics.jsonl'}: line 1 of 2 is damaged" in error_of(call("resume", run))
+    assert files(run) == before
+
+
 # ---------------------------------------------------------------------------------------------------- a breakdown of training
 
 

@@ -1,6 +1,5 @@
 """A run that was stopped anywhere ends with the numbers of one that never was."""
 
-import json
 import random
 import shutil
 import signal

@@ -12,7 +12,7 @@ Decisions that matter here:
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false, reportPrivateImportUsage=false
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from statistics import fmean
 from typing import Any, Self
 from unittest.mock import patch
@@ -35,6 +35,8 @@ from nip_ray.rllib.module import AgentModule, module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
+
+_ATTEMPTS = 3  # in a row in which no env runner gives anything
 
 
 class ProtocolAlgorithmConfig(AlgorithmConfig):
@@ -108,8 +110,7 @@ class ProtocolAlgorithm(Algorithm):
         self.train_iteration = 0
         self.env_steps_total = 0
         self.row: dict[str, float] = {}
-        needs_ray = config.num_env_runners > 0 or config.num_learners > 0 or ray.is_initialized()
-        with nullcontext() if needs_ray else _no_object_store():
+        with self._no_needless_ray(config):
             super().setup(config)
         self.scenario = scenario_of(self.config.env_config["experiment"])
         self._share_modules()
@@ -156,30 +157,35 @@ class ProtocolAlgorithm(Algorithm):
             return samples
         shares: dict[int, RolloutSamples] = {}
         wanted = range(1, self.config.num_env_runners + 1)
-        for _ in range(3):
-            missing = [worker for worker in wanted if worker not in shares]
-            if not missing:
-                break
-            shares |= self._ask_for(missing, iteration)
-        missing = [worker for worker in wanted if worker not in shares]
-        if missing:
-            raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration}, and no other runner could stand in")
+        attempts_left = _ATTEMPTS
+        while missing := [worker for worker in wanted if worker not in shares]:
+            if not attempts_left:
+                raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration}, and no other runner could stand in")
+            found = self._ask_for(missing, iteration, self._healthy_runners())
+            attempts_left = _ATTEMPTS if found else attempts_left - 1
+            shares |= found
         return [shares[worker] for worker in wanted]
 
-    def _ask_for(self, missing: list[int], iteration: int) -> dict[int, RolloutSamples]:
-        """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
+    def _healthy_runners(self) -> list[int]:
+        """Remote runners that answer. With none left, waits until Ray has restarted one, and gives it the weights."""
         group = self.env_runner_group
-        assert group is not None
-        healthy = group.healthy_worker_ids()
-        if not healthy:
-            group.probe_unhealthy_env_runners()
-            self.send_weights()
-            healthy = group.healthy_worker_ids()
+        deadline = time.monotonic() + self.config.sample_timeout_s
+        while not (healthy := group.healthy_env_runner_ids()):
+            if time.monotonic() > deadline:
+                raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (sample_timeout_s)")
+            if group.probe_unhealthy_env_runners():
+                self.send_weights()
+            else:
+                time.sleep(0.1)
+        return healthy
+
+    def _ask_for(self, missing: list[int], iteration: int, healthy: list[int]) -> dict[int, RolloutSamples]:
+        """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
         plan: dict[int, list[int]] = {}
         for i, worker in enumerate(missing):
-            plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker) if healthy else None
+            plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
         calls = [_PlayShares(tuple(workers), iteration) for workers in plan.values()]
-        answers = group.foreach_env_runner(
+        answers = self.env_runner_group.foreach_env_runner(
             calls, remote_worker_ids=list(plan), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
         )
         found = {}
@@ -259,7 +265,8 @@ class ProtocolAlgorithm(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         """The inverse of `get_state`; runners have the weights when it returns."""
         ours = state.get("nip_ray")
-        super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
+        with self._no_needless_ray(self.config):
+            super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
             self.train_iteration, self.env_steps_total = ours["iteration"], ours["env_steps_total"]
             self._foreach_learner(_SetExtraState(ours["extra"]))
@@ -269,7 +276,8 @@ class ProtocolAlgorithm(Algorithm):
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """RLlib's restore, then weights to all runners, waited for."""
-        super().restore_from_path(path, *args, **kwargs)
+        with self._no_needless_ray(self.config):
+            super().restore_from_path(path, *args, **kwargs)
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
@@ -281,6 +289,11 @@ class ProtocolAlgorithm(Algorithm):
         for agent, weights in self._foreach_learner(_GetTrainingState())[0]["modules"].items():
             self._networks[agent].load_state_dict(weights)
         return self._networks
+
+    def _no_needless_ray(self, config: AlgorithmConfig) -> AbstractContextManager[None]:
+        """Within it RLlib does not start Ray for a run that is all in this process."""
+        needed = config.num_env_runners > 0 or config.num_learners > 0 or ray.is_initialized()
+        return nullcontext() if needed else _no_object_store()
 
     def _foreach_learner(self, function: Any) -> list[Any]:
         if self.learner_group.is_local:

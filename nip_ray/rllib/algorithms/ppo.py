@@ -45,20 +45,20 @@ class ProtocolPPOConfig(ProtocolAlgorithmConfig):
     def training(self, **kwargs: Any) -> Self:
         """Change fields of `PPOSettings` by name (lr, gamma, lam, clip_epsilon ...); others go to RLlib."""
         ours = {f.name for f in fields(PPOSettings)} - {"name"}
-        for key in [key for key in kwargs if key in ours]:
-            self.ppo = replace(self.ppo, **{key: kwargs.pop(key)})
-        self._take(self.ppo)
+        changed = {key: kwargs.pop(key) for key in list(kwargs) if key in ours}
+        if changed:  # not otherwise: RLlib calls this for keys of its own while it takes over what Tune has chosen
+            self._take(replace(self.ppo_settings(), **changed))
         return super().training(**kwargs) if kwargs else self
 
     def ppo_settings(self) -> PPOSettings:
         """The settings in force: RLlib's own fields win where both exist, so that Tune can search over them."""
-        return replace(self.ppo, **{ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items()})
+        return PPOSettings(**{**self.ppo, **{ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items()}})
 
     @override(ProtocolAlgorithmConfig)
     def base_lr(self, iteration: int) -> float:
         """The learning rate of an iteration: constant, or falling linearly to 0 over the experiment's iterations."""
         settings = self.ppo_settings()
-        return settings.lr * (1 - iteration / self.total_iterations) if settings.anneal_lr else settings.lr
+        return settings.lr * max(0.0, 1 - iteration / self.total_iterations) if settings.anneal_lr else settings.lr
 
     @override(AlgorithmConfig)
     def validate(self) -> None:
@@ -75,7 +75,8 @@ class ProtocolPPOConfig(ProtocolAlgorithmConfig):
         return PPOLearner
 
     def _take(self, settings: PPOSettings) -> None:
-        self.ppo = settings
+        # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice
+        self.ppo = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _RLLIB_NAMES}
         for ours, theirs in _RLLIB_NAMES.items():
             setattr(self, theirs, getattr(settings, ours))
 

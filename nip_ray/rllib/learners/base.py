@@ -13,8 +13,10 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +33,7 @@ from nip_ray.learning.groups import FlatAdam, clip_gradients
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.shared import scenario_of
-from nip_ray.seeding import generator
+from nip_ray.seeding import generator, stable_seed
 
 
 @dataclass(frozen=True)
@@ -96,15 +98,17 @@ class ProtocolLearner(TorchLearner):
         rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self._device)
         iteration = kwargs.get("iteration", self._weights_seq_no)
         self._weights_seq_no += 1
-        self._set_lr(kwargs.get("lr") or self.settings.lr)
+        lr = kwargs.get("lr")
+        self._set_lr(self.settings.lr if lr is None else lr)
         self.sums, self.norms, self.once = {}, {}, {}
         for network in self.networks.values():
             learning_mode(network)
         prepared = self.prepare(rollout)
-        for minibatch in self.minibatches(rollout, iteration):
-            self.compute_gradients(self.losses(prepared, minibatch))
-            self._step()
-            self.after_minibatch(prepared)
+        with self._seeded_noise(iteration):
+            for minibatch in self.minibatches(rollout, iteration):
+                self.compute_gradients(self.losses(prepared, minibatch))
+                self._step()
+                self.after_minibatch(prepared)
         self.refresh_statistics(prepared)
         return self._results(rollout, iteration)
 
@@ -189,6 +193,13 @@ class ProtocolLearner(TorchLearner):
 
     # ------------------------------------------------------------------------------------------------------- the parts
 
+    @contextmanager
+    def _seeded_noise(self, iteration: int) -> Iterator[None]:
+        """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they were."""
+        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+            torch.manual_seed(stable_seed(self.experiment["seed"], "learning noise", iteration, self._world()[1]))
+            yield
+
     def _set_lr(self, lr: float) -> None:
         for optimizer in self.optimizers.values():
             optimizer.set_learning_rate(lr)
@@ -222,23 +233,36 @@ class ProtocolLearner(TorchLearner):
     def _results(self, rollout: Rollout, iteration: int) -> Any:
         """Log means over the minibatches, refuse what is not finite, and return the reduced metrics."""
         names = self.metric_names()
+        found: dict[str, dict[str, float]] = {}
         for agent in self.networks:
-            values: dict[str, float] = {}
+            values = found[agent] = {}
             if agent in self.sums:
                 values |= dict(zip(names, torch.stack(self.sums[agent]).double().mean(0).tolist(), strict=True))
             if agent in self.norms:
                 values["grad_norm"] = float(torch.stack(self.norms[agent]).double().mean())
             values |= {name: float(value) for name, value in self.once.get(agent, {}).items()}
-            bad = [name for name, value in values.items() if not torch.isfinite(torch.tensor(value))]
-            if bad:
-                raise TrainingError(
-                    f"iteration {iteration}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
-                    "Lower algorithm.lr or algorithm.max_grad_norm, and check the rewards"
-                )
+        if not all(math.isfinite(value) for values in found.values() for value in values.values()):
+            agent = min(found, key=self._first_not_finite)
+            bad = [name for name, value in found[agent].items() if not math.isfinite(value)]
+            raise TrainingError(
+                f"iteration {iteration}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
+                "Lower algorithm.lr or algorithm.max_grad_norm, and check the rewards"
+            )
+        for agent, values in found.items():
             for name, value in values.items():
                 self.metrics.log_value((agent, name), value, window=1)
         self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), rollout.env_steps(), reduce="sum")
         return self.metrics.reduce()
+
+    def _first_not_finite(self, agent: str) -> float:
+        """When in the update something of `agent` was first not finite: one agent's trouble reaches others through joint clipping."""
+        if not all(bool(torch.isfinite(value)) for value in self.once.get(agent, {}).values()):
+            return -1.0
+        for position, values in enumerate(self.sums.get(agent, [])):
+            if not bool(torch.isfinite(values).all()):
+                return position
+        bad_norm = not all(bool(torch.isfinite(norm)) for norm in self.norms.get(agent, []))
+        return len(self.sums.get(agent, [])) if bad_norm else math.inf
 
 
 def learning_mode(network: nn.Module) -> None:

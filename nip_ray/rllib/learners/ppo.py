@@ -127,7 +127,8 @@ class PPOLearner(ProtocolLearner):
     def refresh_statistics(self, prepared: Mapping[str, AgentData]) -> None:
         """One pass over all rows moves the running statistics of batch norms (the same on every learner)."""
         for agent, data in prepared.items():
-            norms = [module for module in self.networks[agent].modules() if isinstance(module, nn.BatchNorm1d)]
+            found = [module for module in self.networks[agent].modules() if isinstance(module, nn.BatchNorm1d)]
+            norms = [norm for norm in found if norm.weight.requires_grad]  # a frozen body's stay as they are
             if norms:
                 self.networks[agent].eval()
                 for norm in norms:

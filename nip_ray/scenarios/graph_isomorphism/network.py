@@ -10,6 +10,7 @@ Source of the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph i
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise, mlp, round_one_hot
 from nip_ray.networks.gin import Gin, run_gins
-from nip_ray.networks.transformer import PairTransformerLayer, key_biases
+from nip_ray.networks.transformer import PairTransformerLayer, key_biases, one_side
 from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
 from nip_ray.scenarios.graph_isomorphism.seat import Seat
@@ -60,14 +61,22 @@ class GraphBody(nn.Module):
         initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
         if settings.history_initialisation == "shared":
             share_rounds(self.gnn.encode, seat.rounds)
+        if settings.attention_initialisation == "tied":
+            for layer in self.layers:
+                cast(PairTransformerLayer, layer).tie_queries_and_keys()
 
     def streams(self, inputs: Inputs) -> Tensor:
         """(S, N * G, V, F) inputs of the graph network: the message history, and zeros for the dual stream."""
         history = inputs.history_NGVF.flatten(0, 1)
         return torch.stack([history, torch.zeros_like(history)]) if self.settings.use_dual_gnn else history[None]
 
-    def represent(self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool) -> tuple[Tensor, Tensor]:
-        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back empty."""
+    def represent(
+        self, gnn_SMVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Graph representations (N, G, R) and node representations (N, G, V, R); a part that is not wanted comes back empty.
+
+        side_N: the graph whose nodes are wanted in each row, which come back as (N, 1, V, R); None for both.
+        """
         num_rows, _, num_nodes, _ = inputs.history_NGVF.shape
         h = gnn_SMVD[0] if gnn_SMVD.shape[0] == 1 else torch.cat(list(gnn_SMVD), -1)
         if self.settings.gnn_output_digits is not None:
@@ -75,8 +84,10 @@ class GraphBody(nn.Module):
         h_NGVD = h.view(num_rows, 2, num_nodes, -1)
         pooled, nodes = self._tokens(self._pool(h_NGVD), h_NGVD, inputs)
         for i, layer in enumerate(self.layers):
-            last = i == len(self.layers) - 1
-            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, want_graphs or not last, want_nodes or not last)
+            wanted = (want_graphs, want_nodes, side_N) if i == len(self.layers) - 1 else (True, True, None)
+            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wanted)
+        if side_N is not None and len(self.layers) == 0:
+            nodes = one_side(nodes, side_N)
         return self.output(pooled) if want_graphs else pooled[:0], self.output(nodes) if want_nodes else nodes[:0]
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
@@ -164,7 +175,10 @@ class GraphAgent(nn.Module):
         graphs = gnn_KSMVD.new_zeros(0)
         want_graphs = self.decider is not None or self.linear_selector is not None
         if want_policy:
-            graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs or (want_value and self.value_body is None), True)
+            one_answer = not self.seat.decides and self.seat.num_factors == 1
+            side_N = obs["answer_side"][:, 0] if one_answer else None
+            want_graphs = want_graphs or (want_value and self.value_body is None)
+            graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs, True, side_N)
             policy = self._policy(graphs, nodes, obs)
         if want_value:
             if self.value_body is not None or not want_policy:
@@ -208,6 +222,7 @@ class GraphAgent(nn.Module):
     def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
         num_rows = len(nodes_NGVR)
         logits_NFGV = self.node_selector(nodes_NGVR).permute(0, 3, 1, 2)
+        logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)  # where only one graph's nodes were computed, the other's are forbidden
         message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
         decision = linear = None
         if self.decider is not None:
