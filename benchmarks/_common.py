@@ -99,7 +99,7 @@ class PlainLoop:
         first = self.iteration * copies
         ids = instance_ids(self.scenario, "train", seed, first, copies)
         noise = generator(seed, "play", self.iteration, 0, device=self.device)
-        return play_rollout(self.play, self.agents, ids, episode_seeds(seed, first, copies), noise)
+        return play_rollout(self.play, self.agents, ids, episode_seeds(seed, first, copies), noise, self.settings.skip_silent_messages)
 
     def learn(self, rollout: Rollout) -> None:
         """All epochs over one iteration's episodes."""
@@ -135,8 +135,11 @@ class PlainLoop:
     def _loss(self, agent: str, data: _Data, own: Tensor) -> Tensor:
         settings, rows = self.settings, data.rows
         policy, value_N = self.agents[agent]({key: value[own] for key, value in rows.obs.items()})
+        action = {key: value[own] for key, value in rows.action.items()}
+        if settings.skip_silent_messages:
+            policy = policy.silenced(action)
         log_policy = policy.normalised()
-        log_prob_N = log_policy.log_prob({key: value[own] for key, value in rows.action.items()})
+        log_prob_N = log_policy.log_prob(action)
         advantage_N = normalise(data.advantage_N[own])
         actor, _, _ = objective(log_prob_N, rows.log_prob_N[own], advantage_N, settings, self.beta)
         entropy = log_policy.entropy().mean()

@@ -8,10 +8,12 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+_CONTINUE = 2
 
 Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
 
@@ -26,6 +28,17 @@ class Policy:
     decision: Tensor | None
     speaks: Tensor
     may_decide: Tensor | None
+
+    def silenced(self, action: Action) -> "Policy":
+        """The same distribution without the message factors of turns in which `action` decides: nobody reads that message.
+
+        Leaving them out of log-probabilities takes noise out of policy gradients and no signal, since the expected score of a
+        message that has no effect is zero.
+        """
+        if self.may_decide is None:
+            return self
+        decides = self.may_decide & (action["decision"] != _CONTINUE)
+        return replace(self, speaks=self.speaks & ~decides[:, None])
 
     def log_prob(self, action: Action) -> Tensor:
         """(N,): sum of the log-probabilities of the factors in play."""
@@ -68,7 +81,7 @@ class Policy:
                 position += width
             parts[name] = logits.argmax(-1)
         if self.may_decide is not None:
-            parts["decision"] = torch.where(self.may_decide, parts["decision"], 2)
+            parts["decision"] = torch.where(self.may_decide, parts["decision"], _CONTINUE)
         return parts
 
 

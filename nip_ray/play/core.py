@@ -96,11 +96,17 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
 
 @torch.no_grad()
 def play_rollout(
-    play: BatchedPlay, agents: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None
+    play: BatchedPlay,
+    agents: Mapping[str, nn.Module],
+    id_B: Tensor,
+    seed_B: Tensor,
+    noise: torch.Generator | None,
+    skip_silent_messages: bool = False,
 ) -> Rollout:
     """Play complete episodes: with actions sampled by `noise`, or the most likely ones where it is None.
 
-    agents: agent -> network. Returns the rollout with the log-probabilities of what was done.
+    agents: agent -> network. skip_silent_messages: see `Policy.silenced`; learning must use the same.
+    Returns the rollout with the log-probabilities of what was done.
     """
     protocol = play.protocol
     play.reset(id_B, seed_B)
@@ -119,7 +125,8 @@ def play_rollout(
             draw = None if noise is None else gumbel_noise((len(id_B), noise_width(policy)), noise)[copy_N]
             action = policy.sample(draw)
             turn_BRA[:, r, a] = turn_B
-            log_prob_BRA[copy_N, r, a] = policy.log_prob(action)
+            scored = policy.silenced(action) if skip_silent_messages else policy
+            log_prob_BRA[copy_N, r, a] = scored.log_prob(action)
             actions[agent] = (copy_N, action)
         reward_BRA[:, r] = play.step(actions).reward_BA
     return Rollout(

@@ -47,6 +47,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
+        self.skip_silent_messages: bool = self.config.skips_silent_messages()
         self.env: ProtocolEnv | None = None
         self.module: Any = None
         self.play: BatchedPlay | None = None
@@ -125,7 +126,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         for network in networks.values():
             network.eval()
         try:
-            return play_rollout(self.play, networks, ids, episode_seeds(seed, first, copies), noise)
+            return play_rollout(self.play, networks, ids, episode_seeds(seed, first, copies), noise, self.skip_silent_messages)
         finally:
             for agent, network in networks.items():
                 network.train(training[agent])

@@ -74,9 +74,13 @@ def resume_experiment(run_dir: Path | str, *, iterations: int | None = None, qui
 
 def run_fingerprint(config: ExperimentConfig) -> str:
     """A hash of what a checkpoint depends on: not of the number of iterations, of what is kept, or of threads."""
-    parts = config.model_dump(mode="json", exclude={"name", "iterations", "evaluation", "checkpoint", "runtime", "learners"})
-    parts["play"].pop("num_cpus_per_env_runner", None)
-    parts["play"].pop("num_gpus_per_env_runner", None)
+    parts = config.model_dump(
+        mode="json",
+        exclude={"name", "iterations", "evaluation", "checkpoint", "runtime", "learners"},
+        exclude_defaults=True,  # so that a later version's new options leave it as it is
+    )
+    for key in ("num_cpus_per_env_runner", "num_gpus_per_env_runner"):
+        parts.get("play", {}).pop(key, None)
     return fingerprint(parts)
 
 
@@ -118,7 +122,10 @@ class _Session:
         algorithm = build_algorithm(self.config)
         try:
             if checkpoint is not None:
-                algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+                try:
+                    algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+                except (KeyError, ValueError, RuntimeError) as error:
+                    raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
             self._forget_after(start)
             with progress_line(self.config.name, start, self.config.iterations, self.quiet) as report:
                 row = self._train(algorithm, start, report)
@@ -224,14 +231,15 @@ class _Session:
 
 
 def prepare_process(num_threads: int | None) -> None:
-    """Torch threads of this process (None: as many as it may use of the machine's cores, at most 8), and a calmer allocator.
+    """Torch threads of this process (None: $OMP_NUM_THREADS, else the cores that it may use, at most 8), and a calmer allocator.
 
     Small networks allocate and free megabytes thousands of times a second; glibc by default gives them back to the system each
     time and faults them in again. Keeping them is worth some per cent of an iteration.
     """
     import torch
 
-    torch.set_num_threads(num_threads or min(8, len(os.sched_getaffinity(0))))
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    torch.set_num_threads(num_threads or (int(asked) if asked.isdigit() else min(8, len(os.sched_getaffinity(0)))))
     with suppress(OSError, AttributeError):  # another C library: nothing to tune
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in ((_M_TRIM_THRESHOLD, 1 << 30), (_M_MMAP_THRESHOLD, 1 << 30), (_M_TOP_PAD, 64 << 20)):

@@ -57,6 +57,8 @@ class RuntimeSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    num_threads: int | None = option(None, "Torch threads of the main process (none: as many as it has cores, at most 8).", ge=1)
+    num_threads: int | None = option(
+        None, "Torch threads of the main process (none: $OMP_NUM_THREADS, else as many as it has cores, at most 8).", ge=1
+    )
     ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for).")
     ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)

@@ -32,4 +32,4 @@ class PPOSettings:
     normalize_advantage: bool = option(True, "Normalise advantages per agent and minibatch.")
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
     clip_gradients: Literal["agent", "joint"] = option("agent", "Clip each agent's gradients alone, or all of them together.")
-    skip_silent_messages: bool = option(False, "Leave a deciding turn's message, which nobody reads, out of ratio and entropy.")
+    skip_silent_messages: bool = option(False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies.")

@@ -107,9 +107,11 @@ def _training_state(learner: Any) -> Any:
 def test_lost_env_runners_cost_time_and_no_numbers(ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runners of 16 copies: one is killed, and the other stands in; then both, and the iteration waits for new ones."""
     config = experiment(dict(name="nip"), play=dict(num_env_runners=2))
-    undisturbed = trained(config, 4)
     algorithm = built(config)
     try:
+        beginning = algorithm.training_state()
+        undisturbed = train(algorithm, 4)
+        algorithm.load_training_state(beginning)
         algorithm.train()
         for victims in ((0,), (0, 1)):
             pids = algorithm.env_runner_group.foreach_env_runner(_pid, local_env_runner=False)

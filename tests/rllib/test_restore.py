@@ -160,12 +160,8 @@ def test_remote_runners_have_the_learners_weights(ray_session: None, made: Any, 
         restore()
         check(algorithm)
         train(algorithm, 1)
-    for _ in range(3):  # the race that stock restores lose now and then
-        fresh = made(config)
-        fresh.restore_from_path(path)
-        check(fresh)
-        fresh.stop()
-    again = ProtocolPPO.from_checkpoint(path)
+    algorithm.stop()
+    again = ProtocolPPO.from_checkpoint(path)  # where stock RLlib's remote runners now and then sample with fresh weights
     try:
         check(again)
     finally:

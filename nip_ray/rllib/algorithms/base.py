@@ -89,6 +89,10 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """The module class of agents that have no spec of their own (all have one; see `experiment`)."""
         return RLModuleSpec(module_class=AgentModule)
 
+    def skips_silent_messages(self) -> bool:
+        """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See `Policy.silenced`."""
+        return False
+
     def base_lr(self, iteration: int) -> float | None:
         """The learning rate of an iteration (None: the learner's own)."""
         return None
@@ -160,7 +164,7 @@ class ProtocolAlgorithm(Algorithm):
         attempts_left = _ATTEMPTS
         while missing := [worker for worker in wanted if worker not in shares]:
             if not attempts_left:
-                raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration}, and no other runner could stand in")
+                raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration + 1}, and no other runner could stand in")
             found = self._ask_for(missing, iteration, self._healthy_runners())
             attempts_left = _ATTEMPTS if found else attempts_left - 1
             shares |= found
@@ -206,10 +210,11 @@ class ProtocolAlgorithm(Algorithm):
             answers = self.learner_group.foreach_learner(_Update(shared, arguments))
             results = [_unwrap(answer) for answer in answers]
         flat: dict[str, float] = {}
-        for agent in set(results[0]) & set(self.scenario.protocol.agents):
+        for agent in sorted(set(results[0]) & set(self.scenario.protocol.agents)):
             for name in results[0][agent]:
+                values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
-                    flat[f"learn/{agent}/{name}"] = fmean(float(_peek(result[agent][name])) for result in results)
+                    flat[f"learn/{agent}/{name}"] = fmean(values)
         self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
         if arguments["lr"] is not None:
             flat["learn/lr"] = arguments["lr"]

@@ -55,6 +55,11 @@ class ProtocolPPOConfig(ProtocolAlgorithmConfig):
         return PPOSettings(**{**self.ppo, **{ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items()}})
 
     @override(ProtocolAlgorithmConfig)
+    def skips_silent_messages(self) -> bool:
+        """As the settings say."""
+        return self.ppo_settings().skip_silent_messages
+
+    @override(ProtocolAlgorithmConfig)
     def base_lr(self, iteration: int) -> float:
         """The learning rate of an iteration: constant, or falling linearly to 0 over the experiment's iterations."""
         settings = self.ppo_settings()

@@ -245,8 +245,8 @@ class ProtocolLearner(TorchLearner):
             agent = min(found, key=self._first_not_finite)
             bad = [name for name, value in found[agent].items() if not math.isfinite(value)]
             raise TrainingError(
-                f"iteration {iteration}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
-                "Lower algorithm.lr or algorithm.max_grad_norm, and check the rewards"
+                f"iteration {iteration + 1}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
+                "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"
             )
         for agent, values in found.items():
             for name, value in values.items():

@@ -94,6 +94,8 @@ class PPOLearner(ProtocolLearner):
         obs = {key: value[own] for key, value in rows.obs.items()}
         action = {key: value[own] for key, value in rows.action.items()}
         policy, value_N = self.networks[agent](obs)
+        if settings.skip_silent_messages:
+            policy = policy.silenced(action)
         log_policy: LogPolicy = policy.normalised()
         advantage_N = data.advantage_N[own]
         if settings.normalize_advantage:

@@ -242,11 +242,15 @@ def load_pairs(path: Path | str) -> GraphPairs:
         raw = _read_npz(path) if is_npz else _read_torch(path)
     except UserError:
         raise
-    except Exception as error:  # damaged bytes can make the readers raise nearly anything
-        first_line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    except Exception as error:  # damaged bytes can make the readers raise nearly anything, and some advise to read them unsafely
+        what = (
+            f"{error.strerror}"
+            if isinstance(error, OSError) and error.strerror
+            else "it is damaged, of another kind, or holds more than tensors"
+        )
         raise UserError(
-            f"{path}: cannot be read, it is damaged or of another kind ({first_line}); expected: a .npz file with the keys "
-            f"{', '.join(RAW_KEYS)}, or a data.pt with them as a dict of tensors"
+            f"{path}: cannot be read ({what}); expected: a .npz file with the keys {', '.join(RAW_KEYS)}, or a data.pt with them as a "
+            "dict of tensors"
         ) from error
     return from_raw(raw, path)
 

@@ -1,0 +1,42 @@
+"""The plain loop that benchmarks time RLlib against does the same mathematics: equal weights, to the last bit."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from nip_ray.config.load import load_config
+from nip_ray.rllib.cluster import build_algorithm
+
+ROOT = Path(__file__).resolve().parents[1]
+TINY = {
+    "message_game": ("play.num_copies=32", "algorithm.minibatch_size=64"),
+    "gi_fast": (
+        "play.num_copies=16",
+        "algorithm.minibatch_size=64",
+        "algorithm.num_epochs=2",
+        "scenario.data.num_train=60",
+        "scenario.data.num_test=20",
+        "algorithm.skip_silent_messages=true",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_plain_loop_and_rllib_learn_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    common = importlib.import_module("_common")
+    experiment = load_config(ROOT / "tune_configs" / f"{name}.yaml", TINY[name])
+    algorithm, plain = build_algorithm(experiment), common.PlainLoop(experiment)
+    try:
+        for _ in range(2):
+            algorithm.train()
+            plain.learn(plain.sample())
+        for agent, network in algorithm.networks().items():
+            for key, weights in network.state_dict().items():
+                assert torch.equal(weights, plain.agents[agent].state_dict()[key]), (agent, key)
+    finally:
+        algorithm.stop()
+        sys.modules.pop("_common", None)
