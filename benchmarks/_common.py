@@ -23,7 +23,7 @@ from nip_ray.play.batch import AgentRows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import build
+from nip_ray.protocols import from_settings
 from nip_ray.scenarios.registry import build_agents, build_scenario
 from nip_ray.seeding import generator
 
@@ -86,8 +86,7 @@ class PlainLoop:
 
     def __init__(self, experiment: ExperimentConfig, device: str = "cpu") -> None:
         self.config, self.settings = experiment, experiment.algorithm
-        params = {key: value for key, value in vars(experiment.protocol).items() if key != "name"}
-        self.scenario: Scenario = build_scenario(build(experiment.protocol.name, **params), experiment.scenario).to(device)
+        self.scenario: Scenario = build_scenario(from_settings(experiment.protocol), experiment.scenario).to(device)
         self.agents = {name: agent.to(device) for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()}
         self.optimizers = {name: FlatAdam(agent.groups(), self.settings.lr) for name, agent in self.agents.items()}
         self.play, self.device, self.iteration = BatchedPlay(self.scenario, device), device, 0

@@ -15,11 +15,10 @@ TINY = {
     "message_game": ("play.num_copies=32", "algorithm.minibatch_size=64"),
     "gi_fast": (
         "play.num_copies=16",
-        "algorithm.minibatch_size=64",
+        "algorithm.minibatch_size=24",
         "algorithm.num_epochs=2",
         "scenario.data.num_train=60",
         "scenario.data.num_test=20",
-        "algorithm.skip_silent_messages=true",
     ),
 }
 

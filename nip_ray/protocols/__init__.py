@@ -3,7 +3,7 @@
 from nip_ray.protocols.conformance import check
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, NUM_SEEDS, REJECT, Payment, Protocol, ProtocolParams
 from nip_ray.protocols.step import ProtocolState, StepOutcome, start, step
-from nip_ray.protocols.tables import PROTOCOLS, build, register
+from nip_ray.protocols.tables import PROTOCOLS, build, from_settings, register
 
 __all__ = [
     "ACCEPT",
@@ -19,6 +19,7 @@ __all__ = [
     "StepOutcome",
     "build",
     "check",
+    "from_settings",
     "register",
     "start",
     "step",

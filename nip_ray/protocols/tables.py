@@ -10,6 +10,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.protocols.conformance import check
 from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.settings.protocol import ProtocolSettings
 
 Round = tuple[Turn, ...]
 
@@ -159,6 +160,11 @@ def build(name: str, **params: Any) -> Protocol:
     protocol = PROTOCOLS[name](made)
     check(protocol)
     return protocol
+
+
+def from_settings(settings: ProtocolSettings) -> Protocol:
+    """The protocol that an experiment's settings describe; see `build`."""
+    return build(settings.name, **{field.name: getattr(settings, field.name) for field in fields(ProtocolParams)})
 
 
 _SHIPPED = frozenset(PROTOCOLS)

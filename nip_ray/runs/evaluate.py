@@ -23,7 +23,7 @@ def evaluate_run(
     from nip_ray.config.load import load_config
     from nip_ray.config.plugins import import_plugins
     from nip_ray.evaluation.examine import Examination
-    from nip_ray.protocols import build
+    from nip_ray.protocols import from_settings
     from nip_ray.scenarios.registry import build_scenario
 
     folder = RunFolder.open(run_dir)
@@ -31,8 +31,7 @@ def evaluate_run(
     found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
     prepare_process(config.runtime.num_threads)
     import_plugins(config.plugins)
-    params = {key: value for key, value in vars(config.protocol).items() if key != "name"}
-    scenario = build_scenario(build(config.protocol.name, **params), _examined(config, dataset))
+    scenario = build_scenario(from_settings(config.protocol), _examined(config, dataset))
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     for agent, network in networks.items():
         network.load_state_dict(found.tensors["training"]["modules"][agent])
