@@ -263,7 +263,7 @@ def test_a_nan_is_named(agent: str, clip_gradients: str) -> None:
         algorithm.train()
         with torch.no_grad():
             next(algorithm.networks()[agent].parameters()).view(-1)[0] = float("nan")
-        with pytest.raises(TrainingError, match=rf"iteration 1\b.*'{agent}'"):
+        with pytest.raises(TrainingError, match=rf"iteration 2\b.*'{agent}'"):
             algorithm.train()
     finally:
         algorithm.stop()
@@ -275,7 +275,7 @@ def test_a_nan_on_a_remote_learner_is_the_same_error(ray_session: None) -> None:
     try:
         algorithm.train()
         algorithm._foreach_learner(_poison)
-        with pytest.raises(TrainingError, match=r"iteration 1\b.*'verifier'"):
+        with pytest.raises(TrainingError, match=r"iteration 2\b.*'verifier'"):
             algorithm.train()
     finally:
         algorithm.stop()
