@@ -106,6 +106,9 @@ class PlainLoop:
         data = {agent: self._prepare(rollout, index, agent) for index, agent in enumerate(self.scenario.protocol.agents)}
         size = max(1, settings.minibatch_size // rollout.num_rounds)
         permute = generator(self.config.seed, "minibatches", self.iteration)
+        lr = settings.lr * (1 - self.iteration / self.config.iterations) if settings.anneal_lr else settings.lr
+        for optimizer in self.optimizers.values():
+            optimizer.set_learning_rate(lr)
         for _ in range(settings.num_epochs):
             order = torch.randperm(rollout.num_copies, generator=permute).to(self.device)
             for copies in order.split(size):

@@ -13,6 +13,7 @@ Decisions that matter here:
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import methodcaller
 from statistics import fmean
 from typing import Any, Self
 from unittest.mock import patch
@@ -248,12 +249,12 @@ class ProtocolAlgorithm(Algorithm):
 
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
-        state = self._foreach_learner(_GetTrainingState())[0]
+        state = self._foreach_learner(methodcaller("training_state"))[0]
         return {**state, "counters": {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
-        self._foreach_learner(_SetTrainingState({key: state[key] for key in ("modules", "optimizers", "extra")}))
+        self._foreach_learner(methodcaller("load_training_state", {key: state[key] for key in ("modules", "optimizers", "extra")}))
         self.train_iteration = int(state["counters"]["iteration"])
         self.env_steps_total = int(state["counters"]["env_steps_total"])
         self.send_weights()
@@ -262,7 +263,7 @@ class ProtocolAlgorithm(Algorithm):
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
-        extra = self._foreach_learner(_GetExtraState())[0]
+        extra = self._foreach_learner(methodcaller("extra_state"))[0]
         state["nip_ray"] = {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, "extra": extra}
         return state
 
@@ -274,7 +275,7 @@ class ProtocolAlgorithm(Algorithm):
             super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
             self.train_iteration, self.env_steps_total = ours["iteration"], ours["env_steps_total"]
-            self._foreach_learner(_SetExtraState(ours["extra"]))
+            self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
         self._share_modules()
         self.send_weights()
 
@@ -291,7 +292,7 @@ class ProtocolAlgorithm(Algorithm):
             return dict(self.learner_group._learner.networks)
         if not hasattr(self, "_networks"):
             self._networks = networks_of(self.config.env_config["experiment"])
-        for agent, weights in self._foreach_learner(_GetTrainingState())[0]["modules"].items():
+        for agent, weights in self._foreach_learner(methodcaller("training_state"))[0]["modules"].items():
             self._networks[agent].load_state_dict(weights)
         return self._networks
 
@@ -343,32 +344,6 @@ class _Update:
 
     def __call__(self, learner: Any) -> Any:
         return learner.update(episodes=ray.get(self.samples[0]), **self.arguments)
-
-
-class _GetTrainingState:
-    def __call__(self, learner: Any) -> Any:
-        return learner.training_state()
-
-
-class _SetTrainingState:
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def __call__(self, learner: Any) -> None:
-        learner.load_training_state(self.state)
-
-
-class _GetExtraState:
-    def __call__(self, learner: Any) -> Any:
-        return learner.extra_state()
-
-
-class _SetExtraState:
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
-
-    def __call__(self, learner: Any) -> None:
-        learner.load_extra_state(self.state)
 
 
 def _unwrap(answer: Any) -> Any:
