@@ -44,7 +44,7 @@ def test_nip_passes_the_ceiling_of_the_verifier_alone(tmp_path: Path, seed: int)
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_verifier_alone_stays_below_its_ceiling(tmp_path: Path, seed: int) -> None:
-    figures = final(tmp_path, "gi_solo", seed, 300, "algorithm.lr=1e-3")
+    figures = final(tmp_path, "gi_solo", seed, 100, "algorithm.lr=1e-3")
     assert 0.52 < figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_ceiling"]
 
 
