@@ -18,7 +18,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.groups import FlatAdam, clip_gradients
-from nip_ray.learning.ppo import critic, objective
+from nip_ray.learning.ppo import base_lr, critic, objective
 from nip_ray.play.batch import AgentRows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout
@@ -106,9 +106,8 @@ class PlainLoop:
         data = {agent: self._prepare(rollout, index, agent) for index, agent in enumerate(self.scenario.protocol.agents)}
         size = max(1, settings.minibatch_size // rollout.num_rounds)
         permute = generator(self.config.seed, "minibatches", self.iteration)
-        lr = settings.lr * (1 - self.iteration / self.config.iterations) if settings.anneal_lr else settings.lr
         for optimizer in self.optimizers.values():
-            optimizer.set_learning_rate(lr)
+            optimizer.set_learning_rate(base_lr(settings, self.iteration, self.config.iterations))
         for _ in range(settings.num_epochs):
             order = torch.randperm(rollout.num_copies, generator=permute).to(self.device)
             for copies in order.split(size):

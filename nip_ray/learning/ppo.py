@@ -12,6 +12,11 @@ from nip_ray.settings.ppo import PPOSettings
 _LARGEST_LOG_RATIO = 20.0
 
 
+def base_lr(settings: PPOSettings, iteration: int, total_iterations: int) -> float:
+    """The learning rate of an iteration (from 0): constant, or falling linearly to 0 over `total_iterations` and staying there."""
+    return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
+
+
 def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
     """Mean over rows, or over those rows whose weight is 1."""
     return x_N.mean() if weight_N is None else (x_N * weight_N).sum() / weight_N.sum().clamp_min(1)

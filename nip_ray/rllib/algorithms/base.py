@@ -249,7 +249,7 @@ class ProtocolAlgorithm(Algorithm):
 
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
-        state = self._foreach_learner(methodcaller("training_state"))[0]
+        state = self._first_learner(methodcaller("training_state"))
         return {**state, "counters": {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
@@ -263,7 +263,7 @@ class ProtocolAlgorithm(Algorithm):
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
-        extra = self._foreach_learner(methodcaller("extra_state"))[0]
+        extra = self._first_learner(methodcaller("extra_state"))
         state["nip_ray"] = {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, "extra": extra}
         return state
 
@@ -292,7 +292,7 @@ class ProtocolAlgorithm(Algorithm):
             return dict(self.learner_group._learner.networks)
         if not hasattr(self, "_networks"):
             self._networks = networks_of(self.config.env_config["experiment"])
-        for agent, weights in self._foreach_learner(methodcaller("training_state"))[0]["modules"].items():
+        for agent, weights in self._first_learner(methodcaller("training_state"))["modules"].items():
             self._networks[agent].load_state_dict(weights)
         return self._networks
 
@@ -301,10 +301,15 @@ class ProtocolAlgorithm(Algorithm):
         needed = config.num_env_runners > 0 or config.num_learners > 0 or ray.is_initialized()
         return nullcontext() if needed else _no_object_store()
 
-    def _foreach_learner(self, function: Any) -> list[Any]:
+    def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
+        """What `function` gives on every learner, or on those numbered in `only`."""
         if self.learner_group.is_local:
             return [function(self.learner_group._learner)]
-        return [_unwrap(answer) for answer in self.learner_group.foreach_learner(function)]
+        return [_unwrap(answer) for answer in self.learner_group.foreach_learner(function, remote_actor_ids=only)]
+
+    def _first_learner(self, function: Any) -> Any:
+        """What `function` gives on the first learner; all hold the same state, so the others need not send theirs."""
+        return self._foreach_learner(function, only=[0])[0]
 
 
 @contextmanager

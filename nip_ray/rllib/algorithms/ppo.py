@@ -14,6 +14,7 @@ from ray.rllib.utils.annotations import override
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
+from nip_ray.learning.ppo import base_lr
 from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
 from nip_ray.settings.ppo import PPOSettings
 
@@ -61,9 +62,8 @@ class ProtocolPPOConfig(ProtocolAlgorithmConfig):
 
     @override(ProtocolAlgorithmConfig)
     def base_lr(self, iteration: int) -> float:
-        """The learning rate of an iteration: constant, or falling linearly to 0 over the experiment's iterations."""
-        settings = self.ppo_settings()
-        return settings.lr * max(0.0, 1 - iteration / self.total_iterations) if settings.anneal_lr else settings.lr
+        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
+        return base_lr(self.ppo_settings(), iteration, self.total_iterations)
 
     @override(AlgorithmConfig)
     def validate(self) -> None:

@@ -8,6 +8,7 @@ The losses are in `nip_ray.learning.ppo`; here stands what is done with which ro
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,9 +44,9 @@ class PPOLearner(ProtocolLearner):
         self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self._device) for agent in self.networks}
         self.seen_kl: dict[str, Tensor] = {}  # of the current minibatch: (sum over this learner's rows, number of rows)
 
-    @property
+    @cached_property
     def settings(self) -> PPOSettings:
-        """The algorithm's settings."""
+        """The algorithm's settings, put together once: every minibatch asks for them."""
         return self.config.ppo_settings()
 
     def metric_names(self) -> tuple[str, ...]:

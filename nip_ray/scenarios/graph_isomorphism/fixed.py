@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.gin import Gin
-from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.protocols import CONTINUE, NUM_DECISIONS
 from nip_ray.scenarios.graph_isomorphism.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -67,7 +67,7 @@ class ManualAgent(nn.Module):
         policy = None
         if self.seat.decides:
             message = torch.zeros(allowed.shape, device=nodes_NGVD.device)
-            wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, _look_equal(nodes_NGVD).long(), 2)
+            wanted_N = torch.where(obs["round"] >= self.seat.rounds - 2, _look_equal(nodes_NGVD).long(), CONTINUE)
             decision = nn.functional.one_hot(wanted_N, NUM_DECISIONS) * _SHARP
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, decision, obs["speaks"], obs["may_decide"])
         elif want_policy:
