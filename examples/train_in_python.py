@@ -13,7 +13,7 @@ CONFIG = {
         "data": {"num_train": 200, "num_test": 50, "graph_sizes": [7]},
         "agents": {"_default": {"num_transformer_layers": 1}, "verifier": {"num_gnn_layers": 2, "num_transformer_layers": 1}},
     },
-    "algorithm": {"lr": 1e-3, "minibatch_size": 96},
+    "algorithm": {"name": "ppo", "lr": 1e-3, "minibatch_size": 96},
     "play": {"num_copies": 64},
     "evaluation": {"interval": 5},
 }

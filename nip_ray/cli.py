@@ -255,7 +255,9 @@ def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], qu
     """What a run ends with: its held-out figures and where everything is."""
     if quiet:
         return
-    held_out = [[key, _number(value)] for key, value in metrics.items() if key.startswith("eval/verifier/") and key.count("/") == 2]
+    shown = [key for key in metrics if key.startswith("eval/verifier/") and key.count("/") == 2]
+    shown = shown or [key for key in metrics if key.startswith("eval")]  # a game without a verifier
+    held_out = [[key, _number(metrics[key])] for key in shown]
     if held_out:
         _print_table([f"held out, after iteration {iterations}", ""], held_out)
     typer.echo(f"run     {run_dir}")

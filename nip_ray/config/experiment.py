@@ -10,12 +10,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nip_ray.settings.experiment import CheckpointSettings, EvaluationSettings, LearnerSettings, PlaySettings, RuntimeSettings
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.matrix_games import MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.reinforce import ReinforceSettings
+from nip_ray.settings.schedule import UpdateSchedule, WeightSource
+from nip_ray.settings.solo import PretrainingSettings, SoloSettings
+from nip_ray.settings.stackelberg import StackelbergSettings
 
-ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings, Field(discriminator="name")]
-AlgorithmSettings = PPOSettings  # a union by `name` as soon as there are more
+ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings | MatrixGameSettings, Field(discriminator="name")]
+AlgorithmSettings = Annotated[PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings, Field(discriminator="name")]
 
 
 class ExperimentConfig(BaseModel):
@@ -30,6 +35,9 @@ class ExperimentConfig(BaseModel):
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
     scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
+    schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
+    initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
+    pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
     learners: LearnerSettings = Field(LearnerSettings(), description="Where gradients are computed.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="When the verifier is examined on held-out instances.")

@@ -161,4 +161,6 @@ def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:
 
 
 def _plural(words: str) -> str:
+    if words.startswith("list of "):
+        return words.replace("list", "lists", 1)
     return words if words == "text" else f"{words}s"

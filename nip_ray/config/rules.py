@@ -13,19 +13,32 @@ from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
+from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
+from nip_ray.config.players import players, rounds_of
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_data import GraphDataSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
-from nip_ray.settings.message_game import MessageAgentSettings
+from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.protocol import ProtocolParams
-from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ORDER_PARAMETERS, SHIPPED, limits, verifier_rounds
+from nip_ray.settings.shipped_protocols import (
+    BOUND_TO_SCENARIO,
+    ORDER_PARAMETERS,
+    SHIPPED,
+    ZERO_KNOWLEDGE_PARAMETERS,
+    ZERO_KNOWLEDGE_SCENARIOS,
+    agents_of,
+    limits,
+    useless_parameters,
+    verifier_rounds,
+)
+from nip_ray.settings.solo import SoloSettings
 
-AgentSettings = GraphAgentSettings | MessageAgentSettings
 Rule = Callable[[ExperimentConfig], Iterator[str]]
 
 _DEFAULT = "_default"
 _FACTORS = ("agent_lr_factor", "body_lr_factor", "gnn_lr_factor")
 _REWARDS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
+_REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
@@ -42,28 +55,6 @@ def check(config: ExperimentConfig, *, training: bool = True) -> None:
         raise UserError("; ".join(dict.fromkeys(faults)))
 
 
-def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
-    """Agent -> (the key that its settings come from, these settings), for every agent that plays.
-
-    Under a protocol that does not ship the agents are not known here: then those that the config names.
-    """
-    agents = config.scenario.agents
-    own: AgentSettings = GraphAgentSettings() if isinstance(config.scenario, GraphIsomorphismSettings) else MessageAgentSettings()
-    names = SHIPPED[config.protocol.name].agents if config.protocol.name in SHIPPED else (*agents, _DEFAULT)
-    made = {}
-    for name in names:
-        source = name if name in agents else _DEFAULT
-        made[name] = (f"scenario.agents.{source}", agents.get(source, own))
-    return made
-
-
-def rounds_of(config: ExperimentConfig) -> int | None:
-    """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
-    if config.protocol.name in SHIPPED:
-        return limits(config.protocol.name, config.protocol)[0]
-    return config.protocol.max_rounds
-
-
 # ------------------------------------------------------------------------------------------------------------ protocol
 
 
@@ -75,16 +66,19 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
-    for bound, place in BOUND_TO_SCENARIO.items():
-        if place == scenario and name != bound:
-            yield f"protocol.name: got {name}, but {scenario} is played under the protocol {bound} only"
+    bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
+    if bound and home is None:
+        yield f"protocol.name: got {name}, but {scenario} is played under the protocol {' or '.join(bound)} only"
 
 
 def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     """Parameters must have a use, and limits must leave the verifier a turn in which it can decide."""
     protocol, name = config.protocol, config.protocol.name
-    if protocol.zero_knowledge:
-        yield "protocol.zero_knowledge: not available yet, set it to false"
+    if name in SHIPPED and SHIPPED[name].verifier_turn is None:
+        for key in useless_parameters(name, protocol):
+            yield f"protocol.{key}: {name} has no verifier and no use for it, leave it out"
+        yield from _round_limits(config)
+        return
     for key in _REWARDS:
         value = getattr(protocol, key)
         if not math.isfinite(value) or abs(value) > _FLOAT32_MAX:
@@ -108,6 +102,8 @@ def _round_limits(config: ExperimentConfig) -> Iterator[str]:
             if getattr(protocol, key) not in (None, own):
                 yield f"protocol.{key}: got {getattr(protocol, key)}, but {name} always has {own}, leave it out"
         return
+    if facts.verifier_turn is None:
+        return
     if facts.min_rounds is None and protocol.min_rounds not in (None, longest):
         yield f"protocol.min_rounds: got {protocol.min_rounds}, but only the last decision counts in {name}, leave it out"
     turns = verifier_rounds(name, protocol)
@@ -123,6 +119,39 @@ def _round_limits(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
+def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
+    """It is for proofs, in scenarios whose agents can hold two conversations at once; its parameters count with it alone."""
+    protocol, scenario = config.protocol, config.scenario.name
+    if protocol.name in SHIPPED and SHIPPED[protocol.name].verifier_turn is None:
+        return  # has no use for any of it, which is said already
+    if not protocol.zero_knowledge:
+        for key in ZERO_KNOWLEDGE_PARAMETERS:
+            if getattr(protocol, key) != getattr(ProtocolParams(), key):
+                yield f"protocol.{key}: counts with zero_knowledge only, set protocol.zero_knowledge to true or leave this out"
+        return
+    if scenario not in ZERO_KNOWLEDGE_SCENARIOS:
+        yield f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(ZERO_KNOWLEDGE_SCENARIOS)}), set it to false"
+    if getattr(config.algorithm, "skip_silent_messages", False):
+        yield (
+            "algorithm.skip_silent_messages: under protocol.zero_knowledge the message of a deciding turn is read, "
+            "by the provers and by the simulator itself, set it to false"
+        )
+    for source in dict.fromkeys(source for source, agent in players(config).values() if agent.kind == "manual"):
+        yield f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or random"
+
+
+def games(config: ExperimentConfig) -> Iterator[str]:
+    """A small game makes sense, and is played under its own protocol."""
+    scenario, name = config.scenario, config.protocol.name
+    if not isinstance(scenario, MatrixGameSettings):
+        return
+    own = protocol_of(scenario.game)
+    if BOUND_TO_SCENARIO.get(name) == scenario.name and name != own:
+        yield f"protocol.name: got {name}, but {scenario.game} is played under {own}"
+    for fault in game_faults(scenario):
+        yield f"scenario.{fault}"
+
+
 # -------------------------------------------------------------------------------------------------------------- agents
 
 
@@ -130,7 +159,7 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
     """Settings are for agents that play."""
     if config.protocol.name not in SHIPPED:
         return
-    playing = SHIPPED[config.protocol.name].agents
+    playing = agents_of(config.protocol.name, config.protocol)
     for name in config.scenario.agents:
         if name not in (*playing, _DEFAULT):
             near = difflib.get_close_matches(name, playing, 1)
@@ -141,7 +170,7 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
 def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
     """Policy and value that share a body cannot train it at two rates."""
     scenario = config.scenario
-    if isinstance(scenario, GraphIsomorphismSettings) and not scenario.shared_body:
+    if isinstance(scenario, MatrixGameSettings) or (isinstance(scenario, GraphIsomorphismSettings) and not scenario.shared_body):
         return
     way_out = " or set scenario.shared_body to false" if isinstance(scenario, GraphIsomorphismSettings) else ""
     for source, agent in players(config).values():
@@ -179,19 +208,6 @@ def attention_heads(config: ExperimentConfig) -> Iterator[str]:
             )
 
 
-def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
-    """Somebody must learn."""
-    if config.protocol.name not in SHIPPED:
-        return  # its agents are not known here
-    if not any(_learns(agent) for _, agent in players(config).values()):
-        names = ", ".join(players(config))
-        yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
-
-
-def _learns(agent: AgentSettings) -> bool:
-    return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
-
-
 def _nearest_divisor(number: int, wanted: int) -> int:
     return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: (abs(d - wanted), d))
 
@@ -216,7 +232,8 @@ def finite_numbers(config: ExperimentConfig) -> Iterator[str]:
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:
     """A minibatch holds at least one whole copy and at most what an iteration plays; learners get equal shares."""
-    size, rounds = config.algorithm.minibatch_size, rounds_of(config)
+    size = config.algorithm.minibatch_size
+    rounds = 1 if isinstance(config.algorithm, SoloSettings) else rounds_of(config)  # alone, an instance is one frame
     copies = config.play.num_copies * max(1, config.play.num_env_runners)
     learners = config.learners.num_learners
     if learners and copies % learners:
@@ -235,21 +252,6 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
         )
     elif learners > size // rounds:
         yield f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners, use at least {learners * rounds}"
-
-
-def objectives(config: ExperimentConfig) -> Iterator[str]:
-    """Clipping ranges are positive, and a penalty's coefficient moves the right way."""
-    ppo = config.algorithm
-    if not isinstance(ppo.clip_value, bool) and ppo.clip_value <= 0:
-        yield f"algorithm.clip_value: got {ppo.clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
-    if ppo.loss != "kl_penalty":
-        return
-    if ppo.kl_beta == 0:
-        yield "algorithm.kl_beta: got 0, which no factor can change, expected a number > 0"
-    if ppo.kl_decrement >= 1:
-        yield f"algorithm.kl_decrement: got {ppo.kl_decrement}, but it must lower the coefficient, expected a number < 1"
-    if ppo.kl_increment <= 1:
-        yield f"algorithm.kl_increment: got {ppo.kl_increment}, but it must raise the coefficient, expected a number > 1"
 
 
 def workers(config: ExperimentConfig) -> Iterator[str]:
@@ -337,13 +339,15 @@ def _module_exists(name: str) -> bool:
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
+    zero_knowledge,
+    games,
     agent_names,
     shared_bodies,
     manual_agents,
     attention_heads,
     finite_numbers,
     minibatches,
-    objectives,
+    *LEARNING_RULES,
     workers,
     evaluations,
     data_files,

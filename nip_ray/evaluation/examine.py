@@ -5,13 +5,18 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
+from nip_ray.evaluation.intervals import Proportion
+from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
+from nip_ray.evaluation.simulation import symbol_distance
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.message_regression import MessageRegressionSettings
 
 _BATCH = 512  # copies at once: keeps memory flat on large splits
+_NO_REGRESSION = MessageRegressionSettings()
 
 
 class Examination:
@@ -45,16 +50,42 @@ class Examination:
         """Flat figures of a rollout under ``prefix/``, with ``eval/verifier/wl_ceiling``, one for greedy and sampled, where it is known."""
         found = rollout_metrics(self.scenario.protocol, rollout, self.scenario.group_I())
         figures = {f"{prefix}/{name}": value for name, value in found.items()}
+        said = symbol_distance(self.scenario, rollout)
+        if said is not None:
+            figures[f"{prefix}/simulator/symbol_distance"] = said[0]
         ceiling = self.scenario.ceiling(self.split)
         return figures if ceiling is None else {**figures, "eval/verifier/wl_ceiling": ceiling}
 
+    def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+        """``eval/<name>`` of what the scenario computes exactly; see `Scenario.exact_figures`."""
+        return {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
+
     def record(self, rollout: Rollout) -> dict[str, dict[str, float | int | None]]:
         """The figures of a rollout with intervals."""
-        return evaluation_record(self.scenario.protocol, rollout, self.scenario.group_I())
+        found = evaluation_record(self.scenario.protocol, rollout, self.scenario.group_I())
+        said = symbol_distance(self.scenario, rollout)
+        if said is not None:  # of all episodes together, so that there is no spread to make an interval of
+            found["simulator/symbol_distance"] = {"estimate": said[0], "lower": None, "upper": None, "n": said[1]}
+        return found
+
+    def regression(
+        self, networks: Mapping[str, nn.Module], settings: MessageRegressionSettings, rollout: Rollout | None = None
+    ) -> dict[str, Proportion]:
+        """Agent -> how much its first message says of the label; empty where that is not asked for. rollout: sampled (none: play one)."""
+        if not settings.enabled:
+            return {}
+        return message_regression(self.scenario, self.rollout(networks, greedy=False) if rollout is None else rollout, settings, self.seed)
 
     @torch.no_grad()
-    def document(self, networks: Mapping[str, nn.Module], iteration: int, greedy: bool = True, sampled: bool = True) -> dict[str, object]:
-        """What `evaluation.json` holds: figures with intervals for greedy and sampled play."""
+    def document(
+        self,
+        networks: Mapping[str, nn.Module],
+        iteration: int,
+        greedy: bool = True,
+        sampled: bool = True,
+        regression: MessageRegressionSettings = _NO_REGRESSION,
+    ) -> dict[str, object]:
+        """What `evaluation.json` holds: figures with intervals for greedy and sampled play, exact ones in a game that has such."""
         document: dict[str, object] = {
             "iteration": iteration,
             "split": self.split,
@@ -63,6 +94,10 @@ class Examination:
         }
         if greedy:
             document["greedy"] = self.record(self.rollout(networks, greedy=True))
-        if sampled:
-            document["sampled"] = self.record(self.rollout(networks, greedy=False))
-        return document
+        rollout = self.rollout(networks, greedy=False) if sampled else None
+        if rollout is not None:
+            document["sampled"] = self.record(rollout)
+        if scores := self.regression(networks, regression, rollout):
+            document["message_regression"] = {agent: score.record() for agent, score in scores.items()}
+        exact = self.scenario.exact_figures(networks)
+        return {**document, "exact": exact} if exact else document

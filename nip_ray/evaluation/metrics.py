@@ -6,8 +6,10 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
   ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
+- ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge; see `nip_ray.evaluation.simulation`.
 
-A share of no episodes has no value, so its key is left out. The word ``verifier`` stands for the role, whatever the agent is called.
+A share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all. The word
+``verifier`` stands for the role, whatever the agent is called.
 """
 
 from collections.abc import Mapping
@@ -17,6 +19,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from nip_ray.evaluation.intervals import mean, proportion
+from nip_ray.evaluation.simulation import simulation_values
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 
@@ -28,7 +31,7 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
 
     groups: name -> (I,) integer labels by instance id, as `Scenario.group_I` gives them; {} for none.
     """
-    shares = {name: successes / n for name, (successes, n) in verdict_counts(rollout, groups).items() if n}
+    shares = {name: successes / n for name, (successes, n) in _counts(protocol, rollout, groups).items() if n}
     return shares | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
 
 
@@ -40,8 +43,13 @@ def evaluation_record(
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each
     instance once, because repeated plays of one instance are not independent trials.
     """
-    shares = {name: proportion(*count, level).record() for name, count in verdict_counts(rollout, groups).items()}
+    shares = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
     return shares | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
+
+
+def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """`verdict_counts`, where there is somebody to give a verdict."""
+    return {} if protocol.verifier is None else verdict_counts(rollout, groups)
 
 
 def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -67,5 +75,5 @@ def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, 
 def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
     """Key -> (B,) of everything that is averaged over episodes."""
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
-    values: dict[str, Array] = {"episode_length": rollout.length_B.cpu().numpy()}
+    values: dict[str, Array] = {"episode_length": rollout.length_B.cpu().numpy(), **simulation_values(rollout)}
     return values | {f"{agent}/return": return_BA[:, a] for a, agent in enumerate(protocol.agents)}

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.ppo import PolicyGradientSettings, PPOSettings
+from nip_ray.settings.solo import SupervisedSettings
 
 _LARGEST_LOG_RATIO = 20.0
+_DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
 
 
-def base_lr(settings: PPOSettings, iteration: int, total_iterations: int) -> float:
+def base_lr(settings: PolicyGradientSettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
     """The learning rate of an iteration (from 0): constant, or falling linearly to 0 over `total_iterations` and staying there."""
     return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
 
@@ -40,11 +42,13 @@ def objective(
     return -mean(ratio_N * advantage_N, weight_N) + beta * kl, kl.detach(), clip_share
 
 
-def critic(value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: PPOSettings, weight_N: Tensor | None = None) -> Tensor:
+def critic(
+    value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings, weight_N: Tensor | None = None
+) -> Tensor:
     """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its coefficient)."""
     loss_N = _distance(value_N, target_N, settings)
     if settings.clip_value is not False:
-        width = settings.clip_epsilon if settings.clip_value is True else settings.clip_value
+        width = getattr(settings, "clip_epsilon", _DEFAULT_CLIP) if settings.clip_value is True else settings.clip_value
         clipped_N = old_value_N + (value_N - old_value_N).clamp(-width, width)
         loss_N = torch.maximum(loss_N, _distance(clipped_N, target_N, settings))
     return mean(loss_N, weight_N)
@@ -56,6 +60,15 @@ def next_beta(beta: Tensor, kl: Tensor, settings: PPOSettings) -> Tensor:
     return torch.where(kl < settings.kl_target / 1.5, beta * settings.kl_decrement, grown)
 
 
-def _distance(value_N: Tensor, target_N: Tensor, settings: PPOSettings) -> Tensor:
+def next_lr(lr: float, kl: float, settings: PPOSettings) -> float:
+    """The adaptive learning rate after an update whose policies moved by `kl` (mean over its minibatches)."""
+    if kl > 2 * settings.kl_target:
+        lr = lr / settings.adaptive_lr_factor
+    elif kl < settings.kl_target / 2:
+        lr = lr * settings.adaptive_lr_factor
+    return min(max(lr, settings.adaptive_lr_min), settings.adaptive_lr_max)
+
+
+def _distance(value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings) -> Tensor:
     kinds = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
     return kinds[settings.critic_loss](value_N, target_N, reduction="none")

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.learning.policy import Action, Policy, gumbel_noise
+from nip_ray.learning.similarity import choice_distances, similarity, turns_of
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol, ProtocolState, StepOutcome, start, step
+from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
 from nip_ray.seeding import generator, stable_seed
 
 
@@ -36,7 +37,7 @@ class BatchedPlay:
         shape = (len(id_B), protocol.max_rounds, len(protocol.agents), len(protocol.channels), scenario.message_size)
         self.main_BRACM = torch.full(shape, -1, device=self.device)
         self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
-        self.decision_BR = torch.full(shape[:2], CONTINUE, device=self.device)
+        self.decision_BRA = torch.full(shape[:3], CONTINUE, device=self.device)
         self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
         self.active_BAC = self._active()
 
@@ -54,22 +55,30 @@ class BatchedPlay:
         said = Dialogue(self.main_BRACM, self.linear_BRACM).rows(copy_N)
         return self.scenario.observe(agent, self.id_B[copy_N], said, self.state.round_B[copy_N], self.state.seed_B[copy_N])
 
-    def step(self, actions: Mapping[str, tuple[Tensor, Action]]) -> StepOutcome:
-        """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out."""
+    def step(self, actions: Mapping[str, tuple[Tensor, Action]], similarity_B: Tensor | None = None) -> StepOutcome:
+        """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
+
+        similarity_B: under zero knowledge, what `compared` says of the round.
+        """
         decision_BA = torch.full(self.active_BAC.shape[:2], CONTINUE, device=self.device)
         for agent, (copy_N, action) in actions.items():
             self._write(agent, copy_N, action)
-            if agent == self.protocol.verifier:
-                decision_BA[copy_N, self.protocol.verifier_index] = action["decision"].to(self.device)
-                self.decision_BR[copy_N, self.round] = action["decision"].to(self.device)
-        self.state, outcome = step(self.protocol, self.state, decision_BA)
+            if agent in self.protocol.deciders:
+                decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
+        self.decision_BRA[:, self.round] = decision_BA
+        judged = None
+        if self.protocol.verifier is None:
+            said = Dialogue(self.main_BRACM, self.linear_BRACM)
+            judged = self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, judged, similarity_B)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
         return outcome
 
     def _active(self) -> Tensor:
-        return self.protocol.active(self.state.round_B, self.state.seed_B) & ~self.state.ended_B[:, None, None]
+        closed_BA = self.state.ended_B[:, None] | self.state.agent_done_BA
+        return self.protocol.active(self.state.round_B, self.state.seed_B) & ~closed_BA[..., None]
 
     def _write(self, agent: str, copy_N: Tensor, action: Action) -> None:
         writes, index = self.writes[agent], self.protocol.agents.index(agent)
@@ -87,7 +96,7 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
     if len(writes) < len(protocol.channels):
         active_NC = active_NC[:, list(writes)]
     speaks_NF = active_NC if message_size == 1 else active_NC.repeat_interleave(message_size, 1)
-    if agent == protocol.verifier:
+    if agent in protocol.deciders:
         may_decide_N = active_NC.any(1) & (round_N >= protocol.min_rounds - 1)
     else:
         may_decide_N = torch.zeros_like(active_NC[:, 0])
@@ -114,8 +123,10 @@ def play_rollout(
     turn_BRA = torch.zeros(shape, dtype=torch.bool, device=play.device)
     reward_BRA = torch.zeros(shape, device=play.device)
     log_prob_BRA = torch.zeros(shape, device=play.device)
+    extra, similarity_B = protocol.zero_knowledge, None
+    simulation_BR2 = None if extra is None else torch.full((*shape[:2], 2), -1.0, device=play.device)
     while not play.finished:
-        actions, r = {}, play.round
+        actions, policies, r = {}, {}, play.round
         for a, agent in enumerate(protocol.agents):
             turn_B = play.turn_B(agent)
             copy_N = turn_B.nonzero().flatten()
@@ -128,20 +139,45 @@ def play_rollout(
             scored = policy.silenced(action) if skip_silent_messages else policy
             log_prob_BRA[copy_N, r, a] = scored.log_prob(action)
             actions[agent] = (copy_N, action)
-        reward_BRA[:, r] = play.step(actions).reward_BA
+            policies[agent] = (copy_N, policy)
+        if extra is not None and simulation_BR2 is not None:
+            similarity_B, simulation_BR2[:, r] = compared(extra, policies, play.id_B)
+        reward_BRA[:, r] = play.step(actions, similarity_B).reward_BA
     return Rollout(
         id_B=play.id_B,
         seed_B=play.state.seed_B,
         y_B=play.state.y_B,
         main_BRACM=play.main_BRACM,
         linear_BRACM=play.linear_BRACM,
-        decision_BR=play.decision_BR,
+        decision_BRA=play.decision_BRA,
         turn_BRA=turn_BRA,
         reward_BRA=reward_BRA,
         log_prob_BRA=log_prob_BRA,
         length_B=play.state.round_B,
         verdict_B=play.decision_B,
+        simulation_BR2=simulation_BR2,
     )
+
+
+def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor) -> tuple[Tensor, Tensor]:
+    """How the adversary's and the simulator's choices of one round compare: (B,) `similarity` and (B, 2) `choice_distances`.
+
+    policies: agent -> (copies N of its turns, its policy there). like_B: any (B,) tensor on their device. Copies in which either
+    had no turn have similarity 0 and distances -1.
+    """
+    similarity_B = torch.zeros(like_B.shape, device=like_B.device)
+    distance_B2 = torch.full((*like_B.shape, 2), -1.0, device=like_B.device)
+    if extra.adversary not in policies or extra.simulator not in policies:
+        return similarity_B, distance_B2
+    (copy_N, adversary), (other_N, simulator) = policies[extra.adversary], policies[extra.simulator]
+    row_B = torch.full_like(like_B, -1, dtype=torch.int64)
+    row_B[other_N] = torch.arange(len(other_N), device=like_B.device)
+    both_N = row_B[copy_N] >= 0
+    copy_K = copy_N[both_N]
+    pair = turns_of(adversary, both_N), turns_of(simulator, row_B[copy_K])
+    similarity_B[copy_K] = similarity(*pair, legacy=extra.legacy)
+    distance_B2[copy_K] = choice_distances(*pair)
+    return similarity_B, distance_B2
 
 
 def noise_width(policy: Policy) -> int:

@@ -15,9 +15,10 @@ class Rollout:
     """B complete episodes of at most R rounds with A agents, C channels and M symbols a message.
 
     id_B, seed_B, y_B: instance, episode seed, label. main_BRACM, linear_BRACM: tokens, -1 where nothing was said.
-    decision_BR: the verifier's decision in each round (2 where it had none). turn_BRA: whose turn it was, in open copies.
+    decision_BRA: what each agent that decides decided in each round (2 where it did not). turn_BRA: whose turn it was, in open copies.
     reward_BRA: rewards. log_prob_BRA: log-probability of what was done, 0 outside turns. length_B: rounds played.
-    verdict_B: the decision that counted, 2 if the copy ended undecided.
+    verdict_B: the verifier's decision that counted, 2 if the copy ended undecided. simulation_BR2: under zero knowledge, how far the
+    simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
     """
 
     id_B: Tensor
@@ -25,12 +26,13 @@ class Rollout:
     y_B: Tensor
     main_BRACM: Tensor
     linear_BRACM: Tensor | None
-    decision_BR: Tensor
+    decision_BRA: Tensor
     turn_BRA: Tensor
     reward_BRA: Tensor
     log_prob_BRA: Tensor
     length_B: Tensor
     verdict_B: Tensor
+    simulation_BR2: Tensor | None = None
 
     @property
     def num_copies(self) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nip_ray.protocols import Protocol
+from nip_ray.protocols import Judgement, Protocol
 
 
 @dataclass(frozen=True)
@@ -59,17 +59,29 @@ class Scenario(ABC):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """A fresh network for `agent`, initialised from `seed`.
 
-        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]`` and
-        ``set_normalisation(statistics)``.
+        It has ``forward(obs, want_policy, want_value) -> (Policy | None, value_N | None)``, ``groups() -> list[ParameterGroup]``,
+        ``set_normalisation(statistics)`` and ``body()``, the part that the policy reads, whose weights pretraining hands over.
         """
 
     @abstractmethod
     def to(self, device: str) -> "Scenario":
         """The same scenario with its table on `device`."""
 
+    def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
+        """In a game without a verifier: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
+        raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
+
     def group_I(self) -> Mapping[str, Tensor]:
         """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a difficulty."""
         return {}
+
+    def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as ``eval/<name>``."""
+        return {}
+
+    def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
+        """(N,) int64 >= 0: of what kind each main symbol is on its instance, to count symbols of many instances together; here itself."""
+        return symbol_N
 
     def ceiling(self, split: str) -> float | None:
         """The best accuracy that the verifier's own network can reach alone on a split, where it is known exactly."""

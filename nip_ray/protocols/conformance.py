@@ -6,7 +6,7 @@ from dataclasses import asdict
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol
+from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ZeroKnowledge
 from nip_ray.protocols.step import start, step
 
 
@@ -15,13 +15,13 @@ def check(protocol: Protocol) -> None:
 
     Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
     the verifier has a turn in which its decision counts, under every seed; round limits make sense; rewards are finite, in the
-    table and in play.
+    table and in play; under zero knowledge also that the two extra agents exist and have the verifier's turns.
     """
     faults = _shape_faults(protocol) or _name_faults(protocol)
     if not faults:
         faults = [*_limit_faults(protocol), *_payment_faults(protocol)]
     if not faults:
-        faults = _turn_faults(protocol)
+        faults = [*_turn_faults(protocol), *_zero_knowledge_faults(protocol, protocol.zero_knowledge)]
     if not faults:
         faults = _play_faults(protocol)
     if faults:
@@ -43,7 +43,7 @@ def _name_faults(protocol: Protocol) -> list[str]:
     for what, names in (("agents", protocol.agents), ("channels", protocol.channels)):
         if len(set(names)) != len(names) or not names:
             faults.append(f"{what} must be named, each once (got {list(names)})")
-    if protocol.verifier not in protocol.agents:
+    if protocol.verifier is not None and protocol.verifier not in protocol.agents:
         faults.append(f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}")
     if set(protocol.sees) != set(protocol.agents):
         faults.append(f"`sees` must name every agent (has {sorted(protocol.sees)}, agents are {sorted(protocol.agents)})")
@@ -84,11 +84,33 @@ def _payment_faults(protocol: Protocol) -> list[str]:
     return faults
 
 
+def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> list[str]:
+    if extra is None:
+        return []
+    if protocol.verifier is None or len({protocol.verifier, extra.adversary, extra.simulator} & set(protocol.agents)) < 3:
+        return ["zero knowledge needs a verifier, an adversary and a simulator, three different agents"]
+    names = ("simulator_reward", "prover_reward")
+    faults = [
+        f"zero_knowledge.{name} must be a finite number >= 0 (got {value})"
+        for name in names
+        if not 0 <= (value := getattr(extra, name)) <= torch.finfo(torch.float32).max
+    ]
+    turn_SKA = protocol.turn_table_SKAC.any(-1)
+    for agent in (extra.adversary, extra.simulator):
+        if not torch.equal(turn_SKA[..., protocol.agents.index(agent)], turn_SKA[..., protocol.verifier_index]):
+            faults.append(f"{agent!r} must speak in the rounds in which the verifier speaks, and in no others")
+        elif len(protocol.writes[agent]) != len(protocol.writes[protocol.verifier]):
+            faults.append(f"{agent!r} must write to as many channels as the verifier")
+    return faults
+
+
 def _turn_faults(protocol: Protocol) -> list[str]:
     faults = []
     table = protocol.turn_table_SKAC
     for seed_class, round in (~table.flatten(2).any(-1)).nonzero().tolist():
         faults.append(f"nobody speaks in round {round} (seed class {seed_class})")
+    if protocol.verifier is None:
+        return faults
     decides = table[:, protocol.min_rounds - 1 :, protocol.verifier_index].any(-1).any(-1)
     for seed_class in (~decides).nonzero().flatten().tolist():
         faults.append(f"the verifier has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})")
@@ -97,12 +119,15 @@ def _turn_faults(protocol: Protocol) -> list[str]:
 
 def _play_faults(protocol: Protocol) -> list[str]:
     """Play every label, seed class and constant decision through to the end."""
+    if protocol.verifier is None:
+        return []  # its scenario is the judge
     num_seeds = len(protocol.turns)
     grid = torch.cartesian_prod(torch.arange(num_seeds), torch.arange(2), torch.arange(3))
     state = start(protocol, grid[:, 1], grid[:, 0])
     decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))
+    alike_B = None if protocol.zero_knowledge is None else torch.full((len(grid),), 2.0)  # the most that anybody can be paid for
     for _ in range(protocol.max_rounds):
-        state, outcome = step(protocol, state, decision_BA)
+        state, outcome = step(protocol, state, decision_BA, similarity_B=alike_B)
         if not bool(outcome.reward_BA.isfinite().all()):
             return ["a reward in play is not finite"]
     return [] if bool(state.ended_B.all()) else ["an episode is still open after max_rounds rounds"]

@@ -4,7 +4,8 @@ Decisions that matter here:
 - who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
   seed class, so "which prover speaks" can be random without any code;
 - a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
-- payment is data too: each prover has a goal (the decision it is paid for) or none.
+- payment is data too: each prover has a goal (the decision it is paid for) or none;
+- a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`).
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
 """
 
@@ -49,6 +50,28 @@ class Payment:
 
 
 @dataclass(frozen=True)
+class ZeroKnowledge:
+    """What the zero-knowledge wrapper adds to a protocol; see `nip_ray.protocols.zero_knowledge`.
+
+    adversary: the verifier that tries to learn more than the verdict. simulator: the agent that must produce its conversation alone.
+    simulator_reward: paid to the simulator per unit of similarity; the adversary pays as much. prover_reward: paid to each prover per
+    unit of what the simulator is paid. legacy: as published: the simulator has no decision head, and symbols that cannot be said take
+    part in the similarity.
+    """
+
+    adversary: str
+    simulator: str
+    simulator_reward: float = 1.0
+    prover_reward: float = 1.0
+    legacy: bool = False
+
+    @property
+    def deciders(self) -> tuple[str, ...]:
+        """Those of the two whose turns carry a decision."""
+        return (self.adversary,) if self.legacy else (self.adversary, self.simulator)
+
+
+@dataclass(frozen=True)
 class Protocol:
     """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds.
 
@@ -56,7 +79,8 @@ class Protocol:
     sees: agent -> the channels that it reads (it may write only to these).
     turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
-    payment: the rewards. verifier: the agent whose decision ends the episode. force_guess: see `ProtocolParams`.
+    payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge.
+    force_guess: see `ProtocolParams`. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
 
     name: str
@@ -67,18 +91,26 @@ class Protocol:
     max_rounds: int
     min_rounds: int
     payment: Payment
-    verifier: str = "verifier"
+    verifier: str | None = "verifier"
     force_guess: Literal["zero", "one", "y"] | None = None
+    zero_knowledge: ZeroKnowledge | None = None
 
     @cached_property
     def provers(self) -> tuple[str, ...]:
-        """All agents but the verifier."""
-        return tuple(agent for agent in self.agents if agent != self.verifier)
+        """All agents but the verifier and those that zero knowledge adds."""
+        added = () if self.zero_knowledge is None else (self.zero_knowledge.adversary, self.zero_knowledge.simulator)
+        return tuple(agent for agent in self.agents if agent not in (self.verifier, *added))
 
     @cached_property
     def verifier_index(self) -> int:
-        """Position of the verifier on the agent axis."""
-        return self.agents.index(self.verifier)
+        """Position of the verifier on the agent axis. Raises ValueError in a game without one."""
+        return self.agents.index(self.verifier or "")
+
+    @cached_property
+    def deciders(self) -> tuple[str, ...]:
+        """The agents whose turns carry a decision beside their messages."""
+        extra = () if self.zero_knowledge is None else self.zero_knowledge.deciders
+        return tuple(agent for agent in self.agents if agent == self.verifier or agent in extra)
 
     @cached_property
     def visible_AC(self) -> Tensor:
@@ -114,6 +146,8 @@ class Protocol:
 
     def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B,) bool: the verifier has a turn, so that its decision is read (whether it counts is a matter of `min_rounds`)."""
+        if self.verifier is None:
+            return torch.zeros_like(round_B, dtype=torch.bool)
         return self.active(round_B, seed_B)[:, self.verifier_index].any(-1)
 
     def can_be_active(self, agent: str, round: int, channel: str) -> bool:
@@ -129,7 +163,7 @@ class Protocol:
         """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples."""
         if agent == self.verifier:
             return (self.payment.verifier_reward + self.payment.verifier_incorrect_penalty) / 2
-        return self.payment.prover_reward / 2
+        return self.payment.prover_reward / 2 if agent in self.provers else 0.0
 
 
 ProtocolBuilder = Callable[[ProtocolParams], Protocol]

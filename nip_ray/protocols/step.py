@@ -1,11 +1,13 @@
 """The one step function of every single-verifier protocol: pure, batched over B copies, no Python loop over copies."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Protocol
+from nip_ray.protocols.zero_knowledge import pay
 
 
 @dataclass(frozen=True)
@@ -13,7 +15,9 @@ class ProtocolState:
     """Where B copies stand.
 
     round_B: (B,) int64, 0-based, the round about to be played. seed_B: (B,) int64 episode seeds. y_B: (B,) int64 labels.
-    agent_done_BA: (B, A) bool. done_B: (B,) bool, decided. exhausted_B: (B,) bool, rounds ran out undecided.
+    agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,) bool, over without: the
+    rounds ran out while the verifier was undecided. Under zero knowledge a verdict alone does not end a copy: the verifier is done,
+    and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out (which then costs nobody anything).
     """
 
     round_B: Tensor
@@ -25,7 +29,7 @@ class ProtocolState:
 
     @property
     def ended_B(self) -> Tensor:
-        """(B,) bool: decided or exhausted; nothing more happens in these copies."""
+        """(B,) bool: over with or without a verdict; nothing more happens in these copies."""
         return self.done_B | self.exhausted_B
 
 
@@ -33,8 +37,9 @@ class ProtocolState:
 class StepOutcome:
     """What one step paid and ended.
 
-    reward_BA: (B, A) float32, zero for copies that had ended before. decided_B, exhausted_B: (B,) bool, ended in this very step.
-    decision_B: (B,) int64, the decision that counted (CONTINUE where none did).
+    reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its verdict in this very
+    step. exhausted_B: (B,) bool, the rounds ran out in this very step, and the verifier had given none. decision_B: (B,) int64, the
+    verdict given in this step (CONTINUE where there was none).
     """
 
     reward_BA: Tensor
@@ -51,27 +56,88 @@ def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
     return ProtocolState(torch.zeros_like(y_B), seed_B % NUM_SEEDS, y_B, false_BA, false_B, false_B)
 
 
-def step(protocol: Protocol, state: ProtocolState, decision_BA: Tensor) -> tuple[ProtocolState, StepOutcome]:
+@dataclass(frozen=True)
+class Judgement:
+    """What the scenario of a game without a verifier says of a round: reward_BA (B, A) float32; over_B (B,) bool, the game is over."""
+
+    reward_BA: Tensor
+    over_B: Tensor
+
+
+def step(
+    protocol: Protocol,
+    state: ProtocolState,
+    decision_BA: Tensor,
+    judged: Judgement | None = None,
+    similarity_B: Tensor | None = None,
+) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
-    decision_BA: (B, A) int64; only the verifier's column is read, and only where it has a turn. Copies that had ended stay as
-    they are and are paid nothing. A decision before round ``min_rounds - 1`` is ignored and counts as none.
-    Returns the next state and what this round paid.
+    decision_BA: (B, A) int64; only the verifier's column is read (and the adversarial verifier's), and only where it has a turn.
+    Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision before round
+    ``min_rounds - 1`` is ignored and counts as none.
+    judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
+    simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`).
+    Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     live_B = ~state.ended_B
-    may_guess_B = live_B & protocol.may_guess(state.round_B, state.seed_B)
-    wanted_B = forced_decision(protocol, decision_BA[:, protocol.verifier_index], state.y_B)
-    counts_B = state.round_B >= protocol.min_rounds - 1
-    decided_B = may_guess_B & counts_B & (wanted_B != CONTINUE)
-    exhausted_B = live_B & ~decided_B & (state.round_B >= protocol.max_rounds - 1)
-    decision_B = torch.where(decided_B, wanted_B, CONTINUE)
-    outcome = StepOutcome(_rewards(protocol, state, decision_B, exhausted_B, may_guess_B), decided_B, exhausted_B, decision_B)
+    if protocol.verifier is None:
+        return _judged_step(protocol, state, live_B, judged)
+    turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
+    verifier = protocol.verifier_index
+    last_B = state.round_B >= protocol.max_rounds - 1
+    decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
+    decided_B = decision_B != CONTINUE
+    exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
+    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA[:, verifier])
+    agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
+    if protocol.zero_knowledge is not None:
+        if similarity_B is None:
+            raise ValueError(f"protocol {protocol.name!r} pays for similarity: play it where all logits are seen (`play_rollout`)")
+        reward_BA = pay(protocol, reward_BA, similarity_B * live_B)
+        adversary = protocol.agents.index(protocol.zero_knowledge.adversary)
+        adversary_B = _counted(protocol, state, decision_BA, turn_BA, adversary) != CONTINUE
+        own_done = {verifier: decided_B, adversary: adversary_B}
+        agent_done_BA, over_B = _two_ends(state, own_done, live_B, last_B)
     after = replace(
         state,
         round_B=state.round_B + live_B.long(),
-        agent_done_BA=state.agent_done_BA | decided_B[:, None],
-        done_B=state.done_B | decided_B,
+        agent_done_BA=agent_done_BA,
+        done_B=state.done_B | over_B,
         exhausted_B=state.exhausted_B | exhausted_B,
+    )
+    return after, StepOutcome(reward_BA, decided_B, exhausted_B, decision_B)
+
+
+def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn_BA: Tensor, agent: int) -> Tensor:
+    """(B,) int64: what agent number `agent` decided in this round, CONTINUE where that does not count."""
+    counts_B = turn_BA[:, agent] & (state.round_B >= protocol.min_rounds - 1)
+    return torch.where(counts_B, forced_decision(protocol, decision_BA[:, agent], state.y_B), CONTINUE)
+
+
+def _two_ends(state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tensor, last_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Who is done, and which copies are over with a verdict, where the verifier and the adversary each end their own conversation.
+
+    own_done: index of the verifier, then of the adversary -> (B,) bool, it decided in this round.
+    """
+    done = {index: state.agent_done_BA[:, index] | now_B for index, now_B in own_done.items()}
+    verdict_B, adversary_B = done.values()
+    over_B = live_B & verdict_B & (adversary_B | last_B)
+    others_B = state.done_B | over_B
+    columns = [done.get(index, others_B) for index in range(state.agent_done_BA.shape[1])]
+    return torch.stack(columns, 1), over_B
+
+
+def _judged_step(protocol: Protocol, state: ProtocolState, live_B: Tensor, judged: Judgement | None) -> tuple[ProtocolState, StepOutcome]:
+    if judged is None:
+        raise ValueError(f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round (`Scenario.judge`)")
+    over_B = live_B & (judged.over_B | (state.round_B >= protocol.max_rounds - 1))
+    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, torch.zeros_like(over_B), torch.full_like(state.y_B, CONTINUE))
+    after = replace(
+        state,
+        round_B=state.round_B + live_B.long(),
+        agent_done_BA=state.agent_done_BA | over_B[:, None],
+        done_B=state.done_B | over_B,
     )
     return after, outcome
 
@@ -87,19 +153,19 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
 
 def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, may_guess_B: Tensor) -> Tensor:
     """(B, A) float32 rewards of one step; decision_B is CONTINUE where no decision counted."""
-    pay = protocol.payment
+    payment = protocol.payment
     decided_B = decision_B != CONTINUE
     verifier_B = torch.zeros(decision_B.shape, dtype=torch.float32, device=decision_B.device)
-    verifier_B = torch.where(decided_B & (decision_B == state.y_B), pay.verifier_reward, verifier_B)
-    verifier_B = torch.where(decided_B & (decision_B != state.y_B), pay.verifier_incorrect_penalty, verifier_B)
-    verifier_B = torch.where(exhausted_B, pay.verifier_terminated_penalty, verifier_B)
-    verifier_B = torch.where(may_guess_B & ~decided_B & ~exhausted_B, pay.verifier_no_guess_reward, verifier_B)
+    verifier_B = torch.where(decided_B & (decision_B == state.y_B), payment.verifier_reward, verifier_B)
+    verifier_B = torch.where(decided_B & (decision_B != state.y_B), payment.verifier_incorrect_penalty, verifier_B)
+    verifier_B = torch.where(exhausted_B, payment.verifier_terminated_penalty, verifier_B)
+    verifier_B = torch.where(may_guess_B & ~decided_B & ~exhausted_B, payment.verifier_no_guess_reward, verifier_B)
     columns = []
     for agent in protocol.agents:
-        if agent == protocol.verifier or pay.shared_reward:
+        if agent == protocol.verifier or (payment.shared_reward and agent in protocol.provers):
             columns.append(verifier_B)
-        elif agent in pay.goals:
-            columns.append((decision_B == pay.goals[agent]).float() * pay.prover_reward)
+        elif agent in payment.goals:
+            columns.append((decision_B == payment.goals[agent]).float() * payment.prover_reward)
         else:
             columns.append(torch.zeros_like(verifier_B))
     return torch.stack(columns, 1)

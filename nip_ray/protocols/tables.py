@@ -10,7 +10,9 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.protocols.conformance import check
 from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ZERO_KNOWLEDGE_PARAMETERS, useless_parameters
 
 Round = tuple[Turn, ...]
 
@@ -125,7 +127,22 @@ def message_game(params: ProtocolParams) -> Protocol:
     )
 
 
-_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game)
+def matrix_game(params: ProtocolParams) -> Protocol:
+    """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the scenario pays."""
+    channels = ("player0_channel", "player1_channel")
+    max_rounds, _ = _limits("matrix_game", params, 1)
+    return _game("matrix_game", channels, ((("player0", channels[0]), ("player1", channels[1])),), max_rounds)
+
+
+def kuhn_poker(params: ProtocolParams) -> Protocol:
+    """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before the third move."""
+    first: Round = (("player0", "main"),)
+    second: Round = (("player1", "main"),)
+    max_rounds, _ = _limits("kuhn_poker", params, 3, fixed=True)
+    return _game("kuhn_poker", ("main",), (first, second), max_rounds)
+
+
+_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker)
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 
 
@@ -152,13 +169,22 @@ def build(name: str, **params: Any) -> Protocol:
         if key not in known:
             raise UserError(f"protocol {name!r}: unknown parameter {key!r}; there are {', '.join(sorted(known))}")
     made = ProtocolParams(**params)
-    if made.zero_knowledge:
-        raise UserError(f"protocol.zero_knowledge: not available for {name!r} yet; set it to false")
+    useless = useless_parameters(name, made)
+    if useless:
+        raise UserError(f"protocol.{useless[0]}: {name!r} has no verifier and no use for it; leave it out")
+    if made.zero_knowledge and name in BOUND_TO_SCENARIO:
+        raise UserError(f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false")
+    for key in ZERO_KNOWLEDGE_PARAMETERS:
+        if not made.zero_knowledge and getattr(made, key) != getattr(ProtocolParams(), key):
+            raise UserError(f"protocol.{key}: counts with protocol.zero_knowledge only; set that to true or leave this out")
     for key, users in _USERS.items():
         if name in _SHIPPED and name not in users and getattr(made, key) != getattr(ProtocolParams(), key):
             raise UserError(f"protocol.{key}: {name!r} has no use for it (only {', '.join(users)}); leave it out")
     protocol = PROTOCOLS[name](made)
     check(protocol)
+    if made.zero_knowledge:
+        protocol = wrap(protocol, made)
+        check(protocol)
     return protocol
 
 
@@ -180,6 +206,22 @@ def _limits(name: str, params: ProtocolParams, max_rounds: int, *, default_min: 
     if fixed and chosen != (max_rounds, default_min):
         raise UserError(f"protocol {name!r} has max_rounds {max_rounds} and min_rounds {default_min}, fixed; leave them out (got {chosen})")
     return chosen
+
+
+def _game(name: str, channels: tuple[str, ...], table: tuple[Round, ...], max_rounds: int) -> Protocol:
+    """Two players who see everything, and no verifier."""
+    agents = ("player0", "player1")
+    return Protocol(
+        name=name,
+        agents=agents,
+        channels=channels,
+        sees=dict.fromkeys(agents, channels),
+        turns=(table,),
+        max_rounds=max_rounds,
+        min_rounds=1,
+        payment=Payment(),
+        verifier=None,
+    )
 
 
 def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_rounds: int, min_rounds: int) -> Protocol:

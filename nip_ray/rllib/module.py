@@ -54,7 +54,7 @@ class AgentModule(TorchRLModule, ValueFunctionAPI):
 def layout_of(scenario: Scenario, agent: str) -> Layout:
     """How `agent`'s turns are laid out as flat actions."""
     factors = len(scenario.protocol.writes[agent]) * scenario.message_size
-    return Layout(factors, scenario.num_symbols, scenario.linear_symbols, agent == scenario.protocol.verifier)
+    return Layout(factors, scenario.num_symbols, scenario.linear_symbols, agent in scenario.protocol.deciders)
 
 
 def module_spec(experiment: dict[str, Any], agents: tuple[str, ...]) -> MultiRLModuleSpec:

@@ -10,8 +10,7 @@ from torch import nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.plugins import import_plugins
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import from_settings
-from nip_ray.scenarios.registry import build_agents, build_scenario
+from nip_ray.scenarios.registry import build_agents, played_scenario
 
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
@@ -29,4 +28,4 @@ def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:
 def _scenario(text: str, device: str) -> Scenario:
     config = ExperimentConfig.model_validate_json(text)
     import_plugins(config.plugins)
-    return build_scenario(from_settings(config.protocol), config.scenario).to(device)
+    return played_scenario(config.protocol, config.scenario, config.algorithm).to(device)

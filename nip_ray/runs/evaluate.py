@@ -23,15 +23,14 @@ def evaluate_run(
     from nip_ray.config.load import load_config
     from nip_ray.config.plugins import import_plugins
     from nip_ray.evaluation.examine import Examination
-    from nip_ray.protocols import from_settings
-    from nip_ray.scenarios.registry import build_scenario
+    from nip_ray.scenarios.registry import played_scenario
 
     folder = RunFolder.open(run_dir)
     config = load_config(folder.path / CONFIG, checked=False)
     found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
     prepare_process(config.runtime.num_threads)
     import_plugins(config.plugins)
-    scenario = build_scenario(from_settings(config.protocol), _examined(config, dataset))
+    scenario = played_scenario(config.protocol, _examined(config, dataset), config.algorithm)
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     for agent, network in networks.items():
         network.load_state_dict(found.tensors["training"]["modules"][agent])
@@ -43,6 +42,7 @@ def evaluate_run(
         "dataset": None if dataset is None else str(dataset),
         "num_instances": len(examination.ids),
         "seed": seed,
+        **examination.exact(networks),
     }
     for prefix, greedy in (("eval", True), ("eval_sampled", False)):
         rollout = examination.rollout(networks, greedy)
@@ -50,6 +50,10 @@ def evaluate_run(
         for name, record in examination.record(rollout).items():
             if name.startswith("verifier/") and "=" not in name:
                 figures |= {f"{prefix}/{name}/{end}": record[end] for end in ("lower", "upper")}
+        if not greedy:
+            for agent, score in examination.regression(networks, config.evaluation.message_regression, rollout).items():
+                key = f"eval/{agent}/message_regression"
+                figures |= {key: score.estimate, f"{key}/lower": score.lower, f"{key}/upper": score.upper}
     return figures
 
 

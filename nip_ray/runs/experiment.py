@@ -81,28 +81,38 @@ def run_fingerprint(config: ExperimentConfig) -> str:
     )
     for key in ("num_cpus_per_env_runner", "num_gpus_per_env_runner"):
         parts.get("play", {}).pop(key, None)
+    parts.get("pretraining", {}).pop("cache", None)
     return fingerprint(parts)
 
 
 def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
-    """Data files and plugins by absolute path, so that a run can be resumed from anywhere and workers find them."""
+    """Data files, plugins and other runs by absolute path, so that a run can be resumed from anywhere and workers find them."""
     update: dict[str, Any] = {"plugins": tuple(os.path.abspath(p) if p.endswith(".py") else p for p in config.plugins)}
     scenario = config.model_dump(mode="json")["scenario"]
     if "data" in scenario:
         for key in ("train", "test"):
             if scenario["data"][key] is not None:
                 scenario["data"][key] = os.path.abspath(scenario["data"][key])
-    return ExperimentConfig.model_validate({**config.model_dump(mode="json"), **update, "scenario": scenario})
+    dumped = config.model_dump(mode="json")
+    for source in dumped["initial_weights"].values():
+        source["run_dir"] = os.path.abspath(source["run_dir"])
+    if dumped["pretraining"]["cache"] is not None:
+        dumped["pretraining"]["cache"] = os.path.abspath(dumped["pretraining"]["cache"])
+    return ExperimentConfig.model_validate({**dumped, **update, "scenario": scenario})
 
 
 def _try_files(config: ExperimentConfig) -> None:
-    """Read what the user wrote (data, plugins) before a run folder is made for it. Nothing is lost: what is built is kept for the run."""
+    """Read what the user wrote (data, plugins, other runs) before a run folder is made for it. What is built is kept for the run."""
     data = getattr(config.scenario, "data", None)
     if config.plugins or (data is not None and (data.train or data.test)):
         from nip_ray.rllib.shared import scenario_of
 
         prepare_process(config.runtime.num_threads)
         scenario_of(config.model_dump(mode="json"))
+    if config.initial_weights:
+        from nip_ray.runs.initial_weights import initial_weights
+
+        initial_weights(config)
 
 
 class _Session:
@@ -115,12 +125,16 @@ class _Session:
     def run(self, checkpoint: Checkpoint | None = None) -> ExperimentResult:
         """Train from `checkpoint` (None: from the start) to the end, examine, report."""
         from nip_ray.rllib.cluster import build_algorithm
+        from nip_ray.runs.initial_weights import put_weights
         from nip_ray.runs.progress import progress_line
 
         prepare_process(self.config.runtime.num_threads)
         start = 0 if checkpoint is None else checkpoint.iteration
+        given = self._first_weights() if checkpoint is None else {}
         algorithm = build_algorithm(self.config)
         try:
+            if given:
+                put_weights(algorithm, given)
             if checkpoint is not None:
                 try:
                     algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
@@ -134,6 +148,35 @@ class _Session:
             algorithm.stop()
         row = row or next(iter(self.folder.metrics()[-1:]), {})
         return ExperimentResult(self.folder.path, {**row, **self.last_evaluation}, self.config.iterations)
+
+    def _first_weights(self) -> dict[str, dict[str, Any]]:
+        """What agents start with other than their own first weights: pretrained bodies, then weights of other runs."""
+        from nip_ray.runs.initial_weights import initial_weights
+
+        pretrained = self._pretrained() if self.config.pretraining.agents else {}
+        taken, notes = initial_weights(self.config)
+        for note in notes:
+            _say(f"warning: {note}")
+        return {**pretrained, **taken}
+
+    def _pretrained(self) -> dict[str, dict[str, Any]]:
+        from nip_ray.runs.pretraining import pretrain
+        from nip_ray.runs.progress import progress_line
+
+        settings = self.config.pretraining
+        cache = self.folder.path.parent / "pretrained" if settings.cache is None else Path(settings.cache)
+        epochs = settings.num_epochs
+        with progress_line(f"{self.config.name}: pretraining", 0, epochs * len(settings.agents), self.quiet) as show:
+
+            def report(agent: str, epoch: int, found: dict[str, float]) -> None:
+                show(settings.agents.index(agent) * epochs + epoch, {"pretraining/accuracy": found["accuracy"]})
+
+            made = pretrain(self.config, cache, report)
+        for agent in made:
+            for note in made[agent].notes:
+                _say(f"warning: {note}")
+        self.folder.write_json("pretraining.json", {"agents": {agent: found.figures for agent, found in made.items()}})
+        return {agent: found.weights for agent, found in made.items()}
 
     def newest(self) -> Checkpoint | None:
         """The newest undamaged checkpoint, if there is any; damaged ones are named on stderr."""
@@ -183,7 +226,8 @@ class _Session:
 
         began = time.perf_counter()
         settings, examination = self.config.evaluation, self._examination(algorithm)
-        figures: dict[str, float] = {}
+        figures: dict[str, float] = examination.exact(algorithm.networks())
+        rollout = None
         for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
             if wanted:
                 rollout = examination.rollout(algorithm.networks(), greedy)
@@ -191,6 +235,8 @@ class _Session:
                 if settings.num_transcripts and (greedy or not settings.greedy):
                     records = transcript_records(algorithm.scenario, rollout, settings.num_transcripts)
                     self.folder.write_transcripts(f"{iteration:06d}", records)
+        scores = examination.regression(algorithm.networks(), settings.message_regression, rollout if settings.sampled else None)
+        figures |= {f"eval/{agent}/message_regression": score.estimate for agent, score in scores.items()}
         figures["time/evaluate_s"] = time.perf_counter() - began
         self.last_evaluation = {key: value for key, value in figures.items() if key.startswith("eval")}
         return figures
@@ -216,7 +262,11 @@ class _Session:
 
         settings = self.config.evaluation
         document = self._examination(algorithm).document(
-            algorithm.networks(), self.config.iterations, settings.greedy, settings.sampled or not settings.greedy
+            algorithm.networks(),
+            self.config.iterations,
+            settings.greedy,
+            settings.sampled or not settings.greedy,
+            settings.message_regression,
         )
         self.folder.write_json("evaluation.json", document)
         if not self.last_evaluation:

@@ -6,9 +6,11 @@ from contextlib import contextmanager
 from typing import Any
 
 _HEADLINES = (
+    ("pretraining/accuracy", "labels"),
     ("train/verifier/accuracy", "train"),
     ("eval/verifier/accuracy", "held-out"),
     ("eval/verifier/wl_ceiling", "alone at most"),
+    ("eval/exploitability", "exploitability"),
     ("train/episode_length", "rounds"),
     ("env_steps_per_s", "steps/s"),
 )

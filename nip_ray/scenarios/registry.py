@@ -1,6 +1,7 @@
 """From settings to a scenario and its agents, the same in every process."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -10,16 +11,20 @@ from nip_ray.errors import UserError
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import Protocol
+from nip_ray.protocols import Protocol, from_settings
+from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism, random_twin
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.protocol import ProtocolSettings
 
 SCENARIOS: dict[str, Callable[[Protocol, Any], Scenario]] = {
     "graph_isomorphism": build_graph_isomorphism,
     "message_game": build_message_game,
+    "matrix_game": build_matrix_game,
 }
 
 
@@ -31,6 +36,18 @@ def build_scenario(protocol: Protocol, settings: Any) -> Scenario:
     if settings.name not in SCENARIOS:
         raise UserError(f"scenario.name: unknown scenario {settings.name!r}; there are {', '.join(sorted(SCENARIOS))}")
     return SCENARIOS[settings.name](protocol, settings)
+
+
+def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any) -> Scenario:
+    """The scenario of an experiment's three parts: under its protocol, or under the one in which the agent that learns alone plays alone.
+
+    Raises UserError as `build_scenario` does, and for an agent that does not play.
+    """
+    made = from_settings(protocol)
+    if algorithm.name == "solo":
+        own = {name: agent for name, agent in scenario.agents.items() if name in (algorithm.agent, "_default")}
+        return build_scenario(solo_protocol(made, algorithm.agent), replace(scenario, agents=own))
+    return build_scenario(made, scenario)
 
 
 def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from nip_ray.settings.message_regression import MessageRegressionSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
@@ -39,6 +40,7 @@ class EvaluationSettings:
     sampled: bool = option(True, "Evaluate with sampled actions.")
     max_instances: int | None = option(None, "Use at most so many held-out instances (none: all).", ge=1)
     num_transcripts: int = option(20, "Episodes written out at each evaluation.", ge=0)
+    message_regression: MessageRegressionSettings = option(MessageRegressionSettings, "What agents' first messages say of the label.")
 
 
 @dataclass(frozen=True)

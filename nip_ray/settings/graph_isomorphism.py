@@ -53,9 +53,12 @@ class GraphAgentSettings:
     include_round_in_value: bool = option(True, "Tell the value head the round.")
     use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
     orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
-    history_initialisation: Literal["independent", "shared"] = option(
-        "independent", "At the start a node that was named looks different by round (independent, as published) or the same (shared)."
+    history_initialisation: Literal["independent", "shared", "unmarked"] = option(
+        "independent",
+        "At the start a node that was named looks different by round (independent, as published), the same in all (shared), "
+        "or like any other node (unmarked).",
     )
+    input_bias: float = option(0.0, "Length of the random vector that every node starts with, before anything is said.", ge=0)
     attention_initialisation: Literal["independent", "tied"] = option(
         "independent",
         "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends to like.",
@@ -75,6 +78,9 @@ class GraphIsomorphismSettings:
     data: GraphDataSettings = option(GraphDataSettings, "Where the pairs come from.")
     agents: dict[str, GraphAgentSettings] = option(dict, "Agent -> its networks; `_default` serves the agents not named.")
     shared_body: bool = option(True, "Policy and value of an agent share a body.")
+    central_critic: bool = option(
+        False, "The value sees the whole state, every channel and the label, in training alone (needs shared_body false)."
+    )
     message_size: int = option(1, "Nodes named at once in each channel.", ge=1)
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
     normalize_observations: bool = option(

@@ -1,4 +1,4 @@
-"""How proximal policy optimisation learns."""
+"""How the policy-gradient rules learn: what they share, and proximal policy optimisation."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,29 +7,43 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
-class PPOSettings:
-    """How PPO learns; the defaults are the published library's. A frame is one round of one copy."""
+class PolicyGradientSettings:
+    """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["ppo"] = option("ppo", "The learning rule: independent proximal policy optimisation.")
-    loss: Literal["clip", "kl_penalty"] = option("clip", "Which of PPO's two objectives.")
     lr: float = option(0.003, "Base learning rate of Adam.", gt=0)
     anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0 over the iterations.")
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
     gamma: float = option(0.9, "Discount per protocol round.", ge=0, le=1)
     lam: float = option(0.95, "Lambda of generalised advantage estimation, per own turn.", ge=0, le=1)
-    clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
-    kl_target: float = option(0.01, "KL divergence that the penalty aims at (kl_penalty).", gt=0)
-    kl_beta: float = option(1.0, "First coefficient of the KL penalty.", ge=0)
-    kl_decrement: float = option(0.5, "Its factor when the divergence is below two thirds of the target.", gt=0)
-    kl_increment: float = option(2.0, "Its factor when the divergence is above one and a half of the target.", gt=0)
     entropy_coefficient: float = option(0.001, "Weight of the entropy bonus.", ge=0)
     critic_coefficient: float = option(1.0, "Weight of the critic loss.", ge=0)
     critic_loss: Literal["smooth_l1", "l1", "l2"] = option("smooth_l1", "Distance between value and target.")
-    clip_value: float | bool = option(False, "Clip the value's change to this much (true: clip_epsilon).")
+    clip_value: float | bool = option(False, "Clip the value's change to this much (true: clip_epsilon, or 0.2 where there is none).")
     normalize_advantage: bool = option(True, "Normalise advantages per agent and minibatch.")
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
     clip_gradients: Literal["agent", "joint"] = option("agent", "Clip each agent's gradients alone, or all of them together.")
     skip_silent_messages: bool = option(False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies.")
+
+
+@dataclass(frozen=True)
+class PPOSettings(PolicyGradientSettings):
+    """How PPO learns; the defaults are the published library's. A frame is one round of one copy."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["ppo"] = option("ppo", "The learning rule: independent proximal policy optimisation.")
+    loss: Literal["clip", "kl_penalty"] = option("clip", "Which of PPO's two objectives.")
+    clip_epsilon: float = option(0.2, "Clip range of the probability ratio.", gt=0)
+    kl_target: float = option(0.01, "KL divergence that the penalty and the adaptive learning rate aim at.", gt=0)
+    kl_beta: float = option(1.0, "First coefficient of the KL penalty.", ge=0)
+    kl_decrement: float = option(0.5, "Its factor when the divergence is below two thirds of the target.", gt=0)
+    kl_increment: float = option(2.0, "Its factor when the divergence is above one and a half of the target.", gt=0)
+    adaptive_lr: bool = option(
+        False, "Move the learning rate after each iteration, so that the policies' KL divergence stays near kl_target."
+    )
+    adaptive_lr_factor: float = option(1.5, "Its step: divide by this above twice the target, multiply below half of it.", gt=1)
+    adaptive_lr_min: float = option(1e-6, "Lowest adaptive learning rate.", gt=0)
+    adaptive_lr_max: float = option(1e-2, "Highest adaptive learning rate.", gt=0)

@@ -24,7 +24,16 @@ class ProtocolParams:
     verifier_no_guess_reward: float = option(0.0, "Paid to the verifier for each of its turns without a registered decision.")
     shared_reward: bool = option(False, "Provers receive the verifier's reward instead of their own.")
     force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")
-    zero_knowledge: bool = option(False, "Wraps the protocol in the zero-knowledge meta-protocol (not available yet).")
+    zero_knowledge: bool = option(
+        False, "Adds an adversarial verifier, who tries to learn more than the verdict, and a simulator, who must do without the provers."
+    )
+    simulator_reward_coefficient: float = option(
+        1.0, "Paid to the simulator, and taken from the adversarial verifier, per unit of similarity (zero_knowledge).", ge=0
+    )
+    aux_prover_reward_coefficient: float = option(1.0, "Paid to each prover per unit of what the simulator is paid (zero_knowledge).", ge=0)
+    zero_knowledge_legacy: bool = option(
+        False, "As published: similarity counts nodes that do not exist, and the simulator's decisions are left out (zero_knowledge)."
+    )
 
 
 @dataclass(frozen=True)

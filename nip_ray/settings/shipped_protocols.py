@@ -3,7 +3,7 @@
 The tables themselves are in `nip_ray.protocols`, where torch is needed; tests hold the two together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from nip_ray.settings.protocol import ProtocolParams
 
@@ -14,7 +14,8 @@ class ShippedProtocol:
 
     agents: their names. max_rounds, min_rounds: its own limits (min_rounds None: always the last round). fixed_length: it takes no others.
     period, verifier_turn: the verifier speaks in the rounds that leave `verifier_turn` modulo `period`, unless the order is a
-    parameter. order_parameters: those of verifier_first, sequential and prover0_first that it has a use for.
+    parameter; verifier_turn is None in a game without a verifier. order_parameters: those of verifier_first, sequential and prover0_first
+    that it has a use for.
     """
 
     agents: tuple[str, ...]
@@ -22,13 +23,14 @@ class ShippedProtocol:
     min_rounds: int | None = 1
     fixed_length: bool = False
     period: int = 2
-    verifier_turn: int = 0
+    verifier_turn: int | None = 0
     order_parameters: tuple[str, ...] = ()
 
 
 ORDER_PARAMETERS = ("verifier_first", "sequential", "prover0_first")
 _PAIR = ("prover", "verifier")
 _TRIO = ("prover0", "prover1", "verifier")
+_PLAYERS = ("player0", "player1")
 
 SHIPPED: dict[str, ShippedProtocol] = {
     "nip": ShippedProtocol(_PAIR, order_parameters=("verifier_first",)),
@@ -41,11 +43,24 @@ SHIPPED: dict[str, ShippedProtocol] = {
         ("prover0", "prover1", "prover2", "verifier"), min_rounds=2, fixed_length=True, period=3, verifier_turn=2
     ),
     "message_game": ShippedProtocol(_PAIR, min_rounds=None, period=1),
+    "matrix_game": ShippedProtocol(_PLAYERS, max_rounds=1, period=1, verifier_turn=None),
+    "kuhn_poker": ShippedProtocol(_PLAYERS, max_rounds=3, fixed_length=True, verifier_turn=None),
 }
 """By name."""
 
-BOUND_TO_SCENARIO = {"message_game": "message_game"}
-"""Protocol -> the one scenario that it is played in, and that is played in no other."""
+BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game"}
+"""Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
+
+ADVERSARY, SIMULATOR = "adversarial_verifier", "simulator"
+"""The agents that zero knowledge adds."""
+ZERO_KNOWLEDGE_PARAMETERS = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
+ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
+"""Where zero knowledge is played."""
+
+
+def agents_of(name: str, params: ProtocolParams) -> tuple[str, ...]:
+    """Who plays a shipped protocol under `params`, in index order."""
+    return (*SHIPPED[name].agents, *((ADVERSARY, SIMULATOR) if params.zero_knowledge else ()))
 
 
 def limits(name: str, params: ProtocolParams) -> tuple[int, int]:
@@ -61,7 +76,17 @@ def verifier_rounds(name: str, params: ProtocolParams) -> list[int]:
     """The rounds, counted from 0, in which the verifier of a shipped protocol has a turn."""
     facts = SHIPPED[name]
     period, turn = facts.period, facts.verifier_turn
+    if turn is None:
+        return []
     if "verifier_first" in facts.order_parameters:
         period = 3 if params.sequential and "sequential" in facts.order_parameters else 2
         turn = 0 if params.verifier_first else period - 1
     return list(range(turn, limits(name, params)[0], period))
+
+
+def useless_parameters(name: str, params: ProtocolParams) -> list[str]:
+    """The parameters that are set though `name` is a game without a verifier, which has a use for max_rounds alone."""
+    if name not in SHIPPED or SHIPPED[name].verifier_turn is not None:
+        return []
+    unset = {field.name: (field.default,) for field in fields(ProtocolParams)} | {"min_rounds": (None, SHIPPED[name].min_rounds)}
+    return [key for key, values in unset.items() if key != "max_rounds" and getattr(params, key) not in values]

@@ -207,7 +207,7 @@ def test_the_default_scenario_needs_no_name() -> None:
 
 def test_every_key_can_be_located() -> None:
     for path, key in walk():
-        if "<agent>" not in path and not path.startswith("scenario"):
+        if "<agent>" not in path and not path.startswith(("scenario", "algorithm")):
             assert locate(path.split("."))[:2] == (path, key)
 
 

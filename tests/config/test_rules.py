@@ -12,7 +12,7 @@ from nip_ray.config.rules import check, protocol_name, protocol_parameters
 from nip_ray.errors import UserError
 from nip_ray.protocols import PROTOCOLS, build
 from nip_ray.settings.protocol import ProtocolParams
-from nip_ray.settings.shipped_protocols import ORDER_PARAMETERS, SHIPPED, limits, verifier_rounds
+from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ORDER_PARAMETERS, SHIPPED, agents_of, limits, verifier_rounds
 
 Data = dict[str, Any]
 
@@ -53,7 +53,23 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),
         (protocol("chess"), "protocol.name", "there are nip, adp, debate"),
-        (protocol("nip", zero_knowledge=True), "protocol.zero_knowledge", "not available yet"),
+        (
+            MESSAGE_GAME | {"protocol": {"name": "message_game", "zero_knowledge": True}},
+            "protocol.zero_knowledge",
+            "not available in message_game (only graph_isomorphism",
+        ),
+        (protocol("nip", zero_knowledge_legacy=True), "protocol.zero_knowledge_legacy", "set protocol.zero_knowledge to true"),
+        (protocol("nip", simulator_reward_coefficient=2), "protocol.simulator_reward_coefficient", "counts with zero_knowledge only"),
+        (protocol("nip", aux_prover_reward_coefficient=0), "protocol.aux_prover_reward_coefficient", "counts with zero_knowledge only"),
+        (
+            protocol("nip", zero_knowledge=True, simulator_reward_coefficient=float("inf")),
+            "protocol.simulator_reward_coefficient",
+            "finite number",
+        ),
+        (protocol("nip", zero_knowledge=True) | ppo(skip_silent_messages=True), "algorithm.skip_silent_messages", "set it to false"),
+        (protocol("nip", zero_knowledge=True) | agents(prover={"kind": "manual"}), "scenario.agents.prover.kind", "one conversation"),
+        (protocol("nip", zero_knowledge=True) | agents(simulatr={}), "scenario.agents.simulatr", "did you mean simulator?"),
+        (agents(simulator={}), "scenario.agents.simulator", "no agent of nip"),
         (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it (only nip, debate, mnip)"),
         (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it (only debate, mnip)"),
         (protocol("nip", prover0_first=False), "protocol.prover0_first", "leave it out"),
@@ -146,6 +162,9 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         protocol("adp", max_rounds=2, min_rounds=1),
         protocol("debate", sequential=True, prover0_first=False, verifier_first=False),
         protocol("multi_channel_test"),
+        protocol("debate", zero_knowledge=True, aux_prover_reward_coefficient=100, zero_knowledge_legacy=True)
+        | agents(adversarial_verifier={}, simulator={"kind": "random"}),
+        protocol("solo_verifier", zero_knowledge=True),
         protocol("solo_verifier") | agents(_default={}),
         agents(prover={"kind": "manual"}),
         agents(prover={"kind": "random", "num_heads": 3, "body_lr_factor": UNEQUAL}),
@@ -200,9 +219,19 @@ def test_facts_are_those_of_the_tables(name: str) -> None:
         params = ProtocolParams(max_rounds=rounds, **chosen)
         assert made.agents == facts.agents
         assert (made.max_rounds, made.min_rounds) == limits(name, params)
+        assert (made.verifier is None) == (facts.verifier_turn is None)
+        if made.verifier is None:
+            assert verifier_rounds(name, params) == []
+            continue
         speaks_SR = made.turn_table_SKAC[:, :, made.verifier_index].any(-1)
         assert verifier_rounds(name, params) == speaks_SR[0].nonzero().flatten().tolist()
         assert bool((speaks_SR == speaks_SR[0]).all())
+
+
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in BOUND_TO_SCENARIO])
+def test_agents_under_zero_knowledge_are_those_of_the_table(name: str) -> None:
+    assert build(name, zero_knowledge=True).agents == agents_of(name, ProtocolParams(zero_knowledge=True))
+    assert build(name).agents == agents_of(name, ProtocolParams())
 
 
 def test_every_table_that_ships_has_its_facts() -> None:
@@ -217,7 +246,7 @@ def test_rules_refuse_what_build_refuses(name: str) -> None:
             params = dict(zip(ORDER_PARAMETERS, order, strict=True)) | {"max_rounds": longest, "min_rounds": first}
             if name == "message_game" and first is not None:
                 continue  # whose table takes its own min_rounds whatever it is given
-            config = config_from_dict(protocol(name, **params) | gi(name="message_game" if name == "message_game" else "graph_isomorphism"))
+            config = config_from_dict(protocol(name, **params) | gi(name=BOUND_TO_SCENARIO.get(name, "graph_isomorphism")))
             faults = [*protocol_name(config), *protocol_parameters(config)]
             try:
                 build(name, **params)

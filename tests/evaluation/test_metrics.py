@@ -33,7 +33,7 @@ def random_rollout(protocol: Protocol, copies: int, instances: int, seed: int) -
         y_B=integers(0, 2, copies),
         main_BRACM=integers(-1, 5, copies, rounds, agents, len(protocol.channels), 1),
         linear_BRACM=None,
-        decision_BR=integers(0, 3, copies, rounds),
+        decision_BRA=integers(0, 3, copies, rounds, agents),
         turn_BRA=integers(0, 2, copies, rounds, agents).bool(),
         reward_BRA=torch.randn(copies, rounds, agents, generator=draw),
         log_prob_BRA=torch.randn(copies, rounds, agents, generator=draw),

@@ -196,7 +196,7 @@ def assert_is_slow_play(scenario: GraphIsomorphism, rollout: Rollout, slow: list
         assert torch.equal(rollout.linear_BRACM, linear)  # type: ignore[arg-type]
     assert torch.equal(rollout.turn_BRA, turn)
     torch.testing.assert_close(rollout.log_prob_BRA, log_prob, atol=1e-5, rtol=1e-5)
-    assert rollout.decision_BR.tolist() == [copy.decisions for copy in slow]
+    assert rollout.decision_BRA[:, :, scenario.protocol.verifier_index].tolist() == [copy.decisions for copy in slow]
     assert torch.equal(rollout.reward_BRA, torch.tensor([copy.rewards for copy in slow]))
     assert rollout.length_B.tolist() == [int(copy.state.round_B) for copy in slow]
     assert rollout.verdict_B.tolist() == [copy.verdict for copy in slow]
@@ -300,9 +300,9 @@ def test_ended_copies(protocol: tuple[str, dict[str, Any]]) -> None:
     assert rollout.linear_BRACM is not None
     for empty in (rollout.turn_BRA, rollout.reward_BRA, rollout.log_prob_BRA, rollout.main_BRACM + 1, rollout.linear_BRACM + 1):
         assert not empty[over_BR].any()
-    assert bool((rollout.decision_BR[over_BR] == CONTINUE).all())
+    assert bool((rollout.decision_BRA[over_BR] == CONTINUE).all())
     decided = rollout.verdict_B != CONTINUE
-    last = rollout.decision_BR[torch.arange(40), rollout.length_B - 1]
+    last = rollout.decision_BRA[torch.arange(40), rollout.length_B - 1, scenario.protocol.verifier_index]
     assert torch.equal(last[decided], rollout.verdict_B[decided])
     assert bool((rollout.length_B[~decided] == scenario.protocol.max_rounds).all())
 

@@ -163,9 +163,10 @@ def test_an_order_that_a_protocol_has_no_use_for_is_refused(name: str, params: d
         build(name, **params)
 
 
-def test_zero_knowledge_is_refused_for_now() -> None:
+def test_zero_knowledge_is_for_proofs() -> None:
+    assert build("nip", zero_knowledge=True).agents == ("prover", "verifier", "adversarial_verifier", "simulator")
     with pytest.raises(UserError, match="zero_knowledge"):
-        build("nip", zero_knowledge=True)
+        build("message_game", zero_knowledge=True)
 
 
 @pytest.mark.parametrize("name", ["nip", "debate", "adp"])

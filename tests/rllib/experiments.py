@@ -38,6 +38,8 @@ GAMES: list[dict[str, Any]] = [
     dict(name="solo_verifier"),
     dict(name="multi_channel_test"),
     dict(name="message_game", max_rounds=4),
+    dict(name="matrix_game", max_rounds=5),
+    dict(name="kuhn_poker"),
 ]
 """Every protocol, nip, debate and mnip in all their orders."""
 
@@ -51,10 +53,12 @@ def experiment(protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None =
     """An experiment of seconds: 16 copies, minibatches of 32 frames. changes: other groups of the config, merged into the defaults."""
     if protocol["name"] == "message_game":
         task: dict[str, Any] = dict(name="message_game", num_symbols=5, agents={"_default": dict(hidden=8)})
+    elif protocol["name"] in ("matrix_game", "kuhn_poker"):
+        task = dict(name="matrix_game", game="kuhn_poker" if protocol["name"] == "kuhn_poker" else "prisoners_dilemma")
     else:
         data = dict(num_train=40, num_test=10, graph_sizes=[7], non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5)
         task = dict(name="graph_isomorphism", data=data, agents={"_default": TINY}, num_normalization_steps=64)
-    groups: dict[str, Any] = dict(play=dict(num_copies=16), algorithm=dict(minibatch_size=32, num_epochs=2), iterations=10)
+    groups: dict[str, Any] = dict(play=dict(num_copies=16), algorithm=dict(name="ppo", minibatch_size=32, num_epochs=2), iterations=10)
     for name, value in changes.items():
         groups[name] = {**groups.get(name, {}), **value} if isinstance(value, Mapping) else value
     return ExperimentConfig.model_validate(dict(protocol=dict(protocol), scenario={**task, **(scenario or {})}, **groups))

@@ -227,9 +227,9 @@ def test_gpu_settings_reach_rllib() -> None:
 def test_training_changes_our_settings_and_rllibs() -> None:
     """Names of PPOSettings and of RLlib in one call; what both have is one value."""
     config = ProtocolPPOConfig().experiment(message_game()).training(lr=0.5, clip_epsilon=0.3, train_batch_size=7)
-    assert (config.lr, config.ppo_settings().lr, config.ppo_settings().clip_epsilon, config.train_batch_size) == (0.5, 0.5, 0.3, 7)
+    assert (config.lr, config.settings().lr, config.settings().clip_epsilon, config.train_batch_size) == (0.5, 0.5, 0.3, 7)
     config.lr = 0.25  # as Tune sets it
-    assert config.ppo_settings().lr == config.base_lr(0) == 0.25
+    assert config.settings().lr == config.base_lr(0) == 0.25
 
 
 def test_annealing_ends_at_zero_and_stays_there() -> None:

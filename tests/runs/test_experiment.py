@@ -22,7 +22,7 @@ from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, run_experiment, run_fingerprint
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import headline, progress_line
-from nip_ray.settings.shipped_protocols import SHIPPED
+from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, SHIPPED
 from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}
@@ -231,7 +231,7 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[ExperimentConfig, Exp
 # ---------------------------------------------------------------------------------------------------------- every protocol
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name != "message_game"])
+@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in BOUND_TO_SCENARIO])
 def test_every_protocol_trains(name: str, tmp_path: Path) -> None:
     base = {**GRAPHS, "protocol": {"name": name}}
     config = small("iterations=2", "play.num_copies=24", "evaluation.interval=1", "checkpoint.interval=1", base=base)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nip_ray.evaluation.report.findings import Figure, Findings, held_out
+from nip_ray.evaluation.report.findings import Figure, Findings, exact_figures, held_out
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Record, RunSource
 
@@ -18,6 +18,9 @@ NAMES = {
     "verifier/soundness": "Soundness: rejected, of those to reject",
     "verifier/undecided": "Undecided",
     "episode_length": "Rounds in an episode",
+    "simulator/message_distance": "Simulator's distance: messages",
+    "simulator/decision_distance": "Simulator's distance: decisions",
+    "simulator/symbol_distance": "Simulator's distance: what was said",
 }
 VERDICTS = {0: "reject", 1: "accept", 2: "undecided"}
 GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after which the two graphs differ; -1: they are isomorphic."}
@@ -33,6 +36,7 @@ def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
         "facts": _facts(source),
         "notes": source.notes,
         "figures": _figure_rows(source),
+        "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
         "groups": _group_tables(source),
         "episodes": _episodes(source.transcripts),
         "num_transcripts": len(source.transcripts),
@@ -68,7 +72,7 @@ def _scale(findings: Findings) -> dict[str, float] | None:
 
 def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
     """(name, figure, interval) of the greedy evaluation, or the sampled one where there is no other."""
-    tiles = []
+    tiles = [(short(name, 40), f"{x:.3g}", "exact") for name, x in exact_figures(source).items() if name.count("/") < 2]
     for name in ("accuracy", "completeness", "soundness", "undecided"):
         figure = held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}")
         if figure is not None:
@@ -184,6 +188,7 @@ def _episode(record: Record) -> dict[str, Any]:
         "instance": short(record.get("instance", "?")),
         "label": label,
         "verdict": VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict"))),
+        "judged": "verdict" in record,  # not in a game without a verifier
         "correct": record.get("correct") is True,
         "length": short(record.get("length", "?")),
         "rewards": ", ".join(f"{short(agent, 40)} {short(reward, 20)}" for agent, reward in list(rewards.items())[:8])

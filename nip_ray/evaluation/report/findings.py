@@ -56,6 +56,8 @@ def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
 def find(source: RunSource) -> Findings:
     """The findings of a run."""
     chance, ceiling = _chance(source), _ceiling(source)
+    if _is_game(source):
+        return Findings(_game_sentence(source), [], ["Other seeds: this is one run."], None, chance, ceiling, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
     always = ["Soundness against provers other than those of this run: no attacker was trained against the finished verifier."]
     always.append("Other seeds: this is one run.")
@@ -69,6 +71,30 @@ def find(source: RunSource) -> Findings:
     right = f"On {_instances(source, accuracy)} the verifier decided {percent(accuracy.estimate)} correctly"
     sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, ceiling, alone)}."
     return Findings(sentence, shown, [*not_shown, *always], accuracy, chance, ceiling, tone)
+
+
+def exact_figures(source: RunSource) -> dict[str, float]:
+    """The figures of a game that were computed exactly, {} where there are none."""
+    table = source.evaluation.get("exact")
+    found = {name: finite(value) for name, value in table.items()} if isinstance(table, dict) else {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _is_game(source: RunSource) -> bool:
+    """Whether nobody gave a verdict, though somebody was paid."""
+    return bool(agents(source.rows)) and not any("/verifier/accuracy" in key for row in source.rows for key in row)
+
+
+def _game_sentence(source: RunSource) -> str:
+    exact = {name: value for name, value in exact_figures(source).items() if name.count("/") < 2}
+    if exact:
+        return f"Computed exactly from the policies: {', '.join(f'{name} {value:.3g}' for name, value in exact.items())}."
+    for mode in reversed(MODES):  # sampled play first: policies may be meant to be mixed
+        paid = [(agent, held_out(source, mode, f"{agent}/return")) for agent in agents(source.rows)]
+        said = [f"{agent} {figure.estimate:.3g}" for agent, figure in paid if figure is not None]
+        if said:
+            return f"Paid in an episode of {mode} play, on average: {', '.join(said)}."
+    return "No evaluation was made."
 
 
 def percent(share: float) -> str:

@@ -45,7 +45,7 @@ def panels(rows: Sequence[Row], chance: float, ceiling: float | None) -> list[Pa
     """The panels that have something to show. chance: accuracy of the best constant answer; ceiling: of the verifier alone."""
     made = [_accuracy(rows, chance, ceiling), _both_sides(rows)]
     made += _groups(rows)
-    made += [_lengths(rows), _returns(rows), _entropies(rows), _times(rows)]
+    made += [_lengths(rows), _returns(rows), *_exact(rows), _entropies(rows), _times(rows)]
     return [panel for panel in made if panel.series]
 
 
@@ -124,6 +124,17 @@ def _returns(rows: Sequence[Row]) -> Panel:
         series += _trained(rows, f"train/{agent}/return", f"{agent}, training", colour, raw=False)
         series += _examined(rows, f"{agent}/return", f"{agent}, held-out", colour, modes=("eval",))
     return Panel("returns", "Returns", "reward per episode", series)
+
+
+def _exact(rows: Sequence[Row]) -> list[Panel]:
+    """What is computed exactly in a game: the agents' values, and how far they are from equilibrium."""
+    values: list[Series] = []
+    for colour, agent in enumerate(agents(rows)):
+        values += _examined(rows, f"{agent}/value", agent, colour, modes=("eval",))
+    distances: list[Series] = []
+    for colour, name in enumerate(("exploitability", "distance_to_nash")):
+        distances += _examined(rows, name, name.replace("_", " "), colour, modes=("eval",))
+    return [Panel("values", "Exact values", "reward", values), Panel("equilibrium", "Distance from equilibrium", "exact", distances)]
 
 
 def _entropies(rows: Sequence[Row]) -> Panel:

@@ -1,6 +1,28 @@
-"""RLlib algorithms: `ProtocolPPO` and its config."""
+"""RLlib algorithms, one a learning rule, and their configs; `ALGORITHMS` has the config class of each `algorithm.name`."""
 
 from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
 from nip_ray.rllib.algorithms.ppo import ProtocolPPO, ProtocolPPOConfig
+from nip_ray.rllib.algorithms.reinforce import Reinforce, ReinforceConfig
+from nip_ray.rllib.algorithms.solo import SoloAgent, SoloAgentConfig
+from nip_ray.rllib.algorithms.stackelberg import StackelbergPG, StackelbergPGConfig
 
-__all__ = ["ProtocolAlgorithm", "ProtocolAlgorithmConfig", "ProtocolPPO", "ProtocolPPOConfig"]
+ALGORITHMS: dict[str, type[ProtocolAlgorithmConfig]] = {
+    "ppo": ProtocolPPOConfig,
+    "reinforce": ReinforceConfig,
+    "solo": SoloAgentConfig,
+    "stackelberg": StackelbergPGConfig,
+}
+
+__all__ = [
+    "ALGORITHMS",
+    "ProtocolAlgorithm",
+    "ProtocolAlgorithmConfig",
+    "ProtocolPPO",
+    "ProtocolPPOConfig",
+    "Reinforce",
+    "ReinforceConfig",
+    "SoloAgent",
+    "SoloAgentConfig",
+    "StackelbergPG",
+    "StackelbergPGConfig",
+]

@@ -13,6 +13,7 @@ Decisions that matter here:
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, replace
 from operator import methodcaller
 from statistics import fmean
 from typing import Any, Self
@@ -30,21 +31,34 @@ from torch import nn
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.ppo import base_lr
+from nip_ray.learning.schedules import updated_agents
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule, module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
+from nip_ray.settings.schedule import UpdateSchedule
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
 
 
+# our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
+_RLLIB_NAMES = {"lr": "lr", "gamma": "gamma", "num_epochs": "num_epochs", "minibatch_size": "minibatch_size"}
+
+
 class ProtocolAlgorithmConfig(AlgorithmConfig):
-    """An RLlib config whose game and networks come from an `ExperimentConfig`; see `experiment`."""
+    """An RLlib config whose game, networks and learning rule come from an `ExperimentConfig`; see `experiment`.
+
+    A subclass names its settings class, and the learner.
+    """
+
+    settings_class: type[Any]
 
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
         super().__init__(algo_class=algo_class or ProtocolAlgorithm)
+        self.schedules: dict[str, UpdateSchedule] = {}
         self.total_iterations = 1
         self.env_runner_cls = ProtocolEnvRunner
         self.num_env_runners = 0
@@ -54,10 +68,18 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self._dont_auto_sync_env_runner_states = True
         self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
         self.sample_timeout_s = 600.0
+        self._take(self.settings_class())
 
     def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
-        """Take game, data, networks, learning rule, workers and seed from an experiment config."""
+        """Take game, data, networks, learning rule, schedules, workers and seed from an experiment config.
+
+        Raises UserError when the experiment is one for another algorithm.
+        """
         made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
+        if not isinstance(made.algorithm, self.settings_class):
+            raise UserError(f"algorithm.name: got {made.algorithm.name}, which {type(self).__name__} does not implement")
+        self._take(made.algorithm)
+        self.schedules = dict(made.schedules)
         dumped = made.model_dump(mode="json")
         self.environment(ProtocolEnv, env_config={"experiment": dumped})
         self.env_runners(
@@ -79,10 +101,27 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return self
 
     @override(AlgorithmConfig)
+    def training(self, **kwargs: Any) -> Self:
+        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib."""
+        ours = {f.name for f in fields(self.settings_class)} - {"name"}
+        changed = {key: kwargs.pop(key) for key in list(kwargs) if key in ours}
+        if changed:  # not otherwise: RLlib calls this for keys of its own while it takes over what Tune has chosen
+            self._take(replace(self.settings(), **changed))
+        return super().training(**kwargs) if kwargs else self
+
+    def settings(self) -> Any:
+        """The rule's settings in force: RLlib's own fields win where both exist, so that Tune can search over them."""
+        names = {f.name for f in fields(self.settings_class)}
+        shared = {ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items() if ours in names}
+        return self.settings_class(**{**self.rule, **shared})
+
+    @override(AlgorithmConfig)
     def validate(self) -> None:
-        """Raises UserError when no experiment was given."""
+        """RLlib's checks, and ours. Raises UserError when no experiment was given."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
+        if self.minibatch_size is None or self.minibatch_size < 1:
+            raise UserError(f"minibatch_size: {self.minibatch_size}: must be at least 1 frame")
         super().validate()
 
     @override(AlgorithmConfig)
@@ -92,11 +131,18 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     def skips_silent_messages(self) -> bool:
         """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See `Policy.silenced`."""
-        return False
+        return getattr(self.settings(), "skip_silent_messages", False)
 
-    def base_lr(self, iteration: int) -> float | None:
-        """The learning rate of an iteration (None: the learner's own)."""
-        return None
+    def base_lr(self, iteration: int) -> float:
+        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
+        return base_lr(self.settings(), iteration, self.total_iterations)
+
+    def _take(self, settings: Any) -> None:
+        # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice
+        self.rule = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _RLLIB_NAMES}
+        for ours, theirs in _RLLIB_NAMES.items():
+            if hasattr(settings, ours):
+                setattr(self, theirs, getattr(settings, ours))
 
 
 def agent_is_module(agent_id: str, episode: Any = None, **kwargs: Any) -> str:
@@ -204,6 +250,8 @@ class ProtocolAlgorithm(Algorithm):
     def _learn(self, samples: list[RolloutSamples]) -> dict[str, float]:
         """Update all learners with all samples; returns flat metrics ``learn/<agent>/<name>``."""
         arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
+        if self.config.schedules:
+            arguments["updated"] = updated_agents(self.config.schedules, self.scenario.protocol.agents, self.train_iteration)
         if self.learner_group.is_local:
             results = [self.learner_group._learner.update(episodes=samples, **arguments)]
         else:
@@ -217,8 +265,7 @@ class ProtocolAlgorithm(Algorithm):
                 if not name.startswith("num_"):  # RLlib counts parameters, once
                     flat[f"learn/{agent}/{name}"] = fmean(values)
         self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
-        if arguments["lr"] is not None:
-            flat["learn/lr"] = arguments["lr"]
+        flat["learn/lr"] = arguments["lr"]
         return flat
 
     def _share_modules(self) -> None:

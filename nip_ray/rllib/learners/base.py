@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,8 +31,10 @@ from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatAdam, clip_gradients
+from nip_ray.play.batch import AgentRows
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
+from nip_ray.rllib.learners.simulation import Compared, compared_turns, similarity_losses
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator, stable_seed
 
@@ -56,31 +59,65 @@ class ProtocolLearner(TorchLearner):
         self.sums: dict[str, list[Tensor]] = {}  # what `losses` logged, a tensor per minibatch
         self.norms: dict[str, list[Tensor]] = {}  # gradient norms before clipping
         self.once: dict[str, dict[str, Tensor]] = {}  # figures that there is one of per update
+        self.updated: frozenset[str] = frozenset()  # who learns in this update
+        self.update_iteration = 0  # what seeds this update
+        self.compared: Compared | None = None  # under zero knowledge: the turns whose similarity is paid for
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
-    @property
-    @abstractmethod
+    @cached_property
     def settings(self) -> Any:
-        """lr, num_epochs, minibatch_size, max_grad_norm, clip_gradients."""
+        """The algorithm's settings (lr, num_epochs, minibatch_size, max_grad_norm, clip_gradients ...), put together once."""
+        return self.config.settings()
 
     @abstractmethod
-    def prepare(self, rollout: Rollout) -> Any:
-        """What the losses need, computed once per update from all copies with the current networks."""
+    def prepare(self, rollout: Rollout) -> dict[str, Any]:
+        """What the losses need of each agent, with its `AgentRows` as `rows`, computed once per update with the current networks."""
 
-    @abstractmethod
-    def losses(self, prepared: Any, minibatch: JointMinibatch) -> dict[str, Tensor]:
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
+        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch.
+
+        A rule whose agents do not learn apart from each other replaces `minibatch_gradients` instead.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has neither a loss for each agent nor its own minibatch_gradients")
+
+    def losses(self, prepared: Mapping[str, Any], minibatch: JointMinibatch) -> dict[str, Tensor]:
         """Scalar loss per module: the share of this learner's copies in the mean over the whole minibatch."""
+        found = {}
+        for agent, data in prepared.items():
+            all_rows = data.rows.of_copies(minibatch.all_copies)
+            own = all_rows if len(minibatch.own_copies) == len(minibatch.all_copies) else data.rows.of_copies(minibatch.own_copies)
+            if len(own):
+                found[agent] = self.agent_loss(agent, data, own, all_rows) * (len(own) / len(all_rows))
+            elif len(all_rows):  # another learner has rows: take part in the step
+                found[agent] = torch.zeros((), device=self._device)
+        for agent, loss in self.similarity_losses(minibatch).items():
+            found[agent] = found[agent] + loss if agent in found else loss
+        return found
+
+    def similarity_losses(self, minibatch: JointMinibatch) -> dict[str, Tensor]:
+        """Under zero knowledge, what the two agents that are compared follow besides; see `nip_ray.rllib.learners.simulation`."""
+        if self.compared is None:
+            return {}
+        return similarity_losses(self.compared, self.networks, minibatch.own_copies, minibatch.all_copies, self.updated)
 
     @abstractmethod
     def metric_names(self) -> tuple[str, ...]:
         """Names of what `losses` appends to `self.sums[module]` (one tensor of that length per minibatch)."""
 
+    def minibatch_gradients(self, prepared: Mapping[str, Any], minibatch: JointMinibatch) -> None:
+        """Put the gradients of a minibatch, those of all learners together, into the optimizers of `self.stepping`."""
+        self.compute_gradients(self.losses(prepared, minibatch))
+
     def after_minibatch(self, prepared: Any) -> None:
         """Called after each optimizer step."""
 
-    def refresh_statistics(self, prepared: Any) -> None:
-        """Called after the last minibatch: the place to update the running statistics of batch norms."""
+    def after_update(self, prepared: Any) -> None:
+        """Called after the last minibatch."""
+
+    def rounds_per_copy(self, rollout: Rollout) -> int:
+        """Frames that a copy counts as, in ``minibatch_size``."""
+        return rollout.num_rounds
 
     # --------------------------------------------------------------------------------------------------- the update
 
@@ -88,7 +125,8 @@ class ProtocolLearner(TorchLearner):
     def update(self, *args: Any, **kwargs: Any) -> Any:
         """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`.
 
-        iteration: seeds the permutations. lr: base learning rate from now on. Raises TrainingError when a gradient is not finite;
+        iteration: seeds the permutations. lr: base learning rate from now on. updated: the agents that learn now (None: all); the
+        others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not finite;
         the caller's last checkpoint then still holds the last good weights.
         """
         training_data = kwargs.get("training_data")
@@ -96,26 +134,31 @@ class ProtocolLearner(TorchLearner):
         if not samples:
             raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
         rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self._device)
-        iteration = kwargs.get("iteration", self._weights_seq_no)
+        iteration = self.update_iteration = kwargs.get("iteration", self._weights_seq_no)
         self._weights_seq_no += 1
-        lr = kwargs.get("lr")
-        self._set_lr(self.settings.lr if lr is None else lr)
+        lr, updated = kwargs.get("lr"), kwargs.get("updated")
+        self.set_learning_rates(self.settings.lr if lr is None else lr)
+        self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
         self.sums, self.norms, self.once = {}, {}, {}
+        if not self.updated:
+            return self._results(rollout, iteration)
         for network in self.networks.values():
             learning_mode(network)
         prepared = self.prepare(rollout)
+        self.compared = compared_turns(self.scenario, rollout)
         with self._seeded_noise(iteration):
             for minibatch in self.minibatches(rollout, iteration):
-                self.compute_gradients(self.losses(prepared, minibatch))
+                self.minibatch_gradients(prepared, minibatch)
                 self._step()
                 self.after_minibatch(prepared)
-        self.refresh_statistics(prepared)
+        refresh_statistics({agent: (self.networks[agent], data.rows) for agent, data in prepared.items() if agent in self.updated})
+        self.after_update(prepared)
         return self._results(rollout, iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_size / rounds copies; a remainder joins the last."""
         num_copies = rollout.num_copies
-        size = max(1, min(num_copies, self.settings.minibatch_size // rollout.num_rounds))
+        size = max(1, min(num_copies, self.settings.minibatch_size // self.rounds_per_copy(rollout)))
         count = num_copies // size
         permute = generator(self.experiment["seed"], "minibatches", iteration)
         world, rank = self._world()
@@ -200,7 +243,8 @@ class ProtocolLearner(TorchLearner):
             torch.manual_seed(stable_seed(self.experiment["seed"], "learning noise", iteration, self._world()[1]))
             yield
 
-    def _set_lr(self, lr: float) -> None:
+    def set_learning_rates(self, lr: float) -> None:
+        """Set the base learning rate of every agent."""
         for optimizer in self.optimizers.values():
             optimizer.set_learning_rate(lr)
 
@@ -275,6 +319,19 @@ def learning_mode(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.eval()
+
+
+@torch.no_grad()
+def refresh_statistics(found: Mapping[str, tuple[nn.Module, AgentRows]]) -> None:
+    """One pass over all rows of each agent moves the running statistics of its batch norms (the same on every learner)."""
+    for network, rows in found.values():
+        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
+        if norms:  # a frozen body's stay as they are
+            network.eval()
+            for norm in norms:
+                norm.train()
+            network(rows.obs)
+            learning_mode(network)
 
 
 def _cpu(state: Any) -> Any:

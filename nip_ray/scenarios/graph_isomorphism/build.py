@@ -30,6 +30,7 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
         test,
         agent_settings(protocol, settings.agents),
         shared_body=settings.shared_body,
+        central_critic=settings.central_critic,
         message_size=settings.message_size,
         linear_symbols=settings.linear_symbols,
     )

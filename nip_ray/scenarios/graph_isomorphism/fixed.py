@@ -42,6 +42,9 @@ class RandomAgent(nn.Module):
     def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
         """It reads no messages."""
 
+    def body(self) -> None:
+        """It has none."""
+
 
 class ManualAgent(nn.Module):
     """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
@@ -88,6 +91,9 @@ class ManualAgent(nn.Module):
     def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
         """It counts messages as they are."""
 
+    def body(self) -> None:
+        """None that could be trained."""
+
     def _represent(self, obs: Mapping[str, Tensor]) -> Tensor:
         """(N, G, V, D): nodes in the light of the dialogue (verifier) or of the graphs alone (prover)."""
         history_NGVF = obs["history"].double()
@@ -111,7 +117,7 @@ def _look_equal(nodes_NGVD: Tensor) -> Tensor:
 def allowed_nodes(obs: Mapping[str, Tensor], seat: Seat) -> Tensor:
     """(N, F, G, V) bool: existing nodes; for provers only those of the graph opposite to the latest message."""
     allowed = obs["node_mask"][:, None].bool().expand(-1, seat.num_factors, -1, -1)
-    if seat.decides:
+    if not seat.answers:
         return allowed
     sides = torch.arange(2, device=allowed.device)
     return allowed & (obs["answer_side"][:, :, None] == sides)[..., None]

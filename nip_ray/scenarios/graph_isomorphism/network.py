@@ -61,6 +61,12 @@ class GraphBody(nn.Module):
         initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
         if settings.history_initialisation == "shared":
             share_rounds(self.gnn.encode, seat.rounds)
+        elif settings.history_initialisation == "unmarked":
+            nn.init.zeros_(self.gnn.encode.weight)
+        if settings.input_bias:
+            with torch.no_grad():
+                start_D = F.normalize(torch.randn_like(self.gnn.encode.bias), dim=0)
+                self.gnn.encode.bias.copy_(settings.input_bias * start_D)
         if settings.attention_initialisation == "tied":
             for layer in self.layers:
                 cast(PairTransformerLayer, layer).tie_queries_and_keys()
@@ -128,13 +134,15 @@ def share_rounds(encode: nn.Linear, rounds: int) -> None:
 class GraphAgent(nn.Module):
     """Policy and value of one agent, with separate bodies or a shared one."""
 
-    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_body: bool) -> None:
+    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None) -> None:
+        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
         super().__init__()
-        self.settings, self.seat = settings, seat
+        self.settings, self.seat, self.critic_seat = settings, seat, critic_seat
+        self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
         width = 2 * settings.d_representation
         rounds = seat.rounds + 1
         self.policy_body = GraphBody(settings, seat)
-        self.value_body = None if shared_body else GraphBody(settings, seat)
+        self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat)
         self.node_selector = mlp(
             settings.d_representation, settings.d_node_selector, seat.num_factors, settings.num_node_selector_layers, settings.activation
         )
@@ -146,7 +154,7 @@ class GraphAgent(nn.Module):
             outputs = seat.num_factors * seat.linear_symbols
             layers = settings.num_linear_message_selector_layers
             self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, settings.activation)
-        num_in = width + (rounds if settings.include_round_in_value else 0)
+        num_in = width + (rounds if settings.include_round_in_value else 0) + (2 if critic_seat is not None else 0)
         self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, settings.activation)
         for head in (self.node_selector, self.decider, self.linear_selector, self.value_head):
             if head is not None:
@@ -161,29 +169,33 @@ class GraphAgent(nn.Module):
             if name in statistics:
                 self.normalisation[row] = torch.tensor(statistics[name])
 
+    def body(self) -> nn.Module:
+        """The body that the policy reads; with a shared body the value reads it too."""
+        return self.policy_body
+
     def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted. `obs`: see `GraphIsomorphism.observe`."""
         inputs = self._inputs(obs)
         bodies = self._bodies(want_policy, want_value)
-        gnn_KSMVD = run_gins(
-            [body.gnn for body in bodies],
-            bodies[0].streams(inputs),
-            inputs.adjacency_NGVV.flatten(0, 1),
-            inputs.node_mask_NGV1.flatten(0, 1),
-        )
+        critic_inputs = self._inputs(obs, "state_") if self.apart and want_value else inputs
+        seen = [inputs] * len(bodies) if critic_inputs is inputs else [inputs, critic_inputs][-len(bodies) :]
+        gnn_KSMVD = _run_bodies(bodies, seen)
         policy = value = None
-        graphs = gnn_KSMVD.new_zeros(0)
+        graphs = gnn_KSMVD[0].new_zeros(0)
         want_graphs = self.decider is not None or self.linear_selector is not None
         if want_policy:
-            one_answer = not self.seat.decides and self.seat.num_factors == 1
+            one_answer = self.seat.answers and self.seat.num_factors == 1
             side_N = obs["answer_side"][:, 0] if one_answer else None
             want_graphs = want_graphs or (want_value and self.value_body is None)
             graphs, nodes = bodies[0].represent(gnn_KSMVD[0], inputs, want_graphs, True, side_N)
             policy = self._policy(graphs, nodes, obs)
         if want_value:
             if self.value_body is not None or not want_policy:
-                graphs, _ = bodies[-1].represent(gnn_KSMVD[-1], inputs, True, False)
-            value = self.value_head(self._with_round(graphs, obs, self.settings.include_round_in_value)).squeeze(-1)
+                graphs, _ = bodies[-1].represent(gnn_KSMVD[-1], critic_inputs, True, False)
+            known = self._with_round(graphs, obs, self.settings.include_round_in_value)
+            if self.critic_seat is not None:
+                known = torch.cat([known, F.one_hot(obs["label"], 2).to(known.dtype)], 1)
+            value = self.value_head(known).squeeze(-1)
         return policy, value
 
     def groups(self) -> list[ParameterGroup]:
@@ -207,16 +219,16 @@ class GraphAgent(nn.Module):
             return [self.policy_body]
         return ([self.policy_body] if want_policy else []) + ([self.value_body] if want_value else [])
 
-    def _inputs(self, obs: Observation) -> Inputs:
+    def _inputs(self, obs: Observation, prefix: str = "") -> Inputs:
         (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
         spoken_N = obs["round"] > 0
-        latest = (obs["latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
+        latest = (obs[f"{prefix}latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
         linear = None
         if self.seat.linear_symbols:
-            linear = (obs["linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+            linear = (obs[f"{prefix}linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
         mask = obs["node_mask"].to(latest.dtype)
         node_bias, pooled_bias = key_biases(mask)
-        history = (obs["history"] - history_mean) / history_std
+        history = (obs[f"{prefix}history"] - history_mean) / history_std
         return Inputs(history, latest, linear, obs["adjacency"].to(latest.dtype), mask[..., None], node_bias, pooled_bias)
 
     def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
@@ -234,3 +246,11 @@ class GraphAgent(nn.Module):
     def _with_round(self, graphs_NGR: Tensor, obs: Observation, include: bool) -> Tensor:
         flat = graphs_NGR.flatten(1)
         return torch.cat([flat, round_one_hot(obs["round"], self.seat.rounds, flat.dtype)], 1) if include else flat
+
+
+def _run_bodies(bodies: list[GraphBody], seen: list[Inputs]) -> list[Tensor]:
+    """Each body's graph network over what it sees, (S, M, V, D): stacked where all see the same."""
+    if all(inputs is seen[0] for inputs in seen):
+        adjacency, mask = seen[0].adjacency_NGVV.flatten(0, 1), seen[0].node_mask_NGV1.flatten(0, 1)
+        return list(run_gins([body.gnn for body in bodies], bodies[0].streams(seen[0]), adjacency, mask))
+    return [_run_bodies([body], [inputs])[0] for body, inputs in zip(bodies, seen, strict=True)]

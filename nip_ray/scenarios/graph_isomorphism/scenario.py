@@ -1,6 +1,7 @@
 """Graph isomorphism as a scenario: a message names one node of one of two graphs; the label says whether they are isomorphic."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +12,7 @@ from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
-from nip_ray.scenarios.graph_isomorphism.seat import seat
+from nip_ray.scenarios.graph_isomorphism.seat import Seat, seat
 from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import wl_ceiling
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -19,7 +20,7 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 class GraphIsomorphism(Scenario):
     """Pairs of graphs under `protocol`. Ids number the training pairs first, then the test pairs.
 
-    agents: agent -> settings of its networks. shared_body: policy and value share a body.
+    agents: agent -> settings of its networks. shared_body: policy and value share a body. central_critic: values see the whole state.
     """
 
     name = "graph_isomorphism"
@@ -32,6 +33,7 @@ class GraphIsomorphism(Scenario):
         agents: Mapping[str, GraphAgentSettings],
         *,
         shared_body: bool = False,
+        central_critic: bool = False,
         message_size: int = 1,
         linear_symbols: int = 0,
     ) -> None:
@@ -46,6 +48,9 @@ class GraphIsomorphism(Scenario):
         self.wl_score_I = torch.cat([pairs.wl_score_P for pairs in both])
         self.label_I = torch.cat([pairs.y_P for pairs in both])
         self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
+        self.central_critic = central_critic
+        everything = tuple(range(len(protocol.channels)))
+        self.critic_seats = {agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()}
 
     def to(self, device: str) -> "GraphIsomorphism":
         """This scenario, its table moved to `device` in place."""
@@ -64,20 +69,20 @@ class GraphIsomorphism(Scenario):
         history (N, G, V, F): how often each node was named in each round, channel and position that the agent sees;
         latest (N, G, V, L): the same of the round before; answer_side (N, writable F): 1 where the latest message of that channel
         and position names a node of the first graph, so that a prover must answer in the second; linear_history (N, X) likewise.
+        With a central critic, for the value alone: label (N,), and history and latest of all channels as state_history, state_latest.
         """
-        at, size = self.seats[agent], self.num_nodes
-        count = len(id_N)
-        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, said.main.shape[2])
-        spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=id_N.device)
-        spread_NXS.scatter_add_(2, torch.where(said_NXA < 0, 2 * size, said_NXA), torch.ones((), device=id_N.device).expand(said_NXA.shape))
-        named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
-        latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
+        at = self.seats[agent]
         obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
         obs["adjacency"] = self.adjacency_IGVV[id_N]
         obs["node_mask"] = self.node_mask_IGV[id_N]
-        obs["history"] = named_NXGV.permute(0, 2, 3, 1).contiguous()
-        obs["latest"] = latest_NLGV.permute(0, 2, 3, 1).contiguous()
-        names_first_NL = latest_NLGV[:, :, 0].amax(-1) > 0
+        obs["history"], obs["latest"] = self._named(at, said, round_N)
+        if self.central_critic:
+            obs["label"] = self.label_I[id_N]
+            if self.critic_seats[agent] != at:
+                obs["state_history"], obs["state_latest"] = self._named(self.critic_seats[agent], said, round_N)
+                if self.linear_symbols and said.linear is not None:
+                    obs["state_linear_history"] = self._linear_history(said.linear, self.critic_seats[agent].reads)
+        names_first_NL = obs["latest"][:, 0].amax(1) > 0
         writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
         obs["answer_side"] = names_first_NL[:, writes].long()
         if self.linear_symbols and said.linear is not None:
@@ -93,16 +98,34 @@ class GraphIsomorphism(Scenario):
                 return RandomAgent(at, self.num_symbols)
             if settings.kind == "manual":
                 return ManualAgent(settings, at, self.protocol.payment.shared_reward)
-            return GraphAgent(settings, at, self.shared_body)
+            return GraphAgent(settings, at, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The Weisfeiler-Leman score of each pair (-1: isomorphic)."""
         return {"wl_score": self.wl_score_I}
 
+    def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
+        """A node's graph and its degree: nodes of different pairs have nothing else in common."""
+        degree_NV = self.adjacency_IGVV[id_N].sum(-1).flatten(1).long()
+        return degree_NV.gather(1, symbol_N[:, None])[:, 0] + symbol_N // self.num_nodes * self.num_nodes
+
     def ceiling(self, split: str) -> float | None:
         """The best accuracy of the verifier's message-passing layers alone; see `wl_ceiling`."""
+        if self.protocol.verifier is None:
+            return None
         layers = self.agents[self.protocol.verifier].num_gnn_layers
         return wl_ceiling(self.wl_score_I[self.ids(split)].cpu(), layers)
+
+    def _named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
+        """(N, G, V, F) history and (N, G, V, L) latest messages of the channels that the seat `at` reads."""
+        count, size = len(round_N), self.num_nodes
+        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, said.main.shape[2])
+        spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
+        one = torch.ones((), device=round_N.device).expand(said_NXA.shape)
+        spread_NXS.scatter_add_(2, torch.where(said_NXA < 0, 2 * size, said_NXA), one)
+        named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
+        latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
+        return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()
 
     def _latest(self, named_NXGV: Tensor, rounds: int, latest_features: int, round_N: Tensor) -> Tensor:
         """(N, L, G, V): the slice of the round before; zero in round 0, where nothing was said yet."""

@@ -10,8 +10,8 @@ class Seat:
     """What protocol and scenario say of one agent: R rounds, its visible channels and those that it ever writes to.
 
     index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
-    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether it is the verifier (the others are provers,
-    who must answer in the graph opposite to the latest message).
+    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision. answers: whether it is
+    a prover, who must answer in the graph opposite to the latest message of a channel; the others name any node.
     """
 
     agent: str
@@ -22,6 +22,7 @@ class Seat:
     message_size: int
     linear_symbols: int
     decides: bool
+    answers: bool
 
     @property
     def history_features(self) -> int:
@@ -50,5 +51,6 @@ def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int)
         writes=protocol.writes[agent],
         message_size=message_size,
         linear_symbols=linear_symbols,
-        decides=agent == protocol.verifier,
+        decides=agent in protocol.deciders,
+        answers=agent in protocol.provers,
     )

@@ -49,7 +49,7 @@ class MessageGame(Scenario):
         rows = torch.arange(count, device=id_N.device)
         trash = features.shape[1] - 1  # "nothing said yet" and "not told" land here and are cut off
         features[rows, round_N.clamp(max=rounds - 1)] = 1.0
-        latest_N2 = said.main[rows, (round_N - 1).clamp(min=0)][:, (0, 1), (0, 1), 0]
+        latest_N2 = said.main[rows, (round_N - 1).clamp(min=0)].amax((1, 3))  # each channel has one writer; the others left -1
         for side in range(2):
             place = torch.where(latest_N2[:, side] < 0, trash, rounds + side * symbols + latest_N2[:, side])
             features[rows, place] = 1.0
@@ -64,7 +64,7 @@ class MessageGame(Scenario):
         num_in = self.protocol.max_rounds + 2 * self.num_symbols + self.settings.num_secrets
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return MessageAgent(self.agents[agent], num_in, self.num_symbols, agent == self.protocol.verifier)
+            return MessageAgent(self.agents[agent], num_in, self.num_symbols, agent in self.protocol.deciders)
 
 
 class MessageAgent(nn.Module):
@@ -73,13 +73,13 @@ class MessageAgent(nn.Module):
     def __init__(self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool) -> None:
         super().__init__()
         self.settings, self.decides, self.num_symbols = settings, decides, num_symbols
-        self.body = nn.Linear(num_in, settings.hidden)
+        self.hidden = nn.Linear(num_in, settings.hidden)
         self.policy_head = nn.Linear(settings.hidden, num_symbols + (NUM_DECISIONS if decides else 0))
         self.value_head = nn.Linear(settings.hidden, 1)
 
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted."""
-        hidden = FUNCTIONS[self.settings.activation](self.body(obs["features"]))
+        hidden = FUNCTIONS[self.settings.activation](self.hidden(obs["features"]))
         policy = value = None
         if want_policy:
             logits = self.policy_head(hidden)
@@ -96,7 +96,7 @@ class MessageAgent(nn.Module):
         if self.settings.kind == "random":
             return []
         factor = self.settings.agent_lr_factor
-        actor = [*self.body.parameters(), *self.policy_head.parameters()]
+        actor = [*self.hidden.parameters(), *self.policy_head.parameters()]
         return [
             ParameterGroup("actor", "all", actor, factor.actor),
             ParameterGroup("critic", "head", list(self.value_head.parameters()), factor.critic),
@@ -104,6 +104,10 @@ class MessageAgent(nn.Module):
 
     def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
         """One-hot features need none."""
+
+    def body(self) -> nn.Module | None:
+        """The hidden layer."""
+        return None if self.settings.kind == "random" else self.hidden
 
 
 def build_message_game(protocol: Protocol, settings: Any) -> MessageGame:

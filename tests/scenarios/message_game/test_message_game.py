@@ -84,8 +84,8 @@ def test_rules() -> None:
     rollout = play_rollout(BatchedPlay(scenario), agents, ids, torch.zeros_like(ids), torch.Generator().manual_seed(0))
     assert bool(rollout.turn_BRA.all())
     assert bool((rollout.length_B == ROUNDS).all())
-    assert bool((rollout.decision_BR[:, :-1] == 2).all())  # a decision that cannot count is not made
-    assert torch.equal(rollout.decision_BR[:, -1], rollout.verdict_B)
+    assert bool((rollout.decision_BRA[:, :-1] == 2).all())  # a decision that cannot count is not made
+    assert torch.equal(rollout.decision_BRA[:, -1, 1], rollout.verdict_B)
     assert not rollout.reward_BRA[:, :-1].any()
     right = rollout.verdict_B == rollout.y_B
     assert torch.equal(rollout.reward_BRA[:, -1], torch.where(right, 1.0, -1.0)[:, None].expand(-1, 2))

@@ -1,0 +1,245 @@
+"""Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See `nip_ray.config.rules`."""
+
+import difflib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.players import AgentSettings, agent_settings, players, playing, source_of
+from nip_ray.learning.schedules import is_updated
+from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.schedule import UpdateSchedule
+from nip_ray.settings.shipped_protocols import SHIPPED
+from nip_ray.settings.solo import SoloSettings
+from nip_ray.settings.stackelberg import StackelbergSettings
+
+_SCHEDULE_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
+
+
+def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
+    """Somebody must learn. (That each schedule lets its agent learn is a rule of its own.)"""
+    if playing(config) is None or isinstance(config.algorithm, SoloSettings):
+        return  # its agents are not known here; of the one that learns alone another rule speaks
+    if not any(learns(agent) for _, agent in players(config).values()):
+        names = ", ".join(players(config))
+        yield f"scenario.agents: nobody learns ({names}), let one be learned with an agent_lr_factor above 0"
+
+
+def learns(agent: AgentSettings) -> bool:
+    """Whether training changes anything of an agent with these settings."""
+    return agent.kind == "learned" and (agent.agent_lr_factor.actor > 0 or agent.agent_lr_factor.critic > 0)
+
+
+# ---------------------------------------------------------------------------------------------------------- algorithms
+
+
+def objectives(config: ExperimentConfig) -> Iterator[str]:
+    """Clipping ranges are positive, a penalty's coefficient moves the right way, and one rule sets the learning rate."""
+    clip_value = getattr(config.algorithm, "clip_value", False)
+    if not isinstance(clip_value, bool) and clip_value <= 0:
+        yield f"algorithm.clip_value: got {clip_value}, expected a number > 0, true (clip_epsilon) or false (no clipping)"
+    if not isinstance(config.algorithm, PPOSettings):
+        return
+    ppo = config.algorithm
+    if ppo.loss == "kl_penalty":
+        if ppo.kl_beta == 0:
+            yield "algorithm.kl_beta: got 0, which no factor can change, expected a number > 0"
+        if ppo.kl_decrement >= 1:
+            yield f"algorithm.kl_decrement: got {ppo.kl_decrement}, but it must lower the coefficient, expected a number < 1"
+        if ppo.kl_increment <= 1:
+            yield f"algorithm.kl_increment: got {ppo.kl_increment}, but it must raise the coefficient, expected a number > 1"
+    if ppo.adaptive_lr:
+        yield from _adaptive_rate(ppo)
+
+
+def _adaptive_rate(ppo: PPOSettings) -> Iterator[str]:
+    low, high = ppo.adaptive_lr_min, ppo.adaptive_lr_max
+    if ppo.anneal_lr:
+        yield "algorithm.adaptive_lr: anneal_lr sets the learning rate too, set one of them to false"
+    if low > high:
+        yield f"algorithm.adaptive_lr_min: got {low:g}, more than adaptive_lr_max {high:g}, lower it"
+    elif not low <= ppo.lr <= high:
+        yield f"algorithm.lr: got {ppo.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
+
+
+def stackelberg(config: ExperimentConfig) -> Iterator[str]:
+    """A sequence has a place for everyone, and is there where it is needed."""
+    rule = config.algorithm
+    if not isinstance(rule, StackelbergSettings):
+        return
+    key = "algorithm.stackelberg_sequence"
+    if rule.mutual and rule.variant in ("spg", "pspg"):
+        yield f"algorithm.mutual: {rule.variant} needs leaders and followers, set it to false or use lola, pola, sos or psos"
+    elif rule.mutual and rule.stackelberg_sequence is not None:
+        yield f"{key}: with mutual everyone shapes everyone, leave it out"
+    if rule.stackelberg_sequence is None:
+        return
+    if not all(rule.stackelberg_sequence):
+        yield f"{key}: got an empty group, leave it out"
+    named = [agent for group in rule.stackelberg_sequence for agent in group]
+    for agent in dict.fromkeys(named):
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}: {agent} is {fault}"
+        if named.count(agent) > 1:
+            yield f"{key}: {agent} stands in it {named.count(agent)} times, name everyone once"
+    missing = [agent for agent in playing(config) or () if agent not in named]
+    if missing:
+        yield f"{key}: {', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no place in it, name everyone once"
+
+
+def solo(config: ExperimentConfig) -> Iterator[str]:
+    """Whoever learns alone plays, can learn, and has labels to learn from; nothing is played that workers could share."""
+    rule = config.algorithm
+    if not isinstance(rule, SoloSettings):
+        return
+    agent = rule.agent
+    if _has_no_labels(config):
+        yield f"algorithm.name: {config.protocol.name} has no verifier and no labels to learn from, use another rule than solo"
+    elif (known := playing(config)) is not None and agent not in known:
+        yield f"algorithm.agent: got {agent}, {_hint(agent, known)}"
+    else:
+        settings, source = agent_settings(config, agent), f"scenario.agents.{source_of(config, agent)}"
+        if settings.kind != "learned":
+            yield f"algorithm.agent: {agent} is {settings.kind} ({source}.kind) and has nothing to learn, name another"
+        elif settings.agent_lr_factor.actor == 0:
+            yield f"algorithm.agent: {agent} is frozen ({source}.agent_lr_factor.actor is 0), raise the factor or name another"
+    if config.play.num_env_runners:
+        yield f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it to 0"
+
+
+# ----------------------------------------------------------------------------------------------------------- schedules
+
+
+def schedules(config: ExperimentConfig) -> Iterator[str]:
+    """Schedules are complete, are for agents that learn, and let them learn."""
+    for agent, schedule in config.schedules.items():
+        key = f"schedules.{agent}"
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}: {fault}"
+            continue
+        faults = list(schedule_faults(schedule))
+        yield from (f"{key}.{fault}" for fault in faults)
+        if not learns(agent_settings(config, agent)):
+            yield f"{key}: {agent} never learns, whatever its schedule (scenario.agents.{source_of(config, agent)}), leave it out"
+        elif not faults and not any(is_updated(schedule, i) for i in range(min(config.iterations, schedule.period or 1))):
+            within = f" within {config.iterations} iterations" if config.iterations < (schedule.period or 1) else ""
+            yield f"{key}: {agent} would never learn{within}, give it iterations, or a learning-rate factor of 0 instead of a schedule"
+
+
+def schedule_faults(schedule: UpdateSchedule) -> Iterator[str]:
+    """What is missing, superfluous or contradictory, each beginning with its field."""
+    kind, used = schedule.kind, _SCHEDULE_FIELDS[schedule.kind]
+    defaults, complete = UpdateSchedule(), True
+    for name in (field.name for field in fields(schedule) if field.name != "kind"):
+        value = getattr(schedule, name)
+        if name in used and value is None:
+            complete = False
+            yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(used)}"
+        elif name not in (*used, *(("first_agent",) if kind == "alternating" else ())) and value != getattr(defaults, name):
+            yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
+    if not complete or schedule.period is None:
+        return
+    period, start, stop, count = schedule.period, schedule.start, schedule.stop, schedule.first_agent_num_rounds
+    if kind == "contiguous" and start is not None and stop is not None:
+        if start >= stop:
+            yield f"stop: got {stop}, but start is {start}, use a larger one"
+        if stop > period:
+            yield f"stop: got {stop}, more than the period of {period}, use at most that"
+    if kind == "alternating" and count is not None and count > period:
+        yield f"first_agent_num_rounds: got {count}, more than the period of {period}, use at most that"
+
+
+# ------------------------------------------------------------------------------------------- first weights, pretraining
+
+
+def first_weights(config: ExperimentConfig) -> Iterator[str]:
+    """Weights of other runs are for agents that have weights, and are there. (Whether they fit is seen when they are read.)"""
+    for agent, source in config.initial_weights.items():
+        key = f"initial_weights.{agent}"
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}: {fault}"
+        elif (kind := agent_settings(config, agent).kind) != "learned":
+            yield f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no weights, leave it out"
+        elif agent in config.pretraining.agents:
+            yield f"{key}: pretraining.agents names {agent} too, whose body this would replace, choose one of the two"
+        else:
+            yield from _missing_run(key, source.run_dir, source.checkpoint)
+
+
+def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str]:
+    path = Path(run_dir)
+    if not run_dir:
+        yield f"{key}.run_dir: missing, name the folder of another run"
+    elif not (path / "config.yaml").is_file():
+        yield f"{key}.run_dir: {run_dir}: no run here, name the folder of one"
+    else:
+        folder = path / "checkpoints"
+        found = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
+        if not found:
+            yield f"{key}.run_dir: {run_dir}: this run has no checkpoint yet, train it first"
+        elif checkpoint is not None and checkpoint not in found:
+            there = ", ".join(map(str, found))
+            yield f"{key}.checkpoint: {run_dir} has none of iteration {checkpoint}, there is {there}"
+
+
+def pretraining(config: ExperimentConfig) -> Iterator[str]:
+    """Those who are pretrained play, have bodies, and are named once; there are labels to learn from."""
+    settings, key = config.pretraining, "pretraining.agents"
+    if not math.isfinite(settings.lr):
+        yield f"pretraining.lr: got {settings.lr}, expected number > 0"
+    if not settings.agents:
+        return
+    if isinstance(config.algorithm, SoloSettings):
+        yield f"{key}: the algorithm solo learns the labels itself, leave it out or raise iterations"
+        return
+    if _has_no_labels(config):
+        yield f"{key}: {config.protocol.name} has no verifier and no labels to learn from, leave it out"
+        return
+    for agent in dict.fromkeys(settings.agents):
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}: {agent} is {fault}"
+        elif (kind := agent_settings(config, agent).kind) != "learned":
+            yield f"{key}: {agent} is {kind} (scenario.agents.{source_of(config, agent)}.kind) and has no body to train, leave it out"
+        if settings.agents.count(agent) > 1:
+            yield f"{key}: {agent} is named {settings.agents.count(agent)} times, name everyone once"
+
+
+def message_regression(config: ExperimentConfig) -> Iterator[str]:
+    """Those whose messages are read play, and there are labels to be read from them."""
+    settings, key = config.evaluation.message_regression, "evaluation.message_regression"
+    if not math.isfinite(settings.lr):
+        yield f"{key}.lr: got {settings.lr}, expected number > 0"
+    if not settings.enabled:
+        return
+    if _has_no_labels(config):
+        yield f"{key}.enabled: {config.protocol.name} has no verifier and no labels, set it to false"
+        return
+    for agent in settings.agents or ():
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}.agents: {agent} is {fault}"
+
+
+def stranger(config: ExperimentConfig, agent: str) -> str | None:
+    """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known here."""
+    rule, known = config.algorithm, playing(config)
+    if known is None:
+        return None
+    if agent not in known:
+        return f"no agent of {config.protocol.name}, {_hint(agent, known)}"
+    if isinstance(rule, SoloSettings) and agent != rule.agent and rule.agent in known:
+        return f"not there, since {rule.agent} learns alone (algorithm.name is solo), leave it out"
+    return None
+
+
+def _has_no_labels(config: ExperimentConfig) -> bool:
+    return config.protocol.name in SHIPPED and SHIPPED[config.protocol.name].verifier_turn is None
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+
+
+LEARNING_RULES = (objectives, stackelberg, solo, schedules, first_weights, pretraining, message_regression)

@@ -1,0 +1,46 @@
+"""Who plays in an experiment, with which settings, and for how many rounds: what several rules ask of a config."""
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import keys_of, value_annotation
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+from nip_ray.settings.matrix_games import MatrixAgentSettings
+from nip_ray.settings.message_game import MessageAgentSettings
+from nip_ray.settings.shipped_protocols import SHIPPED, agents_of, limits
+
+AgentSettings = GraphAgentSettings | MessageAgentSettings | MatrixAgentSettings
+
+DEFAULT = "_default"
+"""The key of the settings of all agents that have none of their own."""
+
+
+def playing(config: ExperimentConfig) -> tuple[str, ...] | None:
+    """The agents of the protocol, None for one that does not ship: its agents are not known before plugins are imported."""
+    return agents_of(config.protocol.name, config.protocol) if config.protocol.name in SHIPPED else None
+
+
+def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
+    """Agent -> (the key that its settings come from, these settings), for every agent that plays.
+
+    Under a protocol that does not ship the agents are not known here: then those that the config names.
+    """
+    known = playing(config)
+    names = (*config.scenario.agents, DEFAULT) if known is None else known
+    return {name: (f"scenario.agents.{source_of(config, name)}", agent_settings(config, name)) for name in names}
+
+
+def source_of(config: ExperimentConfig, agent: str) -> str:
+    """The key in `scenario.agents` that an agent's settings come from."""
+    return agent if agent in config.scenario.agents else DEFAULT
+
+
+def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
+    """An agent's settings: its own, else the default ones."""
+    found = config.scenario.agents.get(source_of(config, agent))
+    return value_annotation(keys_of(type(config.scenario))["agents"].annotation)() if found is None else found
+
+
+def rounds_of(config: ExperimentConfig) -> int | None:
+    """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
+    if config.protocol.name in SHIPPED:
+        return limits(config.protocol.name, config.protocol)[0]
+    return config.protocol.max_rounds

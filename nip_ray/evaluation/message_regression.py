@@ -1,0 +1,91 @@
+"""How much an agent's first message says of the label: a perceptron reads the label off it and is examined on messages kept back.
+
+Decisions that matter here:
+- the message is the one that the agent *sent*, in the first round in which it can have a turn, with sampled actions;
+- the perceptron sees symbols one-hot, by channel and position, and nothing else: neither the instance nor what was said before. A
+  symbol that means something only beside its instance (a node of a graph, by its number) tells it nothing. A score near the share of
+  the larger class says that there is no code, not that the message is of no use.
+Source: the message regression of Hammond and Adam-Day's library, which looks at the message that was received.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.learning.groups import FlatAdam, ParameterGroup
+from nip_ray.networks.basic import mlp
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Scenario
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.message_regression import MessageRegressionSettings
+
+
+def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Proportion]:
+    """Agent -> accuracy on the messages kept back, with its interval.
+
+    rollout: each instance once, so that what is kept back is new, with sampled actions. Left out is an agent that sends nothing, and
+    one with too few messages to learn from some and keep some back.
+    """
+    agents = scenario.protocol.agents if settings.agents is None else settings.agents
+    found = {}
+    for agent in agents:
+        said_NX, y_N = first_messages(scenario, rollout, agent)
+        score = _score(said_NX, y_N, settings, stable_seed(seed, "message regression", agent))
+        if score is not None:
+            found[agent] = score
+    return found
+
+
+def first_messages(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor, Tensor]:
+    """What `agent` sent in the first round in which it can have a turn, and the labels, in the copies in which it had that turn.
+
+    (N, X) float: one-hot symbols of each channel that it writes to and each position, then linear ones likewise; a channel in which
+    it was silent has zeros. (N,) int64 labels. Both on the CPU.
+    """
+    protocol = scenario.protocol
+    index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
+    if not writes:
+        return torch.zeros(0, 0), torch.zeros(0, dtype=torch.int64)
+    first = int(protocol.turn_table_SKAC[:, :, index].any(-1).any(0).long().argmax())
+    turn_B = rollout.turn_BRA[:, first, index]
+    parts = [_one_hot(rollout.main_BRACM[turn_B, first, index][:, writes], scenario.num_symbols)]
+    if rollout.linear_BRACM is not None:
+        parts.append(_one_hot(rollout.linear_BRACM[turn_B, first, index][:, writes], scenario.linear_symbols))
+    return torch.cat(parts, 1), rollout.y_B[turn_B].cpu()
+
+
+def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
+    """(N, C * M * symbols) float on the CPU; -1, nothing said, is all zeros."""
+    return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
+
+
+def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int) -> Proportion | None:
+    """The share of the messages kept back whose label is read right; None where either part would be empty."""
+    count = math.ceil(len(y_N) * settings.test_share)
+    if count == 0 or count == len(y_N):
+        return None
+    order_N = torch.randperm(len(y_N), generator=generator(seed, "split"))
+    kept, learned = order_N[:count], order_N[count:]
+    reader = _fitted(said_NX[learned], y_N[learned], settings, seed)
+    with torch.no_grad():
+        right_N = reader(said_NX[kept]).argmax(-1) == y_N[kept]
+    return proportion(int(right_N.sum()), count)
+
+
+@torch.enable_grad()
+def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int) -> nn.Module:
+    """A perceptron trained by cross-entropy and Adam to read labels off messages."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, "reader"))
+        reader = mlp(said_NX.shape[1], settings.hidden, 2, settings.num_layers, settings.activation)
+    parameters = list(reader.parameters())
+    optimizer = FlatAdam([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)
+    for epoch in range(settings.num_epochs):
+        order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
+        for index in order_N.split(settings.minibatch_size):
+            loss = nn.functional.cross_entropy(reader(said_NX[index]), y_N[index])
+            optimizer.set_gradients(torch.autograd.grad(loss, parameters))
+            optimizer.step()
+    return reader

@@ -1,0 +1,28 @@
+"""The protocol in which one agent of another protocol plays alone and decides: for supervised training on the labels."""
+
+from dataclasses import replace
+
+from nip_ray.errors import UserError
+from nip_ray.protocols.spec import Protocol
+
+
+def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
+    """`protocol` with `agent` alone, as the verifier: a turn in every round in the channels that it writes to (all that it sees if none).
+
+    Channels seen and rounds stay as they are, and with them the widths of what the agent reads: a body trained here fits there.
+    A decision counts from the first round on. Raises UserError for an agent that does not play.
+    """
+    if agent not in protocol.agents:
+        raise UserError(f"agent {agent!r} does not play {protocol.name!r}; its agents are {list(protocol.agents)}")
+    writes = tuple(protocol.channels[c] for c in protocol.writes[agent]) or tuple(protocol.sees[agent])
+    return replace(
+        protocol,
+        agents=(agent,),
+        sees={agent: protocol.sees[agent]},
+        turns=((tuple((agent, channel) for channel in writes),),),
+        min_rounds=1,
+        payment=replace(protocol.payment, goals={}, shared_reward=False),
+        verifier=agent,
+        force_guess=None,
+        zero_knowledge=None,
+    )

@@ -1,0 +1,106 @@
+"""Starting from another run's agents: their weights, and with them their observation statistics, from a verified checkpoint.
+
+An agent fits when its network settings there and here are the same, but for those that only say how it was started or is trained,
+and when every tensor has the same shape (which also depends on rounds, channels and the scenario).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.players import agent_settings, rounds_of
+from nip_ray.config.plugins import import_plugins
+from nip_ray.errors import UserError
+from nip_ray.runs.checkpoint import Checkpoint, load_checkpoint
+from nip_ray.runs.folder import CONFIG, RunFolder
+from nip_ray.scenarios.registry import played_scenario
+
+_SHAPES_SHOWN = 3
+_FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # ends of names
+
+
+def initial_weights(config: ExperimentConfig) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+    """(agent -> the state that its network starts with, what was passed over on the way) for all of `config.initial_weights`.
+
+    Raises UserError where a run, its checkpoint or the agent in it is missing or damaged, and where the agent does not fit.
+    """
+    if not config.initial_weights:
+        return {}, []
+    import_plugins(config.plugins)
+    scenario = played_scenario(config.protocol, config.scenario, config.algorithm)
+    found, notes = {}, []
+    for agent, source in config.initial_weights.items():
+        where = f"initial_weights.{agent}"
+        if agent not in scenario.protocol.agents:
+            raise UserError(f"{where}: no agent of this experiment, there are {', '.join(scenario.protocol.agents)}")
+        theirs, checkpoint = _opened(where, Path(source.run_dir), source.checkpoint)
+        notes += [f"{where}: {reason}; taking iteration {checkpoint.iteration}" for reason in checkpoint.skipped]
+        other, modules = source.agent or agent, checkpoint.tensors["training"]["modules"]
+        if other not in modules:
+            raise UserError(f"{where}.agent: {source.run_dir} has no agent {other!r}, it has {', '.join(sorted(modules))}")
+        ours = scenario.build_agent(agent, 0).state_dict()
+        faults = list(_faults(theirs, other, config, agent, _differing(modules[other], ours)))
+        if faults:
+            raise UserError(f"{where}: {other!r} of {source.run_dir} does not fit ({', '.join(faults)}), use the same settings")
+        found[agent] = modules[other]
+    return found, notes
+
+
+def put_weights(algorithm: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Give an algorithm that has not trained yet these entries of its networks' states, on all its learners and runners."""
+    state = algorithm.training_state()
+    modules = {agent: {**own, **weights.get(agent, {})} for agent, own in state["modules"].items()}
+    algorithm.load_training_state({**state, "modules": modules})
+
+
+def _opened(where: str, run_dir: Path, iteration: int | None) -> tuple[ExperimentConfig, Checkpoint]:
+    from nip_ray.config.load import load_config
+    from nip_ray.runs.experiment import run_fingerprint
+
+    try:
+        folder = RunFolder.open(run_dir)
+        config = load_config(folder.path / CONFIG, checked=False)
+        return config, load_checkpoint(folder.checkpoints, iteration, run_fingerprint(config))
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def _faults(theirs: ExperimentConfig, other: str, ours: ExperimentConfig, agent: str, differing: Mapping[str, str]) -> Iterator[str]:
+    """What makes the agents differ: settings, and tensors (`differing`: name -> both shapes in words)."""
+    if theirs.scenario.name != ours.scenario.name:
+        yield f"scenario.name is {theirs.scenario.name} there and {ours.scenario.name} here"
+        return
+    there, here = _network_settings(theirs, other), _network_settings(ours, agent)
+    if differing:  # only then may the surroundings matter
+        there, here = {**there, **_surroundings(theirs)}, {**here, **_surroundings(ours)}
+    yield from (f"{name} is {there[name]} there and {here[name]} here" for name in here if there[name] != here[name])
+    yield from list(differing.values())[:_SHAPES_SHOWN]
+    if len(differing) > _SHAPES_SHOWN:
+        yield f"and {len(differing) - _SHAPES_SHOWN} more"
+
+
+def _network_settings(config: ExperimentConfig, agent: str) -> dict[str, Any]:
+    """What says which functions an agent's network can compute, by name."""
+    return {name: value for name, value in asdict(agent_settings(config, agent)).items() if not name.endswith(_FREE)}
+
+
+def _surroundings(config: ExperimentConfig) -> dict[str, Any]:
+    """What shapes may depend on beside the agent's own settings, by name."""
+    plain = {name: value for name, value in asdict(config.scenario).items() if isinstance(value, int) and "normaliz" not in name}
+    return {"protocol": config.protocol.name, "max_rounds": rounds_of(config), **plain}
+
+
+def _differing(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> dict[str, str]:
+    """The tensors that are missing or of another shape, and how."""
+    shapes = {name: (_shape(theirs, name), _shape(ours, name)) for name in {**ours, **theirs}}
+    return {name: f"{name} is {there} there and {here} here" for name, (there, here) in shapes.items() if there != here}
+
+
+def _shape(state: Mapping[str, Tensor], name: str) -> str:
+    if name not in state:
+        return "missing"
+    return " x ".join(str(size) for size in state[name].shape) or "one number"

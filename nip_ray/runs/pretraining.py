@@ -1,0 +1,295 @@
+"""Pretraining: agents learn the labels alone, each under the protocol in which it decides at once, before the experiment begins.
+
+Decisions that matter here:
+- an agent starts with the very weights, and the observation statistics, that the experiment would give it, and gets only its body
+  back (with `include_heads` also the head that decides, if it decides in the experiment too);
+- learning-rate factors do not count here: a body that is to be pretrained and then left alone has factor 0 in the experiment;
+- results are cached by content: the key is a hash of all that training reads, down to the first weights and every observation, so
+  that neither a moved data file nor a changed one gives the wrong body. A file of the cache is written in one step and verified
+  before it is read; a damaged one is trained anew.
+Source: the pretraining of Hammond and Adam-Day's library, with bodies that do learn.
+"""
+
+import hashlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nip_ray
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.players import agent_settings
+from nip_ray.config.plugins import import_plugins
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.evaluation.intervals import proportion
+from nip_ray.learning.groups import FlatAdam, ParameterGroup, clip_gradients
+from nip_ray.learning.supervised import accuracy, decision_loss
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.runs.folder import write_atomically
+from nip_ray.scenarios.registry import build_agents, played_scenario
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.solo import PretrainingSettings, SoloSettings
+
+FORMAT = "nip_ray.pretrained"
+VERSION = 1
+_BATCH = 512  # instances at once where nothing is learned
+
+Report = Callable[[str, int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """What pretraining made of one agent.
+
+    weights: entries of the state of its network in the experiment. figures: plain JSON values: `loss` and `accuracy` by epoch,
+    `held_out` accuracy with its interval, the cache's `key`, and whether it was `cached`. notes: what somebody ought to be told.
+    """
+
+    weights: dict[str, Tensor]
+    figures: dict[str, Any]
+    notes: tuple[str, ...]
+
+
+def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None) -> dict[str, Pretrained]:
+    """Train the agents that `config.pretraining` names, or take them from the folder `cache`, in which results are kept.
+
+    report: called with (agent, epochs done, {"loss", "accuracy"}) after each epoch that is trained.
+    Raises UserError for an agent that has nothing to pretrain or a folder that cannot be written, TrainingError for a loss that is
+    not finite.
+    """
+    import_plugins(config.plugins)
+    real = played_scenario(config.protocol, config.scenario, config.algorithm)
+    fresh = build_agents(real, config.scenario, config.seed)
+    made = {}
+    for agent in config.pretraining.agents:
+        pupil = _pupil(config, agent, fresh)
+        found, figures, notes = _learned(config, pupil, cache, report or _silent)
+        with_head = config.pretraining.include_heads and agent in real.protocol.deciders
+        made[agent] = Pretrained({**found["body"], **(found["head"] if with_head else {})}, figures, notes)
+    return made
+
+
+@dataclass(frozen=True)
+class _Pupil:
+    """An agent alone. body, head: names of the entries of its network's state that its decision depends on."""
+
+    agent: str
+    network: nn.Module
+    scenario: Scenario
+    body: tuple[str, ...]
+    head: tuple[str, ...]
+
+    def decides(self) -> list[nn.Parameter]:
+        """The parameters that are trained."""
+        names = {*self.body, *self.head}
+        return [parameter for name, parameter in self.network.named_parameters() if name in names]
+
+    def first_turns(self, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """What it sees of some instances before anybody has said anything, and their labels (N,)."""
+        scenario = self.scenario
+        id_N = id_N.to(scenario.label_I.device)
+        protocol = scenario.protocol
+        shape = (len(id_N), protocol.max_rounds, 1, len(protocol.channels), scenario.message_size)
+        silence = torch.full(shape, -1, device=id_N.device)
+        said = Dialogue(silence, silence if scenario.linear_symbols else None)
+        zero_N = torch.zeros_like(id_N)
+        return scenario.observe(self.agent, id_N, said, zero_N, zero_N), scenario.label_I[id_N]
+
+
+def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) -> _Pupil:
+    """The agent in its own scenario, with the first weights that it has in the experiment."""
+    alone = played_scenario(config.protocol, config.scenario, SoloSettings(agent=agent)).to(_device(config))
+    network = alone.build_agent(agent, stable_seed(config.seed, "agent", agent))
+    first, own = fresh[agent].state_dict(), network.state_dict()
+    network.load_state_dict({name: first[name] if _fits(first.get(name), value) else value for name, value in own.items()})
+    network.to(_device(config)).eval()  # no noise yet, and running statistics stay as they are
+    body = network.body()  # type: ignore[operator]
+    if body is None:
+        raise UserError(f"pretraining.agents: {agent!r} has no body that could be trained; leave it out")
+    prefix = next(name for name, module in network.named_modules() if module is body)
+    inside = tuple(name for name in own if name.startswith(f"{prefix}."))
+    pupil = _Pupil(agent, network, alone, inside, ())
+    parameters = dict(network.named_parameters())
+    obs, y_N = pupil.first_turns(alone.ids("train")[:2])
+    loss = decision_loss(network(obs, True, False)[0], y_N)
+    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    head = tuple(name for name, gradient in zip(parameters, found, strict=True) if gradient is not None and name not in inside)
+    return _Pupil(agent, network, alone, inside, head)
+
+
+def _learned(
+    config: ExperimentConfig, pupil: _Pupil, cache: Path, report: Report
+) -> tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]:
+    """(weights by part, figures, notes): from the cache, or trained and then kept there."""
+    key = _key(config, pupil)
+    path = cache / f"{key}.pt"
+    notes: tuple[str, ...] = ()
+    try:
+        kept = _read(path, key)
+    except _Damaged as reason:
+        kept, notes = None, (f"{path} is damaged ({reason}); {pupil.agent} is pretrained anew",)
+    cached = kept is not None
+    if kept is None:
+        kept = _trained(pupil, config.pretraining, config.seed, report)
+        _write(path, key, kept)
+    return kept["weights"], {**kept["figures"], "cached": cached, "key": key}, notes
+
+
+# ---------------------------------------------------------------------------------------------------------------- training
+
+
+def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Report) -> dict[str, Any]:
+    """Train the network of `pupil`; returns its weights by part, on the CPU, and the figures."""
+    curves: dict[str, list[float]] = {"loss": [], "accuracy": []}
+    for epoch, found in enumerate(_epochs(pupil, settings, seed)):
+        if not math.isfinite(found["loss"]):
+            raise TrainingError(f"pretraining {pupil.agent!r}: the loss of epoch {epoch + 1} is not finite; lower pretraining.lr")
+        for name, value in found.items():
+            curves[name].append(value)
+        report(pupil.agent, epoch + 1, found)
+    state = pupil.network.state_dict()
+    parts = {"body": pupil.body, "head": pupil.head}
+    weights = {part: {name: state[name].detach().cpu().clone() for name in names} for part, names in parts.items()}
+    return {"weights": weights, "figures": {**curves, "held_out": _held_out(pupil)}}
+
+
+def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator[dict[str, float]]:
+    """Train, epoch by epoch; yields the means of loss and accuracy over each epoch's instances."""
+    parameters = pupil.decides()
+    optimizer = FlatAdam([ParameterGroup("actor", "decides", parameters, 1.0)], settings.lr)
+    ids = pupil.scenario.ids("train").cpu()
+    pupil.network.train()
+    for epoch in range(settings.num_epochs):
+        if settings.anneal_lr:
+            optimizer.set_learning_rate(settings.lr * (1 - epoch / settings.num_epochs))
+        sums = torch.zeros(2, dtype=torch.float64)
+        order = torch.randperm(len(ids), generator=generator(seed, "pretraining", pupil.agent, epoch))
+        with _seeded_noise(pupil, seed, epoch):
+            for index_N in _minibatches(order, settings.minibatch_size):
+                obs, y_N = pupil.first_turns(ids[index_N])
+                policy, _ = pupil.network(obs, True, False)
+                loss = decision_loss(policy, y_N)
+                optimizer.set_gradients(torch.autograd.grad(loss, parameters, allow_unused=True))
+                clip_gradients([optimizer], settings.max_grad_norm)
+                optimizer.step()
+                sums += torch.stack([loss.detach(), accuracy(policy, y_N)]).cpu().double() * len(y_N)
+        mean_loss, mean_accuracy = (sums / len(ids)).tolist()
+        yield {"loss": mean_loss, "accuracy": mean_accuracy}
+
+
+def _minibatches(order_I: Tensor, size: int) -> list[Tensor]:
+    """`order_I` in pieces of `size`; a remainder joins the last."""
+    count = max(1, len(order_I) // size)
+    return [order_I[i * size : len(order_I) if i == count - 1 else (i + 1) * size] for i in range(count)]
+
+
+@contextmanager
+def _seeded_noise(pupil: _Pupil, seed: int, epoch: int) -> Iterator[None]:
+    """Noise and dropout draw from torch's global generators: seeded here, and left as they were."""
+    device = pupil.scenario.label_I.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(stable_seed(seed, "pretraining noise", pupil.agent, epoch))
+        yield
+
+
+@torch.no_grad()
+def _held_out(pupil: _Pupil) -> dict[str, float | int | None]:
+    """The accuracy on the test split, with its interval."""
+    pupil.network.eval()
+    correct, ids = 0.0, pupil.scenario.ids("test")
+    for id_N in ids.split(_BATCH):
+        obs, y_N = pupil.first_turns(id_N)
+        correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
+    return proportion(round(correct), len(ids)).record()
+
+
+# --------------------------------------------------------------------------------------------------------------- the cache
+
+
+class _Damaged(Exception):
+    """Why a file of the cache cannot be used."""
+
+
+def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
+    """A hash of all that the result depends on."""
+    own = asdict(agent_settings(config, pupil.agent))
+    protocol = pupil.scenario.protocol
+    facts = {
+        "version": [FORMAT, VERSION, nip_ray.__version__],
+        "device": pupil.scenario.label_I.device.type,
+        "seed": config.seed,
+        "agent": [pupil.agent, {name: value for name, value in own.items() if not name.endswith("lr_factor")}],
+        # where data come from does not matter, what they are is hashed below
+        "scenario": {name: value for name, value in asdict(config.scenario).items() if name not in ("agents", "data")},
+        "protocol": [protocol.max_rounds, protocol.channels, protocol.sees, protocol.turns],
+        "pretraining": {n: v for n, v in asdict(config.pretraining).items() if n not in ("agents", "cache", "include_heads")},
+    }
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    _absorb(digest, pupil.network.state_dict())
+    for split in ("train", "test"):
+        for id_N in pupil.scenario.ids(split).split(_BATCH):
+            obs, y_N = pupil.first_turns(id_N)
+            _absorb(digest, {**obs, "y": y_N})
+    return digest.hexdigest()[:32]
+
+
+def _absorb(digest: Any, tensors: dict[str, Tensor]) -> None:
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        digest.update(value.numpy().tobytes())
+
+
+def _write(path: Path, key: str, content: dict[str, Any]) -> None:
+    """One line that says what follows, and its sum; then what `torch.save` makes of `content`."""
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getvalue()
+    header = {"format": FORMAT, "version": VERSION, "key": key, "sha256": hashlib.sha256(payload).hexdigest()}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"pretraining.cache: {path.parent} cannot be made ({error.strerror}); name another folder") from None
+    write_atomically(path, json.dumps(header).encode() + b"\n" + payload)
+
+
+def _read(path: Path, key: str) -> dict[str, Any] | None:
+    """What `_write` wrote under `key`, None where there is nothing. Raises _Damaged for anything else."""
+    try:
+        line, _, payload = path.read_bytes().partition(b"\n")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _Damaged(error.strerror) from None
+    try:
+        header = json.loads(line)
+        sound = (header["format"], header["version"], header["key"]) == (FORMAT, VERSION, key)
+        stated = header["sha256"]
+    except (ValueError, LookupError, TypeError):
+        raise _Damaged("its first line is not ours") from None
+    if not sound or hashlib.sha256(payload).hexdigest() != stated:
+        raise _Damaged("it does not match its checksum" if sound else "it belongs to something else")
+    try:
+        return torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises a dozen kinds
+        raise _Damaged(f"it holds something else than tensors and plain values: {type(error).__name__}") from None
+
+
+def _fits(value: Tensor | None, other: Tensor) -> bool:
+    return value is not None and value.shape == other.shape
+
+
+def _device(config: ExperimentConfig) -> str:
+    """Where the main process learns."""
+    return "cuda" if config.learners.num_gpus_per_learner > 0 and torch.cuda.is_available() else "cpu"
+
+
+def _silent(agent: str, epochs: int, figures: dict[str, float]) -> None:
+    """For callers who want no report."""

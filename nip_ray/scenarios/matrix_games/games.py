@@ -1,0 +1,122 @@
+"""What a game is, and the matrix games.
+
+A game knows nothing of networks or tokens: moves come as ``move_NRA``, (N copies, R rounds, 2 players) int64, -1 where nobody has
+moved. States are numbered from 0 for each player; policies are tables over them.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from nip_ray.protocols import Judgement
+from nip_ray.scenarios.matrix_games.exact import PRISONERS_DILEMMA, tandem_losses
+from nip_ray.scenarios.matrix_games.solve import Tables, repeated_best_response, repeated_values
+from nip_ray.settings.matrix_games import MatrixGameSettings
+
+Figures = dict[str, float]
+
+_INSTANCES = 256  # of a matrix game: all alike, so that an evaluation has so many independent episodes
+_MATCHING_PENNIES = ((1.0, -1.0), (-1.0, 1.0))
+_DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
+
+
+class Game(ABC):
+    """One game of two players. actions: how many moves each has. num_states: of each player. num_instances: distinct starts."""
+
+    actions: tuple[int, int]
+    num_states: int
+    num_instances: int
+
+    @abstractmethod
+    def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:
+        """(N,) int64: where `player` (0 or 1) stands at the start of `round_N`, as far as it may know."""
+
+    @abstractmethod
+    def judge(self, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Judgement:
+        """What the moves of `round_N` pay, and whether they end the game."""
+
+    @abstractmethod
+    def figures(self, tables: Tables) -> Figures:
+        """Exact figures of two policies, each (states, moves) float64 probabilities."""
+
+
+class RepeatedGame(Game):
+    """A matrix game in `rounds` rounds, whose players remember the last one; `solve` says how states are numbered."""
+
+    def __init__(self, pay_ANM: Tensor, rounds: int, own_figures: Callable[[Tables], Figures] | None = None) -> None:
+        """pay_ANM: (2, moves of player0, moves of player1) float64, what each is paid. own_figures: those of this very game."""
+        self.pay_ANM, self.rounds, self.own_figures = pay_ANM, rounds, own_figures
+        first, second = pay_ANM.shape[1:]
+        self.actions = (first, second)
+        self.num_states = 1 if rounds == 1 else 1 + first * second
+        self.num_instances = _INSTANCES
+
+    def state(self, player: int, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Tensor:
+        """The last joint move, seen from the player's own side."""
+        if self.num_states == 1:
+            return torch.zeros_like(round_N)
+        own_N, other_N = self._moves(move_NRA, (round_N - 1).clamp_min(0), player)
+        return torch.where(round_N == 0, 0, 1 + own_N * self.actions[1 - player] + other_N)
+
+    def judge(self, id_N: Tensor, move_NRA: Tensor, round_N: Tensor) -> Judgement:
+        """Payoffs of the joint move; only the end of the rounds ends the game."""
+        first_N, second_N = self._moves(move_NRA, round_N.clamp(max=move_NRA.shape[1] - 1), 0)
+        reward_AN = self.pay_ANM.to(move_NRA.device)[:, first_N, second_N]
+        return Judgement(reward_AN.T.float(), torch.zeros_like(round_N, dtype=torch.bool))
+
+    def _moves(self, move_NRA: Tensor, round_N: Tensor, player: int) -> tuple[Tensor, Tensor]:
+        """A player's own and the other's moves (N,) of a round; a symbol beyond a player's moves counts as its last move."""
+        move_NA = move_NRA[torch.arange(len(round_N), device=round_N.device), round_N].clamp_min(0)
+        own_N, other_N = (move_NA[:, p].clamp(max=self.actions[p] - 1) for p in (player, 1 - player))
+        return own_N, other_N
+
+    def figures(self, tables: Tables) -> Figures:
+        """``<player>/value``: expected pay a round; ``exploitability``: mean gain of the two best responses, a round; the game's own.
+
+        A best response may use everything that was played and the round.
+        """
+        value_A = repeated_values(self.pay_ANM, tables, self.rounds).tolist()
+        best_A = [repeated_best_response(self.pay_ANM, tables[1 - player], player, self.rounds) for player in (0, 1)]
+        found = {f"player{player}/value": value for player, value in enumerate(value_A)}
+        found["exploitability"] = (sum(best_A) - sum(value_A)) / 2
+        return found if self.own_figures is None else found | self.own_figures(tables)
+
+
+def matrix_game(settings: MatrixGameSettings, rounds: int) -> RepeatedGame:
+    """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (the config's rules see to it)."""
+    if settings.game == "matching_pennies":
+        pay_NM = torch.tensor(_MATCHING_PENNIES, dtype=torch.float64)
+        return RepeatedGame(torch.stack([pay_NM, -pay_NM]), rounds, _distance_to_even_odds)
+    if settings.game == "prisoners_dilemma":
+        return RepeatedGame(torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64), rounds, _cooperation)
+    if settings.game == "tandem":
+        action_N = tandem_actions(settings)
+        return RepeatedGame(tandem_payoffs(action_N), rounds, lambda tables: _mean_actions(action_N, tables))
+    return RepeatedGame(torch.tensor([settings.payoffs0, settings.payoffs1], dtype=torch.float64), rounds)
+
+
+def tandem_actions(settings: MatrixGameSettings) -> Tensor:
+    """(N,) float64: the evenly spaced actions."""
+    return torch.linspace(-settings.tandem_range, settings.tandem_range, settings.tandem_actions, dtype=torch.float64)
+
+
+def tandem_payoffs(action_N: Tensor) -> Tensor:
+    """(2, N, N): minus the losses of the tandem game, for every pair of actions (N,)."""
+    return -torch.stack(tandem_losses(action_N[:, None], action_N[None]))
+
+
+def _distance_to_even_odds(tables: Tables) -> Figures:
+    """The only equilibrium plays heads half of the time, whatever has happened: the largest distance from that."""
+    return {"distance_to_nash": max(float((table - 0.5).abs().max()) for table in tables)}
+
+
+def _cooperation(tables: Tables) -> Figures:
+    """Probability of cooperating in each state."""
+    return {f"player{p}/cooperation/{_DILEMMA_STATES[s]}": float(x) for p, table in enumerate(tables) for s, x in enumerate(table[:, 0])}
+
+
+def _mean_actions(action_N: Tensor, tables: Tables) -> Figures:
+    """Mean first action."""
+    return {f"player{p}/action": float(table[0] @ action_N) for p, table in enumerate(tables)}

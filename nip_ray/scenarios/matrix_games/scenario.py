@@ -1,0 +1,92 @@
+"""A small game as a scenario: moves are messages of one symbol, the game's rules judge every round."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.errors import UserError
+from nip_ray.play.core import turn_masks
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import Judgement, Protocol
+from nip_ray.scenarios.matrix_games.agent import MatrixAgent
+from nip_ray.scenarios.matrix_games.games import Game, matrix_game
+from nip_ray.scenarios.matrix_games.kuhn import KuhnPoker
+from nip_ray.settings.matrix_games import MatrixAgentSettings, game_faults, protocol_of
+
+PLAYERS = ("player0", "player1")
+
+
+class MatrixGame(Scenario):
+    """Two players and a `Game`. Training and test instances are the same: there is nothing to generalise over. Labels mean nothing."""
+
+    name = "matrix_game"
+
+    def __init__(self, protocol: Protocol, game: Game, agents: Mapping[str, MatrixAgentSettings]) -> None:
+        self.protocol, self.game, self.agents = protocol, game, dict(agents)
+        self.num_symbols = max(game.actions)
+        self.label_I = torch.zeros(game.num_instances, dtype=torch.int64)
+
+    def to(self, device: str) -> "MatrixGame":
+        """This scenario, its table moved to `device` in place."""
+        self.label_I = self.label_I.to(device)
+        return self
+
+    def ids(self, split: str) -> Tensor:
+        """All instances."""
+        return torch.arange(len(self.label_I), device=self.label_I.device)
+
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """ "features" (N, states): the one-hot state of `agent`."""
+        state_N = self.game.state(PLAYERS.index(agent), id_N, _moves(said), round_N)
+        obs = turn_masks(self.protocol, agent, 1, round_N, seed_N)
+        obs["features"] = nn.functional.one_hot(state_N, self.game.num_states).float()
+        return obs
+
+    def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
+        """As the game's rules say."""
+        return self.game.judge(id_B, _moves(said), round_B)
+
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        """Tables or small perceptrons, initialised from `seed`."""
+        moves = self.game.actions[PLAYERS.index(agent)]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return MatrixAgent(self.agents[agent], self.game.num_states, moves, self.num_symbols)
+
+    def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Values, exploitability and what else is known of the game, from the policies' probabilities in all states."""
+        first, second = (self.policy_table(agent, networks[agent]) for agent in PLAYERS)
+        return self.game.figures((first, second))
+
+    @torch.no_grad()
+    def policy_table(self, agent: str, network: nn.Module) -> Tensor:
+        """(states, moves) float64, on the CPU: the probability of each of the player's moves in each state."""
+        count, device = self.game.num_states, self.label_I.device
+        obs = {"features": torch.eye(count, device=device), "speaks": torch.ones(count, 1, dtype=torch.bool, device=device)}
+        policy, _ = network(obs, True, False)
+        moves = self.game.actions[PLAYERS.index(agent)]
+        return torch.softmax(policy.message[:, 0, :moves].double(), -1).cpu()
+
+
+def _moves(said: Dialogue) -> Tensor:
+    """(N, R, A): each player's move, whichever channel it was made in; -1 where it made none."""
+    return said.main[..., 0].amax(-1)
+
+
+def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
+    """The scenario of `settings` (MatrixGameSettings) under the protocol of its game.
+
+    Raises UserError for another protocol, a game that makes no sense, or agents that do not play.
+    """
+    if protocol.name != protocol_of(settings.game):
+        raise UserError(f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got {protocol.name!r})")
+    for fault in game_faults(settings):
+        raise UserError(f"scenario.{fault}")
+    unknown = set(settings.agents) - {*PLAYERS, "_default"}
+    if unknown:
+        raise UserError(f"scenario.agents: {sorted(unknown)} do not play; the agents are {list(PLAYERS)}")
+    game = KuhnPoker() if settings.game == "kuhn_poker" else matrix_game(settings, protocol.max_rounds)
+    default = settings.agents.get("_default", MatrixAgentSettings())
+    return MatrixGame(protocol, game, {agent: settings.agents.get(agent, default) for agent in PLAYERS})

@@ -1,0 +1,93 @@
+"""Small games with known solutions: which game, its payoffs, and the policies of the two players."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+_LARGEST = 1e30  # so that sums over rounds stay within float32
+
+
+@dataclass(frozen=True)
+class MatrixAgentSettings:
+    """Policy and value of one player; they share no parameter."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: Literal["learned", "random"] = option("learned", "A learned policy, or a uniform random player.")
+    hidden: int = option(
+        0, "Width of a hidden layer in policy and in value (0: tabular, free logits and a free value for each state).", ge=0
+    )
+    activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Its activation.")
+    initial_scale: float = option(0.0, "Standard deviation of the first logits (0: the first policy is uniform).", ge=0)
+    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
+
+
+@dataclass(frozen=True)
+class MatrixGameSettings:
+    """Two players, one small game: the matrix games are played under the protocol matrix_game, Kuhn poker under kuhn_poker.
+
+    A matrix game of several rounds shows each player the last round's moves and nothing older: its policies have memory one.
+    """
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["matrix_game"] = option("matrix_game", "The task.")
+    game: Literal["bimatrix", "matching_pennies", "prisoners_dilemma", "tandem", "kuhn_poker"] = option(
+        "prisoners_dilemma", "Which game; bimatrix is any one that payoffs0 and payoffs1 describe."
+    )
+    payoffs0: tuple[tuple[float, ...], ...] = option(
+        (), "What player0 is paid in a round: a row for each move of its own, in it a column for each move of player1 (bimatrix)."
+    )
+    payoffs1: tuple[tuple[float, ...], ...] = option((), "What player1 is paid, laid out like payoffs0 (bimatrix).")
+    tandem_actions: int = option(21, "Number of evenly spaced actions of each player (tandem).", ge=2)
+    tandem_range: float = option(2.0, "They lie between minus this and this (tandem).", gt=0)
+    agents: dict[str, MatrixAgentSettings] = option(dict, "Agent -> its policy; `_default` serves the agents not named.")
+
+
+def protocol_of(game: str) -> str:
+    """The protocol that a game is played under."""
+    return "kuhn_poker" if game == "kuhn_poker" else "matrix_game"
+
+
+def game_faults(settings: MatrixGameSettings) -> Iterator[str]:
+    """What is wrong with the game that `settings` describe, each fault with the key, below `scenario`, that it is about."""
+    defaults = MatrixGameSettings()
+    for key, game in _USED_BY.items():
+        if settings.game != game and getattr(settings, key) != getattr(defaults, key):
+            yield f"{key}: {settings.game} has no use for it (only {game}), leave it out"
+    if not math.isfinite(settings.tandem_range):
+        yield f"tandem_range: got {settings.tandem_range}, expected a finite number"
+    for source, agent in settings.agents.items():
+        if not math.isfinite(agent.initial_scale):
+            yield f"agents.{source}.initial_scale: got {agent.initial_scale}, expected a finite number"
+    if settings.game == "bimatrix":
+        yield from _payoff_faults(settings)
+
+
+_USED_BY = {"payoffs0": "bimatrix", "payoffs1": "bimatrix", "tandem_actions": "tandem", "tandem_range": "tandem"}
+
+
+def _payoff_faults(settings: MatrixGameSettings) -> Iterator[str]:
+    shapes = []
+    for key in ("payoffs0", "payoffs1"):
+        rows: tuple[tuple[float, ...], ...] = getattr(settings, key)
+        widths = [len(row) for row in rows]
+        if not rows or not all(widths):
+            yield f"{key}: got {_plain(rows)}, expected a row for each move of player0, with a number for each move of player1"
+        elif len(set(widths)) > 1:
+            yield f"{key}: got rows of {', '.join(map(str, widths))} numbers, expected rows of one length"
+        elif not all(abs(x) <= _LARGEST for row in rows for x in row):  # false for what is no number too
+            yield f"{key}: expected finite numbers of at most {_LARGEST:g}"
+        else:
+            shapes.append((len(rows), widths[0]))
+    if len(set(shapes)) > 1:
+        (rows0, columns0), (rows1, columns1) = shapes
+        yield f"payoffs1: got {rows1} x {columns1} numbers, but payoffs0 has {rows0} x {columns0}: expected the same shape"
+
+
+def _plain(rows: tuple[tuple[float, ...], ...]) -> list[list[float]]:
+    return [list(row) for row in rows]

@@ -1,0 +1,33 @@
+"""When an agent learns, and where its weights come from."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class UpdateSchedule:
+    """In which iterations (counted from 0) an agent is updated; in the others its weights and its optimizer stand still."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: Literal["constant", "contiguous", "alternating"] = option(
+        "constant", "Always; from start to stop of every period; or in turns with another agent."
+    )
+    period: int | None = option(None, "Iterations after which the schedule repeats (contiguous, alternating).", ge=1)
+    start: int | None = option(None, "First iteration of a period in which it is updated (contiguous).", ge=0)
+    stop: int | None = option(None, "First iteration of a period in which it no longer is (contiguous).", ge=1)
+    first_agent_num_rounds: int | None = option(None, "Iterations of a period that belong to the first of the two (alternating).", ge=0)
+    first_agent: bool = option(True, "This agent is the first of the two (alternating).")
+
+
+@dataclass(frozen=True)
+class WeightSource:
+    """A trained agent of another run to start from; its network settings must be the same."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    run_dir: str = option("", "The other run's folder.", min_length=1)
+    agent: str | None = option(None, "The agent there (none: the one of the same name).", min_length=1)
+    checkpoint: int | None = option(None, "An iteration (none: the newest checkpoint).", ge=1)

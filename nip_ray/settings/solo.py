@@ -1,0 +1,42 @@
+"""How one agent is trained alone, on the labels."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class SupervisedSettings:
+    """Supervised training on the labels; the defaults are the published library's."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    lr: float = option(0.001, "Learning rate of Adam.", gt=0)
+    anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0.")
+    minibatch_size: int = option(256, "Instances in a minibatch.", ge=1)
+    max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
+
+
+@dataclass(frozen=True)
+class SoloSettings(SupervisedSettings):
+    """One agent alone learns the labels, its whole network, before anybody has said anything."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["solo"] = option("solo", "The learning rule: supervised training of one agent on the labels.")
+    agent: str = option("verifier", "Whose network; it plays alone and decides in the first round.", min_length=1)
+    num_epochs: int = option(1, "Passes over an iteration's instances (play.num_copies of them).", ge=1)
+    clip_gradients: Literal["agent", "joint"] = option("agent", "There is one agent: both are the same.")
+
+
+@dataclass(frozen=True)
+class PretrainingSettings(SupervisedSettings):
+    """Agents whose bodies are trained on the labels, each alone, before the experiment begins."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    agents: tuple[str, ...] = option((), "Who is pretrained (none: nobody).")
+    num_epochs: int = option(100, "Passes over the training instances.", ge=1)
+    include_heads: bool = option(False, "Hand the deciding head of an agent that decides over too, not the body alone (as published).")
+    cache: str | None = option(None, "Folder of pretrained bodies by content (none: `pretrained` beside the run folder).")

@@ -1,0 +1,46 @@
+"""How the Stackelberg and opponent-shaping rules learn."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.ppo import PolicyGradientSettings
+
+
+@dataclass(frozen=True)
+class StackelbergSettings(PolicyGradientSettings):
+    """Policy gradients of leaders who foresee their followers' learning. A frame is one round of one copy.
+
+    spg, pspg: the leader's total derivative through its followers' best response. lola, pola: through one step of their
+    learning. sos, psos: stable opponent shaping. The variants with a p clip probability ratios as PPO does.
+    """
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["stackelberg"] = option("stackelberg", "The learning rule: policy gradients that shape the followers.")
+    variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "Which rule of the family.")
+    stackelberg_sequence: tuple[tuple[str, ...], ...] | None = option(
+        None, "Groups of agents, leaders first; each agent stands in one (none: the verifiers, then all others)."
+    )
+    mutual: bool = option(False, "Everyone shapes everyone instead of leaders their followers (not for spg and pspg, which need an order).")
+    estimator: Literal["dice", "published"] = option(
+        "dice", "Second-order terms per sample, unbiased (dice), or the published products of batch means (published)."
+    )
+    clip_epsilon: float = option(0.2, "Clip range of the probability ratio (pspg, pola, psos).", gt=0)
+    shaping_lr: float | None = option(
+        None, "Step that followers are supposed to take (lola, pola, sos, psos); none: lr times the follower's factor.", gt=0
+    )
+    additional_lola_term: bool = option(True, "Let lola and pola also look ahead at where the followers' step leads.")
+    sos_scaling_factor: float = option(
+        0.5, "a of stable opponent shaping: bounds how much shaping may oppose the plain gradient.", gt=0, lt=1
+    )
+    sos_threshold_factor: float = option(
+        0.1, "b of stable opponent shaping: shaping fades where the gradient norm is below it.", gt=0, lt=1
+    )
+    ihvp: Literal["conjugate_gradient", "neumann", "nystrom"] = option(
+        "nystrom", "How products with the inverse of the followers' Hessian are found (spg, pspg)."
+    )
+    ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
+    ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
+    ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
+    ihvp_neumann_scale: float = option(0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0)

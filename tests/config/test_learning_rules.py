@@ -1,0 +1,228 @@
+"""Every illegal combination of learning options is refused with its key and a way out; what is legal is not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.learning_rules import schedule_faults
+from nip_ray.config.load import config_from_dict
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+from nip_ray.settings.schedule import UpdateSchedule
+
+Data = dict[str, Any]
+
+
+def learning(name: str, **keys: Any) -> Data:
+    return {"algorithm": {"name": name, **keys}}
+
+
+def schedules(**named: Data) -> Data:
+    return {"schedules": named}
+
+
+def agents(**named: Data) -> Data:
+    return {"scenario": {"agents": named}}
+
+
+def sequence(*groups: list[str], **keys: Any) -> Data:
+    return learning("stackelberg", stackelberg_sequence=list(groups), **keys)
+
+
+def weights(**named: Data) -> Data:
+    return {"initial_weights": named}
+
+
+def pretrained(*names: str, **keys: Any) -> Data:
+    return {"pretraining": {"agents": list(names), **keys}}
+
+
+def probe(**keys: Any) -> Data:
+    return {"evaluation": {"message_regression": {"enabled": True, **keys}}}
+
+
+RANDOM: Data = {"kind": "random"}
+FROZEN: Data = {"agent_lr_factor": {"actor": 0, "critic": 0}}
+CONTIGUOUS: Data = {"kind": "contiguous", "period": 4, "start": 1, "stop": 3}
+ALTERNATING: Data = {"kind": "alternating", "period": 4, "first_agent_num_rounds": 2}
+DEBATE: Data = {"protocol": {"name": "debate"}}
+MESSAGES: Data = {"protocol": {"name": "message_game"}}
+KUHN: Data = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
+SEQUENCE = "algorithm.stackelberg_sequence"
+
+ILLEGAL: list[tuple[Data, str, str]] = [
+    # algorithms
+    (learning("reinforce", clip_value=0.0), "algorithm.clip_value", "> 0, true (clip_epsilon) or false"),
+    (learning("stackelberg", clip_value=-1.0), "algorithm.clip_value", "> 0"),
+    (learning("ppo", adaptive_lr=True, anneal_lr=True), "algorithm.adaptive_lr", "anneal_lr sets the learning rate too"),
+    (
+        learning("ppo", adaptive_lr=True, adaptive_lr_min=0.1, adaptive_lr_max=0.01),
+        "algorithm.adaptive_lr_min",
+        "more than adaptive_lr_max",
+    ),
+    (learning("ppo", adaptive_lr=True, lr=0.1), "algorithm.lr", "between 1e-06 and 0.01"),
+    (learning("reinforce", minibatch_size=7), "algorithm.minibatch_size", "use at least 8"),
+    # Stackelberg
+    (sequence(["verifier"]), SEQUENCE, "prover has no place in it"),
+    (DEBATE | sequence(["verifier"]), SEQUENCE, "prover0, prover1 have no place in it"),
+    (sequence(["verifier"], ["prover"], ["verifier"]), SEQUENCE, "verifier stands in it 2 times"),
+    (sequence(["verifier", "verifier"], ["prover"]), SEQUENCE, "verifier stands in it 2 times"),
+    (sequence(["verifier"], ["prover"], ["provr"]), SEQUENCE, "provr is no agent of nip, did you mean prover?"),
+    (sequence(["verifier"], [], ["prover"]), SEQUENCE, "empty group"),
+    (sequence(["verifier"], ["prover"], mutual=True), SEQUENCE, "everyone shapes everyone"),
+    (learning("stackelberg", variant="spg", mutual=True), "algorithm.mutual", "spg needs leaders and followers"),
+    (learning("stackelberg", variant="pspg", mutual=True), "algorithm.mutual", "pspg needs leaders"),
+    # solo
+    (learning("solo", agent="provr"), "algorithm.agent", "got provr, did you mean prover?"),
+    (learning("solo", agent="judge"), "algorithm.agent", "there are prover, verifier"),
+    (learning("solo") | agents(verifier=RANDOM), "algorithm.agent", "verifier is random (scenario.agents.verifier.kind)"),
+    (learning("solo") | agents(_default={"kind": "manual"}), "algorithm.agent", "verifier is manual (scenario.agents._default.kind)"),
+    (learning("solo") | agents(verifier=FROZEN), "algorithm.agent", "scenario.agents.verifier.agent_lr_factor.actor is 0"),
+    (learning("solo", minibatch_size=257), "algorithm.minibatch_size", "256 frames"),
+    (learning("solo") | {"play": {"num_env_runners": 2}}, "play.num_env_runners", "plays with nobody, set it to 0"),
+    (KUHN | learning("solo", agent="player0"), "algorithm.name", "no labels to learn from"),
+    (learning("solo") | schedules(prover=CONTIGUOUS), "schedules.prover", "verifier learns alone"),
+    (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
+    # schedules
+    (schedules(provr=ALTERNATING), "schedules.provr", "no agent of nip, did you mean prover?"),
+    (schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}), "schedules.prover.period", "needs period, start, stop"),
+    (schedules(prover={"kind": "contiguous", "period": 3, "stop": 2}), "schedules.prover.start", "missing"),
+    (schedules(prover={"kind": "contiguous", "period": 3, "start": 0}), "schedules.prover.stop", "missing"),
+    (schedules(prover={"kind": "alternating", "period": 3}), "schedules.prover.first_agent_num_rounds", "missing"),
+    (schedules(prover={"period": 3}), "schedules.prover.period", "a schedule of kind constant has no use for it"),
+    (schedules(prover={"first_agent": False}), "schedules.prover.first_agent", "leave it out"),
+    (schedules(prover={**CONTIGUOUS, "first_agent_num_rounds": 1}), "schedules.prover.first_agent_num_rounds", "no use"),
+    (schedules(prover={**CONTIGUOUS, "first_agent": False}), "schedules.prover.first_agent", "no use"),
+    (schedules(prover={**ALTERNATING, "start": 0}), "schedules.prover.start", "no use"),
+    (schedules(prover={**CONTIGUOUS, "start": 3}), "schedules.prover.stop", "got 3, but start is 3"),
+    (schedules(prover={**CONTIGUOUS, "stop": 5}), "schedules.prover.stop", "more than the period of 4"),
+    (
+        schedules(prover={**ALTERNATING, "first_agent_num_rounds": 5}),
+        "schedules.prover.first_agent_num_rounds",
+        "more than the period of 4",
+    ),
+    (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 0}), "schedules.prover", "would never learn"),
+    (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 4, "first_agent": False}), "schedules.prover", "would never learn"),
+    (schedules(prover=CONTIGUOUS) | {"iterations": 1}, "schedules.prover", "would never learn within 1 iterations"),
+    (
+        schedules(prover=CONTIGUOUS) | agents(prover=RANDOM),
+        "schedules.prover",
+        "never learns, whatever its schedule (scenario.agents.prover)",
+    ),
+    (schedules(prover=CONTIGUOUS) | agents(_default=FROZEN, verifier={}), "schedules.prover", "scenario.agents._default"),
+    # first weights
+    (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),
+    (weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM), "initial_weights.prover", "is random (scenario.agents.prover.kind)"),
+    (weights(prover={}), "initial_weights.prover.run_dir", "missing, name the folder"),
+    (weights(prover={"run_dir": "/no/such/run"}), "initial_weights.prover.run_dir", "/no/such/run: no run here"),
+    (weights(prover={"run_dir": "EMPTY"}), "initial_weights.prover.run_dir", "no run here"),
+    (weights(prover={"run_dir": "UNTRAINED"}), "initial_weights.prover.run_dir", "no checkpoint yet"),
+    (weights(prover={"run_dir": "RUN", "checkpoint": 3}), "initial_weights.prover.checkpoint", "none of iteration 3, there is 50, 100"),
+    (weights(prover={"run_dir": "RUN"}) | pretrained("prover"), "initial_weights.prover", "pretraining.agents names prover too"),
+    # pretraining
+    (pretrained("provr"), "pretraining.agents", "provr is no agent of nip, did you mean prover?"),
+    (pretrained("prover", "prover"), "pretraining.agents", "prover is named 2 times"),
+    (pretrained("prover") | agents(prover=RANDOM), "pretraining.agents", "prover is random (scenario.agents.prover.kind)"),
+    (pretrained(lr=float("inf")), "pretraining.lr", "expected number > 0"),
+    (KUHN | pretrained("player0"), "pretraining.agents", "no labels"),
+    # what messages say
+    (probe(agents=["judge"]), "evaluation.message_regression.agents", "judge is no agent of nip, there are prover, verifier"),
+    (probe(lr=float("inf")), "evaluation.message_regression.lr", "expected number > 0"),
+    (KUHN | probe(), "evaluation.message_regression.enabled", "no labels"),
+]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Folders as the rules see them: a run with two checkpoints, one with none, and no run."""
+    root = tmp_path_factory.mktemp("runs")
+    for name in ("RUN/checkpoints/000050", "RUN/checkpoints/000100", "RUN/checkpoints/.000150.tmp-1", "UNTRAINED/checkpoints", "EMPTY"):
+        (root / name).mkdir(parents=True)
+    for name in ("RUN", "UNTRAINED"):
+        (root / name / "config.yaml").write_text("name: other\n", encoding="utf-8")
+    return {name: str(root / name) for name in ("RUN", "UNTRAINED", "EMPTY")}
+
+
+def placed(data: Data, runs: dict[str, str]) -> Data:
+    """`data` with the folders of `runs` for their names."""
+    named = data.get("initial_weights", {})
+    made = {
+        agent: {**source, **({"run_dir": runs.get(source["run_dir"], source["run_dir"])} if source else {})}
+        for agent, source in named.items()
+    }
+    return {**data, "initial_weights": made}
+
+
+@pytest.mark.parametrize(("data", "key", "said"), ILLEGAL, ids=[f"{i}-{key}" for i, (_, key, _) in enumerate(ILLEGAL)])
+def test_illegal(runs: dict[str, str], data: Data, key: str, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        check(config_from_dict(placed(data, runs)))
+    message = str(caught.value)
+    assert message.startswith(f"{key}: "), message
+    assert said in message
+    assert "; " not in message, "one fault, one answer"
+
+
+LEGAL: list[Data] = [
+    learning("reinforce"),
+    learning("reinforce", baseline="critic", clip_value=True),
+    learning("stackelberg"),
+    learning("stackelberg", mutual=True),
+    learning("stackelberg", variant="spg", clip_value=0.1),
+    sequence(["prover"], ["verifier"]),
+    sequence(["prover", "verifier"]),
+    DEBATE | sequence(["verifier"], ["prover1", "prover0"]),
+    learning("ppo", adaptive_lr=True),
+    learning("ppo", anneal_lr=True, adaptive_lr_min=1.0),
+    learning("solo"),
+    learning("solo", agent="prover", minibatch_size=256) | agents(verifier=RANDOM),
+    learning("solo", minibatch_size=1)
+    | agents(verifier={"agent_lr_factor": {"actor": 1, "critic": 1}, "body_lr_factor": FROZEN["agent_lr_factor"]}),
+    learning("solo", minibatch_size=5) | schedules(verifier=CONTIGUOUS),
+    learning("solo", agent="player0") | {"plugins": [__file__], "protocol": {"name": "mine"}},
+    schedules(prover={}),
+    schedules(prover=ALTERNATING, verifier={**ALTERNATING, "first_agent": False}),
+    schedules(prover=CONTIGUOUS) | {"iterations": 2},
+    schedules(anybody=CONTIGUOUS) | {"plugins": [__file__], "protocol": {"name": "mine"}},
+    weights(prover={"run_dir": "RUN"}),
+    weights(prover={"run_dir": "RUN", "checkpoint": 50, "agent": "verifier"}) | pretrained("verifier"),
+    pretrained("prover", "verifier"),
+    pretrained("prover") | agents(prover={"body_lr_factor": {"actor": 0, "critic": 0}}),
+    pretrained("prover") | agents(prover=FROZEN),
+    pretrained("anybody") | {"plugins": [__file__], "protocol": {"name": "mine"}},
+    probe(),
+    probe(agents=["verifier"]),
+    KUHN,
+]
+
+
+@pytest.mark.parametrize("data", LEGAL, ids=range(len(LEGAL)))
+def test_legal(runs: dict[str, str], data: Data) -> None:
+    check(config_from_dict(placed(data, runs)))
+
+
+def test_several_faults_of_a_schedule() -> None:
+    faults = list(schedule_faults(UpdateSchedule("contiguous", start=3, stop=2, first_agent_num_rounds=1)))
+    assert [fault.partition(":")[0] for fault in faults] == ["period", "first_agent_num_rounds"], "what it lacks comes before what it says"
+    faults = list(schedule_faults(UpdateSchedule("contiguous", period=4, start=6, stop=5)))
+    assert [fault.partition(":")[0] for fault in faults] == ["stop", "stop"]
+
+
+def test_a_zero_knowledge_game_has_two_more_agents(runs: dict[str, str]) -> None:
+    secret = {"protocol": {"name": "nip", "zero_knowledge": True}}
+    everyone = ["verifier"], ["prover", "adversarial_verifier", "simulator"]
+    check(config_from_dict(secret | sequence(*everyone)))
+    check(config_from_dict(secret | pretrained("simulator")))
+    with pytest.raises(UserError, match="simulator have no place"):
+        check(config_from_dict(secret | sequence(["verifier"], ["prover"])))
+    with pytest.raises(UserError, match="simulator is no agent of nip"):
+        check(config_from_dict(pretrained("simulator")))
+
+
+def test_other_runs_are_looked_up_from_where_we_are(runs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(runs["RUN"]).parent)
+    check(config_from_dict(weights(prover={"run_dir": "RUN"})))
+    monkeypatch.chdir("/")
+    with pytest.raises(UserError, match="RUN: no run here"):
+        check(config_from_dict(weights(prover={"run_dir": "RUN"})))

@@ -1,0 +1,222 @@
+"""Inverse-Hessian products against dense solves: on quadratics, on small networks, and where the Hessian is singular or indefinite."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.inverse_hessian import Product, conjugate_gradient, inverse_hvp, neumann, nystrom
+from nip_ray.settings.stackelberg import StackelbergSettings
+
+SIZE = 12
+METHODS = ("conjugate_gradient", "neumann", "nystrom")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def symmetric(eigenvalues: Tensor, seed: int = 0) -> Tensor:
+    size = len(eigenvalues)
+    turn, _ = torch.linalg.qr(torch.randn(size, size, generator=generator(seed), dtype=torch.float64))
+    return turn @ torch.diag(eigenvalues.double()) @ turn.T
+
+
+def vector(size: int = SIZE, seed: int = 1) -> Tensor:
+    return torch.randn(size, generator=generator(seed), dtype=torch.float64)
+
+
+def times(matrix: Tensor) -> Product:
+    return lambda x: matrix @ x
+
+
+def dense(matrix: Tensor, v: Tensor, damping: float) -> Tensor:
+    return torch.linalg.solve(matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype), v)
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_quadratics(seed: int) -> None:
+    matrix, v = symmetric(torch.linspace(0.1, 5, SIZE), seed), vector(seed=seed + 50)
+    expected = dense(matrix, v, 0.3)
+    assert error(conjugate_gradient(times(matrix), v, SIZE, 0.3), expected) < 1e-8
+    assert error(neumann(times(matrix), v, 400, 0.3, 0.3), expected) < 1e-8
+    assert error(nystrom(times(matrix), v, SIZE, 0.3, generator(seed)), expected) < 1e-8
+    short = conjugate_gradient(times(matrix), v, 3, 0.3)
+    assert 1e-3 < error(short, expected) < 1
+
+
+def network_hessian(seed: int) -> tuple[Product, Tensor]:
+    """The Hessian of a classifier's loss at random weights: Hessian-vector products by differentiating twice, and the dense matrix."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    x, y = torch.randn(20, 3, dtype=torch.float64), torch.randint(0, 3, (20,))
+    parameters = list(net.parameters())
+    sizes = [p.numel() for p in parameters]
+
+    def loss(flat: Tensor) -> Tensor:
+        values = {name: part.view_as(p) for (name, p), part in zip(net.named_parameters(), flat.split(sizes), strict=True)}
+        return nn.functional.cross_entropy(torch.func.functional_call(net, values, (x,)), y)
+
+    flat = torch.cat([p.detach().flatten() for p in parameters])
+    graph = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), parameters, create_graph=True)
+
+    def hvp(v: Tensor) -> Tensor:
+        weights = [part.view_as(p) for part, p in zip(v.split(sizes), parameters, strict=True)]
+        return torch.cat([part.flatten() for part in torch.autograd.grad(graph, parameters, weights, retain_graph=True)])
+
+    return hvp, torch.func.hessian(loss)(flat)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_networks(seed: int) -> None:
+    hvp, matrix = network_hessian(seed)
+    eigenvalues = torch.linalg.eigvalsh(matrix)
+    assert eigenvalues[0] < -1e-3  # indefinite, as a network's Hessian is: the damping makes it solvable
+    damping = float(1.5 * eigenvalues[0].abs()) + 0.02
+    v = vector(len(matrix), seed + 10)
+    expected = dense(matrix, v, damping)
+    scale = float(1.8 / (eigenvalues[-1] + damping))
+    assert error(conjugate_gradient(hvp, v, len(matrix), damping), expected) < 1e-6
+    assert error(neumann(hvp, v, 1500, damping, scale), expected) < 1e-6
+    assert error(nystrom(hvp, v, len(matrix), damping, generator(seed)), expected) < 1e-6
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-8), (torch.float32, 1e-3)])
+@pytest.mark.parametrize("rank", [3, 5, 30])
+def test_nystrom_is_exact_on_a_hessian_of_low_rank(rank: int, dtype: torch.dtype, tolerance: float) -> None:
+    """Also where the rows that it looks at depend on each other."""
+    matrix = symmetric(torch.tensor([4.0, 2.0, 1.0] + [0.0] * 27)).to(dtype)
+    v = vector(30).to(dtype)
+    expected = dense(matrix.double(), v.double(), 0.1)
+    for seed in range(5):
+        found = nystrom(times(matrix), v, rank, 0.1, generator(seed))
+        assert found.dtype == dtype
+        assert error(found.double(), expected) < tolerance
+
+
+def test_nystrom_of_a_lower_rank_is_an_approximation() -> None:
+    matrix = symmetric(torch.tensor([4.0, 2.0, 1.0] + [0.0] * 27))
+    found = nystrom(times(matrix), vector(30), 2, 0.1, generator())
+    assert error(found, dense(matrix, vector(30), 0.1)) > 1e-3
+
+
+def test_conjugate_gradient_needs_one_iteration_per_eigenvalue() -> None:
+    matrix = symmetric(torch.tensor([1.0] * 5 + [3.0] * 5 + [7.0] * 2))
+    v = vector()
+    assert error(conjugate_gradient(times(matrix), v, 3, 0.5), dense(matrix, v, 0.5)) < 1e-10
+    assert error(conjugate_gradient(times(matrix), v, 2, 0.5), dense(matrix, v, 0.5)) > 1e-4
+    assert error(conjugate_gradient(times(matrix), v, 200, 0.5), dense(matrix, v, 0.5)) < 1e-10  # goes on without harm
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
+def test_conjugate_gradient_rests_where_it_has_converged(dtype: torch.dtype, tolerance: float) -> None:
+    """Residuals that go on shrinking would underflow, and their ratio would not be a number."""
+    matrix, v = torch.diag(torch.tensor([0.15, 300.0], dtype=dtype)), torch.tensor([1.0, 2.0], dtype=dtype)
+    for iterations in range(2, 80):
+        assert error(conjugate_gradient(times(matrix), v, iterations, 1e-9), dense(matrix, v, 1e-9)) < tolerance
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_conjugate_gradient_stops_at_negative_curvature(seed: int) -> None:
+    """Never blows up, and never makes worse what it minimises: x (H + rho I) x / 2 - v x."""
+    matrix, v = symmetric(torch.linspace(-1, 2, SIZE), seed), vector(seed=seed)
+    best = 0.0
+    for iterations in range(1, 30):
+        x = conjugate_gradient(times(matrix), v, iterations, 0.05)
+        value = float(x @ (matrix @ x + 0.05 * x) / 2 - v @ x)
+        assert value <= best + 1e-9
+        best = value
+        assert float(x.norm()) < 10 * float(v.norm()) / 0.05
+    downhill = torch.linalg.eigh(matrix).eigenvectors[:, 0]
+    assert float(conjugate_gradient(times(matrix), downhill, 5, 0.05).norm()) == 0.0
+
+
+def test_nystrom_counts_negative_curvature_by_its_size() -> None:
+    eigenvalues, turn = torch.linalg.eigh(symmetric(torch.linspace(-1, 2, SIZE)))
+    v, damping = vector(), 0.05
+    damped = eigenvalues + damping
+    curvature = torch.where(damped > 0.1 * damping, damped, eigenvalues.abs() + damping)
+    expected = turn @ ((turn.T @ v) / curvature)
+    assert error(nystrom(times(symmetric(torch.linspace(-1, 2, SIZE))), v, SIZE, damping, generator()), expected) < 1e-8
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nystrom_stays_bounded_on_indefinite_hessians(seed: int) -> None:
+    matrix, v = symmetric(torch.linspace(-1, 1, SIZE), seed), vector(seed=seed)
+    for rank in (1, 3, 6):
+        assert float(nystrom(times(matrix), v, rank, 0.1, generator(seed)).norm()) <= 10.001 * float(v.norm()) / 0.1
+
+
+def test_neumann_ends_where_it_would_diverge() -> None:
+    v = vector()
+    for matrix in (symmetric(torch.linspace(1, 300, SIZE)), symmetric(torch.linspace(-9, -5, SIZE))):
+        assert float(neumann(times(matrix), v, 500, 0.1, 0.1).norm()) <= 5 * 0.1 * float(v.norm())
+
+
+def apply(method: str, hvp: Product, v: Tensor) -> Tensor:
+    settings = StackelbergSettings(ihvp=method, ihvp_num_iterations=40, ihvp_rank=SIZE, ihvp_damping=0.5)  # type: ignore[arg-type]
+    return inverse_hvp(settings, hvp, v, generator())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("eigenvalues", [torch.zeros(SIZE), torch.linspace(0, 1, SIZE), torch.linspace(-3, 3, SIZE)])
+def test_zero_stays_zero(method: str, eigenvalues: Tensor) -> None:
+    assert torch.equal(apply(method, times(symmetric(eigenvalues)), torch.zeros(SIZE, dtype=torch.float64)), torch.zeros(SIZE).double())
+    assert bool(apply(method, times(symmetric(eigenvalues)), vector()).isfinite().all())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_curvature_leaves_the_damping(method: str) -> None:
+    v = vector()
+    settings = StackelbergSettings(ihvp=method, ihvp_num_iterations=400, ihvp_damping=0.5)  # type: ignore[arg-type]
+    assert error(inverse_hvp(settings, torch.zeros_like, v, generator()), v / 0.5) < 1e-6
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_parameters(method: str) -> None:
+    assert apply(method, lambda x: x, torch.zeros(0)).shape == (0,)
+
+
+def test_the_settings_choose_the_method() -> None:
+    matrix, v = symmetric(torch.linspace(0, 4, SIZE)), vector()
+    by_hand: dict[str, Callable[[StackelbergSettings], Tensor]] = {
+        "conjugate_gradient": lambda s: conjugate_gradient(times(matrix), v, s.ihvp_num_iterations, s.ihvp_damping),
+        "neumann": lambda s: neumann(times(matrix), v, s.ihvp_num_iterations, s.ihvp_damping, s.ihvp_neumann_scale),
+        "nystrom": lambda s: nystrom(times(matrix), v, s.ihvp_rank, s.ihvp_damping, generator(7)),
+    }
+    found = []
+    for method, expected in by_hand.items():
+        settings = StackelbergSettings(ihvp=method, ihvp_num_iterations=4, ihvp_rank=3, ihvp_damping=0.2, ihvp_neumann_scale=0.3)  # type: ignore[arg-type]
+        found.append(inverse_hvp(settings, times(matrix), v, generator(7)))
+        assert torch.equal(found[-1], expected(settings))
+    assert not torch.allclose(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
+
+
+@pytest.mark.parametrize(("method", "products"), [("conjugate_gradient", 6), ("neumann", 5), ("nystrom", 4)])
+def test_products_are_counted_by_the_settings_alone(method: str, products: int) -> None:
+    """Learners that sum each product among themselves must make the same number of them."""
+    settings = StackelbergSettings(ihvp=method, ihvp_num_iterations=6, ihvp_rank=4)  # type: ignore[arg-type]
+    for eigenvalues in (torch.zeros(SIZE), torch.linspace(-5, -1, SIZE), torch.linspace(0, 90, SIZE)):
+        matrix, calls = symmetric(eigenvalues), []
+
+        def hvp(x: Tensor, matrix: Tensor = matrix, calls: list[int] = calls) -> Tensor:
+            calls.append(1)
+            return matrix @ x
+
+        for v in (vector(), torch.zeros(SIZE, dtype=torch.float64)):
+            calls.clear()
+            inverse_hvp(settings, hvp, v, generator())
+            assert len(calls) == products
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_products_that_are_not_finite_raise_nothing(bad: float) -> None:
+    """The learner finds them by one check of all gradients."""
+    assert not bool(nystrom(lambda x: x * bad, vector(), 3, 0.1, generator()).isfinite().any())
+    assert nystrom(lambda x: x, vector(), 3, 0.1, generator()).isfinite().all()

@@ -1,0 +1,430 @@
+"""Directions against dense matrices and brute-force differentiation, on one learner and on two; the sampled losses against loops."""
+
+import math
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nip_ray.errors import UserError
+from nip_ray.learning.shaping import Reduce, check_sequence, dice_losses, directions, leader_follower_map, stable_direction
+from nip_ray.settings.stackelberg import StackelbergSettings
+
+EXACT = StackelbergSettings(variant="spg", ihvp="conjugate_gradient", ihvp_num_iterations=40, ihvp_damping=1e-9)
+VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
+METHODS = ("conjugate_gradient", "neumann", "nystrom")
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def lockstep(learners: Sequence[Callable[[Reduce], Any]]) -> list[Any]:
+    """Runs each learner in a thread of its own; `reduce` sums over them. A call that one learner does not make breaks the barrier."""
+    barrier, given, results = threading.Barrier(len(learners), timeout=20), [torch.zeros(0)] * len(learners), [None] * len(learners)
+
+    def run(rank: int) -> None:
+        def reduce(x: Tensor) -> Tensor:
+            assert not x.requires_grad
+            assert x.dim() == 1
+            given[rank] = x
+            barrier.wait()
+            total = torch.stack(given).sum(0)
+            barrier.wait()
+            return total
+
+        results[rank] = learners[rank](reduce)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(learners))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not barrier.broken
+    return results
+
+
+# Who leads whom
+
+
+def test_leader_follower_map() -> None:
+    agents = ("a", "b", "c", "d")
+    sequence = (("c",), ("a", "d"), ("b",))
+    assert leader_follower_map(agents, sequence, mutual=False) == {"a": ("b",), "b": (), "c": ("a", "d", "b"), "d": ("b",)}
+    assert leader_follower_map(("a", "b", "c"), (), mutual=True) == {"a": ("b", "c"), "b": ("a", "c"), "c": ("a", "b")}
+    assert leader_follower_map(("a",), (("a",),), mutual=False) == {"a": ()}
+
+
+@pytest.mark.parametrize(
+    ("sequence", "words"),
+    [
+        ((("a",), ("b",)), ["misses c"]),
+        ((("a",), ("b", "a"), ("c",)), ["repeats a"]),
+        ((("a", "x"), ("b", "c", "y")), ["does not know x, y"]),
+        ((("a", "b", "b"), ("x",)), ["misses c", "repeats b", "does not know x"]),
+        ((("a", "b"), (), ("c",)), ["empty group"]),
+        ((), ["misses a, b, c"]),
+    ],
+)
+def test_a_wrong_sequence_names_the_agents(sequence: tuple[tuple[str, ...], ...], words: list[str]) -> None:
+    for call in (lambda: check_sequence(("a", "b", "c"), sequence), lambda: leader_follower_map(("a", "b", "c"), sequence, mutual=False)):
+        with pytest.raises(UserError) as caught:
+            call()
+        for word in words:
+            assert word in str(caught.value)
+
+
+# Directions against dense matrices
+
+
+class Smooth:
+    """Random smooth losses of several agents, with every second derivative alive; an agent's parameters are two tensors."""
+
+    def __init__(self, agents: Sequence[str], seed: int, quadratic: bool = False) -> None:
+        self.agents, self.quadratic = list(agents), quadratic
+        self.parameters = {
+            agent: [normal(*shape, seed=seed + 10 * k + part).requires_grad_() for part, shape in enumerate(((2, 1 + k % 2), (2,)))]
+            for k, agent in enumerate(agents)
+        }
+        self.sizes = [sum(p.numel() for p in self.parameters[agent]) for agent in agents]
+        size = sum(self.sizes)
+        self.quadratics, self.linears = normal(len(agents), size, size, seed=seed + 500) * 0.3, normal(len(agents), size, seed=seed + 600)
+        self.mixes = normal(len(agents), size, size, seed=seed + 700) * 0.3
+        for k in range(len(agents)):
+            block = self.block(k)
+            self.quadratics[k, block, block] += 2 * torch.eye(self.sizes[k])
+
+    def block(self, k: int) -> slice:
+        return slice(sum(self.sizes[:k]), sum(self.sizes[: k + 1]))
+
+    def flat(self) -> Tensor:
+        return torch.cat([p.reshape(-1) for agent in self.agents for p in self.parameters[agent]])
+
+    def loss(self, k: int, flat: Tensor) -> Tensor:
+        value = flat @ self.quadratics[k] @ flat / 2 + self.linears[k] @ flat
+        return value if self.quadratic else value + (self.mixes[k] @ flat).tanh().pow(3).sum()
+
+    def losses(self) -> dict[str, Tensor]:
+        flat = self.flat()
+        return {agent: self.loss(k, flat) for k, agent in enumerate(self.agents)}
+
+    def directions(
+        self, followers: Mapping[str, tuple[str, ...]], settings: StackelbergSettings, eta: Mapping[str, float]
+    ) -> dict[str, Tensor]:
+        return directions(self.losses(), self.parameters, followers, settings, eta, generator())
+
+    def derivatives(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Dense gradients (P,) and Hessians (P, P) of every loss."""
+        flat = self.flat().detach()
+        gradients = [torch.func.grad(lambda x, k=k: self.loss(k, x))(flat) for k in range(len(self.agents))]
+        return gradients, [torch.func.hessian(lambda x, k=k: self.loss(k, x))(flat) for k in range(len(self.agents))]
+
+
+def dense_implicit(game: Smooth, followers: Mapping[str, tuple[str, ...]], damping: float) -> dict[str, Tensor]:
+    gradients, hessians = game.derivatives()
+    number = {agent: k for k, agent in enumerate(game.agents)}
+    found = {}
+    for leader in game.agents:
+        total = gradients[number[leader]].clone()
+        for f in sorted(followers[leader], key=lambda f: len(followers[f])):
+            block = game.block(number[f])
+            own = hessians[number[f]][block, block] + damping * torch.eye(block.stop - block.start)
+            x = torch.linalg.solve(own, total[block])
+            for u in (leader, *followers[leader]):
+                if f in followers[u]:
+                    total[game.block(number[u])] -= hessians[number[f]][game.block(number[u]), block] @ x
+        found[leader] = total[game.block(number[leader])]
+    return found
+
+
+def dense_one_step(
+    game: Smooth, followers: Mapping[str, tuple[str, ...]], settings: StackelbergSettings, eta: Mapping[str, float], mutual: bool
+) -> dict[str, Tensor]:
+    gradients, hessians = game.derivatives()
+    block = {agent: game.block(k) for k, agent in enumerate(game.agents)}
+    number = {agent: k for k, agent in enumerate(game.agents)}
+    xi = {agent: gradients[k][block[agent]] for agent, k in number.items()}
+    found, xi0, chi = dict(xi), {}, {}
+    for g in sorted(game.agents, key=lambda agent: len(followers[agent])):
+        shaping, lookahead = torch.zeros_like(xi[g]), torch.zeros_like(xi[g])
+        for f in followers[g]:
+            shaping += eta[f] * hessians[number[f]][block[g], block[f]] @ gradients[number[g]][block[f]]
+            step = xi[f] if mutual else found[f]
+            lookahead += eta[f] * hessians[number[g]][block[g], block[f]] @ step
+        if settings.variant in ("lola", "pola") and not settings.additional_lola_term:
+            lookahead = torch.zeros_like(lookahead)
+        found[g], xi0[g], chi[g] = xi[g] - shaping - lookahead, xi[g] - lookahead, shaping
+    if settings.variant in ("lola", "pola"):
+        return found
+    all_xi, all_xi0, all_chi = (torch.cat([part[agent] for agent in game.agents]) for part in (xi, xi0, chi))
+    against = -float(all_chi @ all_xi0)
+    p1 = 1.0 if against >= 0 else min(1.0, -settings.sos_scaling_factor * float(all_xi0 @ all_xi0) / against)
+    norm = math.sqrt(float(all_xi @ all_xi))
+    p = min(p1, norm**2 if norm < settings.sos_threshold_factor else 1.0)
+    return {agent: xi0[agent] - p * chi[agent] for agent in game.agents}
+
+
+SEQUENCES = {
+    "two": (("a",), ("b",)),
+    "one leads two": (("a",), ("b", "c")),
+    "two lead one": (("a", "b"), ("c",)),
+    "three levels": (("a",), ("b",), ("c",)),
+    "wide": (("b",), ("a", "d"), ("c", "e")),
+}
+
+
+@pytest.mark.parametrize("ihvp", METHODS)
+@pytest.mark.parametrize("name", SEQUENCES)
+def test_spg_is_the_dense_formula(name: str, ihvp: str) -> None:
+    sequence = SEQUENCES[name]
+    agents = sorted(agent for group in sequence for agent in group)
+    settings = StackelbergSettings(
+        variant="spg",
+        ihvp=ihvp,
+        ihvp_num_iterations=300 if ihvp == "neumann" else 30,
+        ihvp_rank=9,
+        ihvp_damping=0.5,
+        ihvp_neumann_scale=0.2,  # type: ignore[arg-type]
+    )
+    followers = leader_follower_map(agents, sequence, mutual=False)
+    for seed in range(3):
+        game = Smooth(agents, 1000 * seed)
+        found, expected = game.directions(followers, settings, {}), dense_implicit(game, followers, 0.5)
+        assert list(found) == agents
+        for agent in agents:
+            torch.testing.assert_close(found[agent], expected[agent], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3])
+@pytest.mark.parametrize("variant", ["lola", "pola", "sos", "psos"])
+@pytest.mark.parametrize("name", [*SEQUENCES, "mutual"])
+def test_one_step_rules_are_the_dense_formulas(name: str, variant: str, scale: float) -> None:
+    """With gradients large and small, so that both of the two factors of stable opponent shaping come to bear."""
+    sequence = SEQUENCES.get(name, (("a", "b", "c"),))
+    agents = sorted(agent for group in sequence for agent in group)
+    followers = leader_follower_map(agents, sequence, mutual=name == "mutual")
+    eta = {agent: 0.2 + 0.3 * k for k, agent in enumerate(agents)}
+    for additional in (True, False):
+        settings = StackelbergSettings(variant=variant, additional_lola_term=additional, mutual=name == "mutual")  # type: ignore[arg-type]
+        for seed in range(3):
+            game = Smooth(agents, 1000 * seed)
+            for part in (game.quadratics, game.linears, game.mixes):
+                part *= scale
+            found = game.directions(followers, settings, eta)
+            expected = dense_one_step(game, followers, settings, eta, mutual=name == "mutual")
+            for agent in agents:
+                torch.testing.assert_close(found[agent], expected[agent], rtol=1e-9, atol=1e-15)
+
+
+def test_the_two_factors_of_stable_opponent_shaping() -> None:
+    settings = StackelbergSettings()
+    for xi, lookahead, chi, p in (
+        ([3.0, 4.0], [0.0, 0.0], [-1.0, -1.0], 1.0),  # shaping agrees
+        ([3.0, 4.0], [0.0, 0.0], [3.0, 4.0], 0.5),  # as large as xi0 and against it: a
+        ([3.0, 4.0], [2.0, 4.0], [10.0, 0.0], 0.05),  # a |xi0|^2 / <chi, xi0> with xi0 = (1, 0)
+        ([3.0, 4.0], [0.0, 0.0], [0.3, 0.4], 1.0),  # too small to matter
+        ([0.03, 0.04], [0.0, 0.0], [-1.0, -1.0], 0.0025),  # near a fixed point
+        ([0.2, 0.0], [0.0, 0.0], [-1.0, 0.0], 1.0),  # b is a bound on the norm, not on its square
+        ([0.0, 0.0], [0.0, 0.0], [1.0, 1.0], 0.0),
+    ):
+        a, b = ({"a": torch.tensor(v[:1]), "b": torch.tensor(v[1:])} for v in (xi, lookahead))
+        found = stable_direction(a, b, {"a": torch.tensor(chi[:1]), "b": torch.tensor(chi[1:])}, settings)
+        expected = torch.tensor(xi) - torch.tensor(lookahead) - p * torch.tensor(chi)
+        torch.testing.assert_close(torch.cat([found["a"], found["b"]]), expected)
+
+
+def test_nothing_is_changed_in_place() -> None:
+    """Inputs of the rule for stable shaping, and the losses' graph: directions can be taken again and again."""
+    vectors = [{"a": normal(3, seed=k), "b": normal(2, seed=k + 5)} for k in range(3)]
+    before = [{agent: v.clone() for agent, v in part.items()} for part in vectors]
+    stable_direction(*vectors, StackelbergSettings())
+    for part, old in zip(vectors, before, strict=True):
+        assert all(torch.equal(part[agent], old[agent]) for agent in part)
+    game = Smooth("abc", 3)
+    losses = game.losses()
+    followers = leader_follower_map("abc", (), mutual=True)
+    runs = [directions(losses, game.parameters, followers, StackelbergSettings(), dict.fromkeys("abc", 0.1), generator()) for _ in range(2)]
+    assert all(torch.equal(runs[0][agent], runs[1][agent]) for agent in "abc")
+    assert all(p.grad is None for agent in "abc" for p in game.parameters[agent])
+
+
+@pytest.mark.parametrize("variant", ["spg", "pspg"])
+def test_spg_needs_an_order(variant: str) -> None:
+    game = Smooth("ab", 0)
+    with pytest.raises(UserError, match="mutual"):
+        game.directions(leader_follower_map("ab", (), mutual=True), StackelbergSettings(variant=variant), {})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_no_influence_is_zero(variant: str) -> None:
+    """Parameters that a loss does not read, losses linear in them, frozen parameters, agents without any, and a constant loss."""
+    leader, follower, frozen = (normal(3, seed=k).requires_grad_() for k in range(3))
+    unused = torch.ones(2, 2, dtype=torch.float64, requires_grad=True)
+    frozen.requires_grad_(False)
+    parameters = {
+        "leader": [leader, unused],
+        "follower": [unused.detach().requires_grad_(), follower, frozen],
+        "none": [],
+        "idle": [leader * 0],
+    }
+    losses = {
+        "leader": leader.square().sum() + follower.sum(),
+        "follower": follower @ torch.ones(3, dtype=torch.float64),
+        "none": leader.sum(),
+        "idle": torch.zeros((), dtype=torch.float64),
+    }
+    followers = {"leader": ("follower", "none", "idle"), "follower": ("none",), "none": (), "idle": ()}
+    settings = StackelbergSettings(variant=variant)  # type: ignore[arg-type]
+    found = directions(losses, parameters, followers, settings, dict.fromkeys(parameters, 1.0), generator())
+    assert {agent: len(v) for agent, v in found.items()} == {"leader": 7, "follower": 10, "none": 0, "idle": 3}
+    torch.testing.assert_close(found["leader"], torch.cat([2 * leader.detach(), torch.zeros(4)]).double())
+    torch.testing.assert_close(found["follower"], torch.cat([torch.zeros(4), torch.ones(3), torch.zeros(3)]).double())
+    assert not found["idle"].any()
+
+
+@pytest.mark.parametrize("middle_reads_last", [True, False])
+def test_three_levels_are_the_derivative_through_both_responses(middle_reads_last: bool) -> None:
+    """Quadratic games. The last agent responds to both others, the middle one to the leader with the last one held where it is.
+
+    Where the middle agent's loss does not depend on the last one, that is the whole truth: backward induction.
+    """
+    followers = leader_follower_map("abc", (("a",), ("b",), ("c",)), mutual=False)
+    for seed in range(4):
+        game = Smooth("abc", 1000 * seed, quadratic=True)
+        a, b, c = (game.block(k) for k in range(3))
+        if not middle_reads_last:
+            game.quadratics[1, b, c], game.quadratics[1, c, b] = 0.0, 0.0
+        sym = (game.quadratics + game.quadratics.mT) / 2
+        lin = game.linears
+
+        def last(x: Tensor, y: Tensor, sym: Tensor = sym, lin: Tensor = lin, a: slice = a, b: slice = b, c: slice = c) -> Tensor:
+            return -torch.linalg.solve(sym[2][c, c], sym[2][c, a] @ x + sym[2][c, b] @ y + lin[2][c])
+
+        def middle(x: Tensor, z: Tensor, sym: Tensor = sym, lin: Tensor = lin, a: slice = a, b: slice = b, c: slice = c) -> Tensor:
+            return -torch.linalg.solve(sym[1][b, b], sym[1][b, a] @ x + sym[1][b, c] @ z + lin[1][b])
+
+        x = torch.cat([p.detach().reshape(-1) for p in game.parameters["a"]]).requires_grad_()
+        z = last(x, torch.zeros(game.sizes[1], dtype=torch.float64)).detach()
+        for _ in range(500):  # where both respond to each other
+            z = last(x, middle(x, z)).detach()
+        y = middle(x, z)
+        exact = torch.autograd.grad(game.loss(0, torch.cat([x, y, last(x, y)])), x)[0]
+        with torch.no_grad():
+            for agent, values in (("b", y), ("c", z)):
+                for p, part in zip(game.parameters[agent], values.split([p.numel() for p in game.parameters[agent]]), strict=True):
+                    p.copy_(part.view_as(p))
+        found = game.directions(followers, EXACT, {})
+        assert float(found["c"].norm()) < 1e-10
+        assert relative_error(found["a"], exact) < 1e-6
+        immediate = game.directions({"a": ("b",), "b": ("c",), "c": ()}, EXACT, {})
+        assert relative_error(immediate["a"], exact) > 1e-3  # what is passed on matters
+
+
+# The sampled losses
+
+
+def slow_dice(data: dict[str, Tensor], discount: float, epsilon: float | None, copies: int) -> Tensor:
+    """The value at parameters other than the old ones; w = 1."""
+    log_prob, old, advantage, live = data["log_prob"].detach(), data["old"], data["advantage"], data["live"]
+    total = torch.zeros(advantage.shape[-1], dtype=torch.float64)
+    for copy in range(len(live)):
+        for t in range(live.shape[1]):
+            for i in range(advantage.shape[-1]):
+                if bool(live[copy, t]) and epsilon is not None:
+                    ratio = math.exp(float((log_prob[copy, t] - old[copy, t]).sum()))
+                    value = float(advantage[copy, t, i])
+                    clipped = min(max(ratio, 1 - epsilon), 1 + epsilon)
+                    total[i] -= discount**t * (min(ratio * value, clipped * value) - value) / copies
+    return total
+
+
+def test_dice_losses_of_both_forms_against_loops() -> None:
+    live = torch.rand(30, 3, generator=generator(9)) < torch.tensor([1.0, 0.7, 0.5])
+    live &= live.cummin(-1).values
+    data = {"old": -normal(30, 3, 2, seed=1).abs(), "advantage": normal(30, 3, 2, seed=2), "live": live}
+    data["log_prob"] = (data["old"] + 0.2 * normal(30, 3, 2, seed=3)).requires_grad_()
+    data["advantage"][~live] = float("nan")  # whatever stands after the end
+    for copies in (None, 90):
+        found = dice_losses(data["log_prob"], data["advantage"], live, 0.8, data["old"], 0.2, copies)
+        torch.testing.assert_close(found, slow_dice(data, 0.8, 0.2, copies or 30))
+        plain = dice_losses(data["log_prob"], data["advantage"], live, 0.8, copies=copies)
+        assert not plain.any()
+        gradient = torch.autograd.grad(plain[1], data["log_prob"])[0]  # of a policy gradient: - discount^t A_t
+        weights = torch.where(live, 0.8 ** torch.arange(3), 0.0) / (copies or 30)
+        torch.testing.assert_close(gradient, (-weights * data["advantage"][..., 1].nan_to_num())[..., None].expand(-1, -1, 2))
+
+
+def test_clipping_is_a_minimum() -> None:
+    """The gradient vanishes where the round's ratio has left the range in the direction that the advantage likes, and nowhere else."""
+    log_ratio = torch.tensor([0.3, 0.3, -0.3, -0.3, 0.1], dtype=torch.float64)[:, None, None]
+    log_prob = (log_ratio - 1.0).requires_grad_()
+    advantage = torch.tensor([1.0, -1.0, 1.0, -1.0, 1.0], dtype=torch.float64)[:, None, None]
+    live = torch.ones(5, 1, dtype=torch.bool)
+    loss = dice_losses(log_prob, advantage, live, 1.0, torch.full_like(log_prob, -1.0), 0.2)[0]
+    gradient = torch.autograd.grad(loss, log_prob)[0].flatten()
+    assert [bool(g != 0) for g in gradient] == [False, True, True, False, True]
+
+
+# Several learners
+
+
+def network_losses(rows: slice, networks: Mapping[str, nn.Module], clipped: bool) -> dict[str, Tensor]:
+    """Losses of three agents with small networks on some of 40 copies of 3 rounds; agents take turns."""
+    seen, acts, advantage = (
+        normal(40, 3, 4, seed=41)[rows],
+        torch.randint(0, 3, (40, 3), generator=generator(42))[rows],
+        normal(40, 3, 3, seed=43),
+    )
+    live = (torch.rand(40, 3, generator=generator(44)) < torch.tensor([1.0, 0.8, 0.8])).cummin(-1).values[rows]
+    parts = []
+    for k, agent in enumerate(networks):
+        log_prob = networks[agent](seen).log_softmax(-1).gather(-1, acts[..., None])[..., 0]
+        turn = live & ((torch.arange(3) == k) | (torch.arange(3) == 0))
+        parts.append(log_prob * turn)
+    log_prob = torch.stack(parts, -1)
+    old = log_prob.detach() + 0.15 * normal(40, 3, 3, seed=45)[rows] if clipped else None
+    losses = dice_losses(log_prob, advantage[rows], live, 0.9, old, 0.2 if clipped else None, copies=40)
+    return dict(zip(networks, losses))
+
+
+def made_networks() -> dict[str, nn.Module]:
+    torch.manual_seed(3)
+    return {agent: nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double() for agent in "abc"}
+
+
+IMPLICIT = [(name, variant, ihvp) for name in ("one leads two", "three levels") for variant in ("spg", "pspg") for ihvp in METHODS]
+ONE_STEP = [(name, variant, "nystrom") for name in ("one leads two", "three levels", "mutual") for variant in VARIANTS[2:]]
+
+
+@pytest.mark.parametrize(("name", "variant", "ihvp"), IMPLICIT + ONE_STEP)
+def test_two_learners_are_one(name: str, variant: str, ihvp: str) -> None:
+    mutual = name == "mutual"
+    settings = StackelbergSettings(variant=variant, ihvp=ihvp, mutual=mutual)  # type: ignore[arg-type]
+    followers = leader_follower_map("abc", SEQUENCES.get(name, ()), mutual)
+
+    def learner(rows: slice) -> Callable[[Reduce], dict[str, Tensor]]:
+        networks = made_networks()
+
+        def run(reduce: Reduce) -> dict[str, Tensor]:
+            losses = network_losses(rows, networks, variant.startswith("p"))
+            parameters = {agent: list(net.parameters()) for agent, net in networks.items()}
+            return directions(losses, parameters, followers, settings, dict.fromkeys("abc", 0.7), generator(8), reduce)
+
+        return run
+
+    alone = learner(slice(0, 40))(lambda x: x)
+    for together in lockstep([learner(slice(0, 13)), learner(slice(13, 40))]):
+        for agent in "abc":
+            torch.testing.assert_close(together[agent], alone[agent], rtol=1e-6, atol=1e-9)
+    assert relative_error(alone["b" if mutual else "a"], learner(slice(0, 13))(lambda x: x)["b" if mutual else "a"]) > 1e-2

@@ -1,0 +1,162 @@
+"""Similarity and distance of two agents' choices, by hand and against plain Python."""
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nip_ray.learning.policy import Policy
+from nip_ray.learning.similarity import choice_distances, similarity, turns_of
+
+NO = -1e9
+
+
+def policy(message: list[list[list[float]]], decision: list[list[float]] | None = None, speaks: list[list[bool]] | None = None) -> Policy:
+    """Message logits (N, F, S); every factor in play and every decision countable unless said otherwise."""
+    made = torch.tensor(message)
+    speaks_NF = torch.ones(made.shape[:2], dtype=torch.bool) if speaks is None else torch.tensor(speaks)
+    decides = None if decision is None else torch.ones(len(made), dtype=torch.bool)
+    return Policy(made, None, None if decision is None else torch.tensor(decision), speaks_NF, decides)
+
+
+def random_policy(seed: int, rows: int = 7, factors: int = 3, symbols: int = 6) -> Policy:
+    random = torch.Generator().manual_seed(seed)
+    message = torch.randn(rows, factors, symbols, generator=random)
+    message[:, :, 1::3] = NO
+    speaks = torch.rand(rows, factors, generator=torch.Generator().manual_seed(99)) < 0.6
+    linear, decision = torch.randn(rows, factors, 4, generator=random), torch.randn(rows, 3, generator=random)
+    return Policy(message, linear, decision, speaks, torch.arange(rows) % 2 == 0)
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    sizes = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(x * x for x in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / sizes if sizes else 0.0
+
+
+def test_written_out() -> None:
+    adversary = policy([[[3.0, 4.0]], [[1.0, 0.0]], [[2.0, 2.0]], [[0.0, 0.0]]], [[1.0, 0.0, 0.0]] * 4)
+    decision = [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [3.0, 4.0, 0.0]]
+    simulator = policy([[[6.0, 8.0]], [[0.0, 5.0]], [[-1.0, -1.0]], [[1.0, 1.0]]], decision)
+    torch.testing.assert_close(similarity(adversary, simulator), torch.tensor([1.0 + 0, 0.0 + 1, -1.0 - 1, 0.0 + 0.6]))
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_equals_plain_python(legacy: bool) -> None:
+    adversary, simulator = random_policy(1), random_policy(2)
+    found = similarity(adversary, simulator, legacy)
+    for row in range(len(found)):
+        a: list[float] = []
+        b: list[float] = []
+        for factor in adversary.speaks[row].nonzero().flatten().tolist():
+            for x, y in zip(adversary.message[row, factor].tolist(), simulator.message[row, factor].tolist(), strict=True):
+                if legacy or min(x, y) > -1e8:
+                    a.append(x)
+                    b.append(y)
+        expected = cosine(a, b)
+        if bool(adversary.may_decide[row]):  # type: ignore[index]
+            expected += cosine(adversary.decision[row].tolist(), simulator.decision[row].tolist())  # type: ignore[index]
+        assert float(found[row]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_symbols_that_cannot_be_said_decide_everything_in_legacy_and_nothing_else() -> None:
+    adversary, simulator = policy([[[1.0, -1.0, NO]]]), policy([[[-1.0, 1.0, NO]]])
+    assert similarity(adversary, simulator).tolist() == [pytest.approx(-1.0)]
+    assert similarity(adversary, simulator, legacy=True).tolist() == [pytest.approx(1.0)]
+
+
+def test_many_forbidden_symbols_do_not_overflow() -> None:
+    wide = policy([[[NO] * 500] * 4])
+    assert similarity(wide, wide, legacy=True).tolist() == [pytest.approx(1.0)]
+    assert similarity(wide, wide).tolist() == [0.0]
+
+
+def test_a_simulator_without_a_decision_leaves_the_term_out() -> None:
+    adversary = policy([[[1.0, 2.0]]], [[1.0, 2.0, 3.0]])
+    assert similarity(adversary, adversary).tolist() == [pytest.approx(2.0)]
+    assert similarity(adversary, replace(adversary, decision=None, may_decide=None)).tolist() == [pytest.approx(1.0)]
+
+
+def test_silence_is_the_adversarys() -> None:
+    adversary, simulator = policy([[[1.0, 1.0], [5.0, 0.0]]], speaks=[[True, False]]), policy([[[1.0, 1.0], [0.0, 7.0]]])
+    assert similarity(adversary, simulator).tolist() == [pytest.approx(1.0)]
+    assert choice_distances(adversary, simulator).tolist() == [[0.0, -1.0]]
+    nobody = replace(adversary, speaks=torch.zeros(1, 2, dtype=torch.bool))
+    assert similarity(nobody, simulator).tolist() == [0.0]
+    assert choice_distances(nobody, simulator).tolist() == [[-1.0, -1.0]]
+
+
+def gradients(adversary: Policy, simulator: Policy) -> list[Tensor]:
+    logits = (adversary.message, adversary.decision, simulator.message, simulator.decision)
+    leaves = [x.clone().requires_grad_() for x in logits if x is not None]
+    pair = replace(adversary, message=leaves[0], decision=leaves[1]), replace(simulator, message=leaves[2], decision=leaves[3])
+    similarity(*pair).sum().backward()
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def test_gradients_are_those_of_the_formula() -> None:
+    """Finite differences, in double precision."""
+    adversary, simulator = random_policy(3, 2), random_policy(4, 2)
+    message, decision = simulator.message.double(), simulator.decision.double()  # type: ignore[union-attr]
+    possible = message > -1e8
+
+    def of(x: Tensor, y: Tensor) -> Tensor:
+        full = torch.where(possible, torch.zeros_like(message).masked_scatter(possible, x), message)
+        fixed = replace(adversary, message=adversary.message.double(), decision=decision + 1)
+        return similarity(fixed, replace(simulator, message=full, decision=y))
+
+    assert torch.autograd.gradcheck(of, (message[possible].clone().requires_grad_(), decision.clone().requires_grad_()))
+
+
+def test_a_step_along_the_gradient_makes_the_simulator_alike() -> None:
+    adversary, simulator = random_policy(5), random_policy(6)
+    before = similarity(adversary, simulator)
+    for _ in range(300):
+        grads = gradients(adversary, simulator)
+        simulator = replace(simulator, message=simulator.message + 0.3 * grads[2], decision=simulator.decision + 0.3 * grads[3])  # type: ignore[operator]
+    after = similarity(adversary, simulator)
+    reachable = adversary.speaks.any(1).float() + adversary.may_decide.float()  # type: ignore[union-attr]
+    assert bool((before < reachable - 0.1).any())
+    torch.testing.assert_close(after, reachable, atol=0.02, rtol=0)
+
+
+def test_gradients_are_finite_at_zero_vectors() -> None:
+    zero = policy([[[0.0, 0.0, NO]]], [[0.0, 0.0, 0.0]])
+    for pair in ((zero, zero), (zero, random_policy(1, 1, 1, 3)), (random_policy(1, 1, 1, 3), zero)):
+        assert all(bool(grad.isfinite().all()) for grad in gradients(*pair))
+
+
+def test_p4_nothing_that_is_compared_is_altered() -> None:
+    adversary, simulator = random_policy(7), random_policy(8)
+    kept = [[getattr(p, f.name).clone() for f in fields(Policy)] for p in (adversary, simulator)]
+    for legacy in (False, True):
+        similarity(adversary, simulator, legacy)
+    choice_distances(adversary, simulator)
+    turns_of(adversary, torch.tensor([0, 2]))
+    for before, after in zip(kept, (adversary, simulator), strict=True):
+        assert all(torch.equal(x, getattr(after, f.name)) for x, f in zip(before, fields(Policy), strict=True))
+
+
+def test_distances_written_out() -> None:
+    third = [math.log(0.5), math.log(0.25), math.log(0.25)]
+    adversary = policy([[third, [0.0, 0.0, NO]]], [third])
+    simulator = policy([[[0.0, 0.0, 0.0], [0.0, NO, NO]]], [[NO, 0.0, 0.0]])
+    first, second = 0.5 - 1 / 3, 0.5
+    torch.testing.assert_close(choice_distances(adversary, simulator), torch.tensor([[(first + second) / 2, 0.5]]))
+    assert choice_distances(adversary, adversary).tolist() == [[0.0, 0.0]]
+    assert choice_distances(replace(adversary, may_decide=torch.tensor([False])), simulator)[0, 1] == -1
+
+
+def test_distances_count_linear_messages_as_well() -> None:
+    adversary = replace(policy([[[0.0, 0.0]]]), linear=torch.tensor([[[0.0, NO]]]))
+    simulator = replace(policy([[[0.0, 0.0]]]), linear=torch.tensor([[[NO, 0.0]]]))
+    assert choice_distances(adversary, simulator)[:, 0].tolist() == [0.5]
+
+
+def test_turns_of() -> None:
+    whole, row_K = random_policy(9), torch.tensor([4, 0])
+    part = turns_of(whole, row_K)
+    assert all(torch.equal(getattr(part, f.name), getattr(whole, f.name)[row_K]) for f in fields(Policy))
+    bare = turns_of(replace(whole, linear=None, decision=None, may_decide=None), row_K)
+    assert (bare.linear, bare.decision, bare.may_decide) == (None, None, None)

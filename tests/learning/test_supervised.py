@@ -1,0 +1,119 @@
+"""Supervised learning of a decision: its loss by hand, and that under the derived protocol all that decides learns."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nip_ray.learning.policy import Policy
+from nip_ray.learning.supervised import accuracy, decision_loss
+from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.scenario import Dialogue
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check
+from nip_ray.protocols.solo import solo_protocol
+from nip_ray.scenarios.graph_isomorphism.seat import seat
+from tests.builders import PROTOCOLS, graph_scenario, protocol_id, random_pairs
+
+
+def policy(decision: Tensor | None) -> Policy:
+    count = 4 if decision is None else len(decision)
+    return Policy(torch.zeros(count, 1, 5), None, decision, torch.ones(count, 1, dtype=torch.bool), None)
+
+
+LOGITS = torch.tensor([[1.0, 0.0, -1.0], [0.5, 2.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.9]])
+Y = torch.tensor([0, 0, 1, 1])
+
+
+def test_the_loss_is_the_mean_of_minus_log_softmax() -> None:
+    rows = [[1.0, 0.0, -1.0], [0.5, 2.0, 0.0], [0.0, 0.0, 3.0], [0.0, 1.0, 0.9]]
+    by_hand = [math.log(sum(math.exp(x) for x in row)) - row[y] for row, y in zip(rows, [REJECT, REJECT, ACCEPT, ACCEPT], strict=True)]
+    assert float(decision_loss(policy(LOGITS), Y)) == pytest.approx(sum(by_hand) / 4)
+
+
+def test_going_on_is_a_wrong_class() -> None:
+    assert float(accuracy(policy(LOGITS), Y)) == 0.5, "right, wrong, goes on, right"
+    logits = LOGITS.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(decision_loss(policy(logits), Y), logits)
+    assert bool((gradient[:, CONTINUE] > 0).all()), "a step down makes going on less likely"
+    probability = torch.softmax(LOGITS, -1)[:, CONTINUE] / 4
+    assert torch.allclose(gradient[:, CONTINUE], probability)
+
+
+@pytest.mark.parametrize("function", [decision_loss, accuracy])
+def test_an_agent_without_decisions_is_refused(function: object) -> None:
+    with pytest.raises(ValueError, match="decides"):
+        function(policy(None), Y)  # type: ignore[operator]
+
+
+# ------------------------------------------------------------------------------------------------------ the derived protocol
+
+
+def games() -> list[tuple[str, dict[str, object]]]:
+    return [*PROTOCOLS, ("message_game", {}), ("nip", {"zero_knowledge": True}), ("debate", {"zero_knowledge": True})]
+
+
+@pytest.mark.parametrize("game", games(), ids=protocol_id)
+def test_alone_an_agent_has_the_inputs_it_has_in_company(game: tuple[str, dict[str, object]]) -> None:
+    protocol = build(game[0], **game[1])
+    for agent in protocol.agents:
+        alone = solo_protocol(protocol, agent)
+        check(alone)
+        assert (alone.agents, alone.verifier, alone.deciders, alone.min_rounds) == ((agent,), agent, (agent,), 1)
+        assert alone.zero_knowledge is None
+        ours, theirs = (seat(made, agent, 2, 3) for made in (alone, protocol))
+        for name in ("rounds", "reads", "history_features", "latest_features"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert set(ours.writes) == set(theirs.writes or theirs.reads)
+        assert bool(alone.turn_table_SKAC.any(-1).all()), "a turn in every round"
+        assert ours.decides
+        assert not ours.answers
+
+
+def test_rewards_alone_are_the_verifier_s() -> None:
+    protocol = solo_protocol(build("nip", shared_reward=True, force_guess="y", min_rounds=3), "prover")
+    assert protocol.force_guess is None, "it learns from its own decisions"
+    scenario = graph_scenario(protocol)
+    network = scenario.build_agent("prover", 0).eval()
+    rollout = play_rollout(BatchedPlay(scenario), {"prover": network}, scenario.ids("train"), torch.zeros(6, dtype=torch.int64), None)
+    decided = rollout.verdict_B != CONTINUE
+    expected = torch.where(rollout.verdict_B == rollout.y_B, 1.0, -1.0)
+    assert torch.equal(rollout.reward_BRA.sum((1, 2)), expected)
+    assert bool((rollout.length_B[decided] == 1).all()), "a decision counts at once, and is its own"
+
+
+def test_all_that_decides_learns() -> None:
+    """Not the head alone: every layer of the body of a prover that has no head in company."""
+    scenario = graph_scenario(solo_protocol(build("nip"), "prover"), random_pairs(1, sizes=(6, 5) * 8))
+    network = scenario.build_agent("prover", 0)
+    network.set_normalisation({"history": (0.1, 0.7), "latest": (0.05, 0.5)})  # type: ignore[operator]
+    obs, y_N = first_turns(scenario.protocol, scenario, scenario.ids("train"))
+    before = {name: value.detach().clone() for name, value in network.named_parameters()}
+    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
+    losses = []
+    for _ in range(60):
+        loss = decision_loss(network(obs, True, False)[0], y_N)
+        losses.append(float(loss.detach()))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < 0.7 * losses[0]
+    moved = {name for name, value in network.named_parameters() if not torch.equal(value.detach(), before[name])}
+    trained = {name for name in before if name.startswith(("policy_body.", "decider."))}
+    assert moved == trained
+    assert float(accuracy(network(obs, True, False)[0], y_N)) > 0.8
+
+
+def first_turns(protocol: Protocol, scenario: object, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    silence = torch.full((len(id_N), protocol.max_rounds, 1, len(protocol.channels), 1), -1)
+    zero_N = torch.zeros_like(id_N)
+    return scenario.observe("prover", id_N, Dialogue(silence), zero_N, zero_N), scenario.label_I[id_N]  # type: ignore[attr-defined]
+
+
+def test_bodies_of_agents_that_are_never_trained() -> None:
+    for kind in ("random", "manual"):
+        network = graph_scenario("nip", kind=kind).build_agent("verifier", 0)
+        assert network.body() is None, kind  # type: ignore[operator]
+    learned = graph_scenario("nip").build_agent("verifier", 0)
+    assert isinstance(learned.body(), nn.Module)  # type: ignore[operator]
+    assert learned.body() is learned.policy_body  # type: ignore[operator]

@@ -1,0 +1,345 @@
+"""The zero-knowledge wrapper as a table, and its step against a slow one in plain Python: two conversations that end apart."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.errors import UserError
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, ProtocolParams, build, check, start, step, wrap
+from tests.builders import PROTOCOLS, protocol_id
+
+NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier", "multi_channel_test")
+ENDS = ("_standard", "_adversarial", "_simulator")
+
+
+def pair(name: str, **params: Any) -> tuple[Protocol, Protocol]:
+    """A protocol and its wrapped twin; parameters of zero knowledge go to the twin alone."""
+    extra = {k: v for k, v in params.items() if k.startswith(("simulator_", "aux_", "zero_"))}
+    return build(name, **{k: v for k, v in params.items() if k not in extra}), build(name, **params, zero_knowledge=True)
+
+
+# -------------------------------------------------------------------------------------------------------------- the table
+
+
+def test_nip_written_out() -> None:
+    protocol = build("nip", zero_knowledge=True)
+    assert protocol.agents == ("prover", "verifier", "adversarial_verifier", "simulator")
+    assert protocol.channels == ("main_standard", "main_adversarial", "main_simulator")
+    assert dict(protocol.sees) == {
+        "prover": ("main_standard", "main_adversarial"),
+        "verifier": ("main_standard",),
+        "adversarial_verifier": ("main_adversarial",),
+        "simulator": ("main_simulator",),
+    }
+    asks = {("verifier", "main_standard"), ("adversarial_verifier", "main_adversarial"), ("simulator", "main_simulator")}
+    assert [set(turns) for turns in protocol.turns[0]] == [asks, {("prover", "main_standard"), ("prover", "main_adversarial")}]
+    assert (protocol.provers, protocol.deciders) == (("prover",), ("verifier", "adversarial_verifier", "simulator"))
+    assert build("nip", zero_knowledge=True, zero_knowledge_legacy=True).deciders == ("verifier", "adversarial_verifier")
+    assert [protocol.reward_mid_point(agent) for agent in protocol.agents] == [0.5, 0.0, 0.0, 0.0]
+
+
+def test_order_of_channels() -> None:
+    base, protocol = pair("multi_channel_test")
+    assert protocol.channels == tuple(channel + end for end in ENDS for channel in base.channels)
+    assert protocol.agents == (*base.agents, "adversarial_verifier", "simulator")
+
+
+@pytest.mark.parametrize("given", PROTOCOLS, ids=protocol_id)
+def test_every_protocol_conforms_and_keeps_its_turns(given: tuple[str, dict[str, Any]]) -> None:
+    base, protocol = pair(given[0], **given[1])
+    check(protocol)
+    assert (protocol.max_rounds, protocol.min_rounds, protocol.payment) == (base.max_rounds, base.min_rounds, base.payment)
+    assert len(protocol.turns) == len(base.turns)
+    twins = {"adversarial_verifier": "verifier", "simulator": "verifier"}
+    speaks_in = {"verifier": (0,), "adversarial_verifier": (1,), "simulator": (2,)}
+    for round, seed in product(range(base.max_rounds), (0, 1, 65535)):
+        at = torch.tensor([round]), torch.tensor([seed])
+        expected = base.active(*at)[0]
+        found = protocol.active(*at)[0].unflatten(1, (3, len(base.channels)))
+        for a, agent in enumerate(protocol.agents):
+            turn_C = expected[base.agents.index(twins.get(agent, agent))]
+            for copy in range(3):
+                assert torch.equal(found[a, copy], turn_C & (copy in speaks_in.get(agent, (0, 1)))), (agent, copy)
+        assert torch.equal(protocol.may_guess(*at), base.may_guess(*at))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_who_sees_what(name: str) -> None:
+    """No agent but a prover sees two conversations, and nobody but the simulator sees the simulated one."""
+    base, protocol = pair(name)
+    ends = {"verifier": ENDS[:1], "adversarial_verifier": ENDS[1:2], "simulator": ENDS[2:]}
+    for agent in protocol.agents:
+        own = base.sees[agent if agent in base.agents else "verifier"]
+        assert protocol.sees[agent] == tuple(channel + end for end in ends.get(agent, ENDS[:2]) for channel in own)
+
+
+def test_amounts_are_carried() -> None:
+    protocol = build("nip", zero_knowledge=True, simulator_reward_coefficient=3.0, aux_prover_reward_coefficient=0.5)
+    assert protocol.zero_knowledge is not None
+    assert (protocol.zero_knowledge.simulator_reward, protocol.zero_knowledge.prover_reward) == (3.0, 0.5)
+    assert not protocol.zero_knowledge.legacy
+    assert build("nip").zero_knowledge is None
+
+
+# ------------------------------------------------------------------------------------------------------------ what is refused
+
+
+@pytest.mark.parametrize("name", ["message_game", "matrix_game", "kuhn_poker"])
+def test_games_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=f"zero_knowledge.*{name}"):
+        build(name, zero_knowledge=True)
+
+
+@pytest.mark.parametrize(
+    "params", [{"simulator_reward_coefficient": 2.0}, {"aux_prover_reward_coefficient": 0.0}, {"zero_knowledge_legacy": True}], ids=str
+)
+def test_parameters_without_zero_knowledge_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=f"protocol.{next(iter(params))}.*zero_knowledge"):
+        build("nip", **params)
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e39])
+@pytest.mark.parametrize("key", ["simulator_reward_coefficient", "aux_prover_reward_coefficient"])
+def test_amounts_that_make_no_sense_are_refused(key: str, value: float) -> None:
+    with pytest.raises(UserError, match="must be a finite number >= 0"):
+        build("nip", zero_knowledge=True, **{key: value})
+
+
+def test_what_cannot_be_wrapped() -> None:
+    base = build("nip")
+    with pytest.raises(UserError, match="has no verifier"):
+        wrap(replace(base, verifier=None), ProtocolParams())
+    with pytest.raises(UserError, match="has it already"):
+        wrap(build("nip", zero_knowledge=True), ProtocolParams())
+    renamed = replace(
+        base,
+        agents=("simulator", "verifier"),
+        sees=dict.fromkeys(("simulator", "verifier"), ("main",)),
+        turns=(((("verifier", "main"),), (("simulator", "main"),)),),
+        payment=replace(base.payment, goals={"simulator": ACCEPT}),
+    )
+    check(renamed)
+    with pytest.raises(UserError, match=r"agents called \['simulator'\]"):
+        wrap(renamed, ProtocolParams())
+
+
+def faulty(protocol: Protocol, **changes: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        check(replace(protocol, **changes))
+    return str(caught.value)
+
+
+def test_conformance_of_wrapped_tables() -> None:
+    protocol = build("debate", zero_knowledge=True)
+    extra = protocol.zero_knowledge
+    assert extra is not None
+    assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, adversary="verifier"))
+    assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, simulator="nobody"))
+    for silent, left in (("simulator", ()), ("adversarial_verifier", ("prover0_channel_adversarial",))):
+        turns = tuple(tuple(tuple(t for t in turns if t[0] != silent or t[1] in left) for turns in table) for table in protocol.turns)
+        said = faulty(protocol, turns=turns)
+        assert f"{silent!r} must " in said
+        assert ("as many channels" in said) == bool(left)
+    assert "must map a prover" in faulty(protocol, payment=replace(protocol.payment, goals={"simulator": ACCEPT}))
+
+
+def test_similarity_must_be_known() -> None:
+    protocol = build("nip", zero_knowledge=True)
+    with pytest.raises(ValueError, match="pays for similarity"):
+        step(protocol, start(protocol, torch.tensor([1]), torch.tensor([0])), torch.full((1, 4), 2))
+
+
+# ------------------------------------------------------------------------------------------------------------ the step
+
+
+@dataclass
+class Copy:
+    """One copy in plain Python: the base protocol's own step is not used."""
+
+    base: Protocol
+    params: ProtocolParams
+    y: int
+    seed: int
+    round: int = 0
+    verdict: int | None = None
+    adversary_done: bool = False
+    over: bool = False
+    exhausted: bool = False
+
+    def asks(self) -> bool:
+        table = self.base.turns[self.seed % len(self.base.turns)]
+        return any(agent == "verifier" for agent, _ in table[self.round % len(table)])
+
+    def play(self, verifier: int, adversary: int, similarity: float) -> list[float]:
+        """Rewards of a round in the order of the wrapped agents."""
+        pay, base = self.params, self.base
+        if self.over:
+            return [0.0] * (len(base.agents) + 2)
+        if pay.force_guess is not None:
+            verifier = adversary = {"zero": 0, "one": 1, "y": self.y}[pay.force_guess]
+        decides, last = self.asks() and self.round >= base.min_rounds - 1, self.round == base.max_rounds - 1
+        own, verdict_now = 0.0, None
+        if self.verdict is None:
+            if decides and verifier != 2:
+                self.verdict = verdict_now = verifier
+                own = pay.verifier_reward if verifier == self.y else pay.verifier_incorrect_penalty
+            elif last:
+                self.exhausted, own = True, pay.verifier_terminated_penalty
+            elif self.asks():
+                own = pay.verifier_no_guess_reward
+        if decides and adversary != 2:
+            self.adversary_done = True
+        self.over = last or (self.verdict is not None and self.adversary_done)
+        self.round += 1
+        alike = pay.simulator_reward_coefficient * similarity
+        rewards = []
+        for agent in base.agents:
+            if agent == "verifier":
+                rewards.append(own)
+                continue
+            goal = base.payment.goals.get(agent)
+            earned = pay.prover_reward if verdict_now is not None and goal == verdict_now else 0.0
+            rewards.append((own if pay.shared_reward else earned) + pay.aux_prover_reward_coefficient * alike)
+        return [*rewards, -alike, alike]
+
+    def done(self) -> list[bool]:
+        """Per agent, as `ProtocolState.agent_done_BA`."""
+        verdict = self.over and self.verdict is not None
+        return [self.verdict is not None if a == "verifier" else verdict for a in self.base.agents] + [self.adversary_done, verdict]
+
+
+AMOUNTS: dict[str, Any] = dict(
+    prover_reward=3.0,
+    verifier_reward=5.0,
+    verifier_incorrect_penalty=-7.0,
+    verifier_terminated_penalty=-11.0,
+    verifier_no_guess_reward=0.25,
+    simulator_reward_coefficient=1.5,
+    aux_prover_reward_coefficient=0.5,
+)
+GAMES: list[tuple[str, dict[str, Any]]] = [
+    ("nip", {}),
+    ("nip", dict(min_rounds=3, max_rounds=7, shared_reward=True)),
+    ("debate", dict(sequential=True)),
+    ("mnip", dict(verifier_first=False, max_rounds=4)),
+    ("merlin_arthur", {}),
+    ("solo_verifier", {}),
+    ("multi_channel_test", {}),
+    ("nip", dict(force_guess="y", min_rounds=3)),
+    ("debate", dict(force_guess="zero")),
+]
+
+
+@pytest.mark.parametrize("game", GAMES, ids=str)
+def test_steps_equal_the_slow_ones(game: tuple[str, dict[str, Any]]) -> None:
+    params = {**AMOUNTS, **game[1]}
+    base, protocol = pair(game[0], **params)
+    random, batch = Random(str(game)), 60
+    copies = [Copy(base, ProtocolParams(**params), random.randrange(2), random.randrange(2**16)) for _ in range(batch)]
+    patience = [(random.choice([0.0, 0.6, 1.0]), random.choice([0.0, 0.6, 1.0])) for _ in copies]
+    state = start(protocol, torch.tensor([c.y for c in copies]), torch.tensor([c.seed for c in copies]))
+    for _ in range(base.max_rounds + 2):
+        said = [[2 if random.random() < waits else random.randrange(2) for waits in both] for both in patience]
+        alike = [random.choice([0.0, random.uniform(-2, 2)]) for _ in copies]
+        decisions = [[random.randrange(3) for _ in protocol.agents] for _ in copies]  # the rest must not be read
+        for row, (verifier, adversary) in zip(decisions, said, strict=True):
+            row[base.agents.index("verifier")], row[-2] = verifier, adversary
+        before = [c.verdict for c in copies]
+        state, outcome = step(protocol, state, torch.tensor(decisions), similarity_B=torch.tensor(alike))
+        slow = [c.play(both[0], both[1], s) for c, both, s in zip(copies, said, alike, strict=True)]
+        torch.testing.assert_close(outcome.reward_BA, torch.tensor(slow))
+        verdict = [2 if c.verdict is None or then is not None else c.verdict for c, then in zip(copies, before, strict=True)]
+        assert outcome.decision_B.tolist() == verdict
+        assert outcome.decided_B.tolist() == [v != 2 for v in verdict]
+        assert state.done_B.tolist() == [c.over and not c.exhausted for c in copies]
+        assert state.exhausted_B.tolist() == [c.exhausted for c in copies]
+        assert state.ended_B.tolist() == [c.over for c in copies]
+        assert state.agent_done_BA.tolist() == [c.done() for c in copies]
+        assert state.round_B.tolist() == [c.round for c in copies]
+    assert all(c.over for c in copies)
+    if game[0] == "nip" and not game[1]:
+        assert {(c.exhausted, c.adversary_done) for c in copies} == {(e, d) for e in (True, False) for d in (True, False)}
+
+
+def played(name: str, y: int, rounds: list[tuple[int, int]], similarity: float = 0.0, **params: Any) -> tuple[list[list[float]], Any]:
+    """Rewards of one copy, round by round, for (verifier's, adversary's) decisions; and where it stands then."""
+    protocol = build(name, zero_knowledge=True, **params)
+    state = start(protocol, torch.tensor([y]), torch.tensor([0]))
+    rows = []
+    for verifier, adversary in rounds:
+        said = [{"verifier": verifier, "adversarial_verifier": adversary}.get(agent, 1) for agent in protocol.agents]
+        state, outcome = step(protocol, state, torch.tensor([said]), similarity_B=torch.tensor([similarity]))
+        rows.append([round(x, 6) for x in outcome.reward_BA[0].tolist()])
+    return rows, state
+
+
+def test_p3_a_decided_verifier_is_neither_paid_nor_punished_again() -> None:
+    """While the adversarial verifier goes on, nothing that stands in the verifier's column counts; provers are paid once."""
+    amounts = dict(verifier_no_guess_reward=0.25, verifier_terminated_penalty=-9.0, prover_reward=3.0, max_rounds=6)
+    for later in (REJECT, ACCEPT, CONTINUE):
+        rows, state = played("nip", 1, [(ACCEPT, CONTINUE)] + [(later, CONTINUE)] * 5, **amounts)
+        assert rows == [[3.0, 1.0, 0.0, 0.0]] + [[0.0] * 4] * 5
+        assert (bool(state.done_B), bool(state.exhausted_B), int(state.round_B)) == (True, False, 6)
+        assert state.agent_done_BA.tolist() == [[True, True, False, True]]
+
+
+def test_p3_running_out_of_rounds_after_the_verdict_costs_nobody_anything() -> None:
+    for shared in (False, True):
+        amounts: dict[str, Any] = dict(max_rounds=4, shared_reward=shared, verifier_terminated_penalty=-9.0)
+        rows, state = played("nip", 0, [(2, 2), (2, 2), (REJECT, 2), (2, 2)], **amounts)
+        assert rows[-1] == [0.0] * 4
+        assert rows[2] == [1.0 if shared else 0.0, 1.0, 0.0, 0.0]
+        assert not bool(state.exhausted_B)
+        assert bool(state.ended_B)
+
+
+def test_only_the_undecided_verifier_is_punished_when_rounds_run_out() -> None:
+    for adversary in (ACCEPT, CONTINUE):
+        rows, state = played("nip", 1, [(2, adversary), (2, 2)], max_rounds=2, verifier_terminated_penalty=-9.0)
+        assert rows == [[0.0] * 4, [0.0, -9.0, 0.0, 0.0]]
+        assert (bool(state.done_B), bool(state.exhausted_B)) == (False, True)
+
+
+def test_the_episode_waits_for_both() -> None:
+    for first, second in (((ACCEPT, 2), (2, REJECT)), ((2, REJECT), (ACCEPT, 2))):
+        rows, state = played("debate", 1, [first, (2, 2), second, (0, 0)])
+        assert int(state.round_B) == 3
+        assert sum(row[1] for row in rows) == 1.0  # prover1, for acceptance, once
+        assert sum(row[2] for row in rows) == 1.0
+        assert state.agent_done_BA.all()
+
+
+def test_shared_reward_is_the_verifiers_and_for_provers_only() -> None:
+    rows, _ = played("debate", 1, [(ACCEPT, REJECT)], similarity=0.5, shared_reward=True, verifier_reward=5.0)
+    assert rows == [[5.5, 5.5, 5.0, -0.5, 0.5]]
+
+
+def test_pay_for_similarity_written_out() -> None:
+    amounts = dict(simulator_reward_coefficient=2.0, aux_prover_reward_coefficient=0.25, prover_reward=3.0)
+    rows, _ = played("mnip", 1, [(2, 2), (2, 2), (ACCEPT, 2)], similarity=-1.5, **amounts)
+    extra = [-0.75, -0.75, 0.0, 3.0, -3.0]
+    assert rows == [extra, extra, [2.25, 2.25, 1.0, 3.0, -3.0]]
+    rows, _ = played("mnip", 1, [(ACCEPT, ACCEPT), (2, 2)], similarity=1.0, **amounts)
+    assert rows == [[3.5, 3.5, 1.0, -2.0, 2.0], [0.0] * 5]
+
+
+def test_min_rounds_hold_for_both_verifiers() -> None:
+    _, state = played("nip", 1, [(ACCEPT, ACCEPT)], min_rounds=3)
+    assert not state.agent_done_BA.any()
+    _, state = played("nip", 1, [(ACCEPT, ACCEPT)] * 3, min_rounds=3)
+    assert bool(state.done_B)
+    assert int(state.round_B) == 3
+
+
+def test_step_touches_nothing_that_it_is_given() -> None:
+    protocol = build("nip", zero_knowledge=True)
+    state = start(protocol, torch.tensor([1, 0]), torch.tensor([0, 1]))
+    decision_BA, similarity_B = torch.tensor([[2, 1, 2, 2], [2, 2, 0, 1]]), torch.tensor([0.5, -0.5])
+    kept = [x.clone() for x in (state.agent_done_BA, state.round_B, decision_BA, similarity_B)]
+    step(protocol, state, decision_BA, similarity_B=similarity_B)
+    for before, after in zip(kept, (state.agent_done_BA, state.round_B, decision_BA, similarity_B), strict=True):
+        assert torch.equal(before, after)

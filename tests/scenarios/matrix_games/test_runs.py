@@ -1,0 +1,159 @@
+"""Games without a verifier through the whole of a run: metrics, progress, transcripts, evaluation, report, resume."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.config.rules import check
+from nip_ray.evaluation.report.findings import find
+from nip_ray.evaluation.report.source import read_run
+from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.runs.experiment import ExperimentResult, resume_experiment, run_experiment
+from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.progress import headline
+from nip_ray.settings.matrix_games import protocol_of
+
+ROOT = Path(__file__).resolve().parents[3]
+CONFIGS = ("ipd_lola", "kuhn_poker", "matching_pennies", "bimatrix")
+
+
+def small(game: str, **changes: Any) -> Any:
+    """Four iterations of a game."""
+    protocol: dict[str, Any] = {"name": protocol_of(game)}
+    if game == "prisoners_dilemma":
+        protocol["max_rounds"] = 4
+    data = {
+        "iterations": 4,
+        "protocol": protocol,
+        "scenario": {"name": "matrix_game", "game": game, "agents": {"_default": {"initial_scale": 1.0}}},
+        "algorithm": {"name": "ppo", "minibatch_size": 30, "num_epochs": 2, "lr": 0.02},
+        "play": {"num_copies": 30},
+        "evaluation": {"interval": 2, "num_transcripts": 4},
+        "checkpoint": {"interval": 2},
+        "runtime": {"num_threads": 1},
+    }
+    return config_from_dict({**data, **changes})
+
+
+@pytest.fixture(scope="module", params=["kuhn_poker", "prisoners_dilemma"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ExperimentResult]:
+    game = request.param
+    return game, run_experiment(small(game), tmp_path_factory.mktemp("runs") / "run", quiet=True)
+
+
+def rows_of(result: ExperimentResult) -> list[dict[str, Any]]:
+    with RunFolder.open(result.run_dir) as folder:
+        return folder.metrics()
+
+
+def test_metrics_have_exact_figures_and_no_verdicts(finished: tuple[str, ExperimentResult]) -> None:
+    _, result = finished
+    rows = rows_of(result)
+    for row in rows:
+        assert {"train/player0/return", "train/episode_length", "learn/player1/entropy"} <= row.keys()
+        assert not [key for key in row if "verifier" in key]
+        assert ("eval/exploitability" in row) == (row["iteration"] % 2 == 0)
+    assert {"eval/player0/value", "eval/player0/return", "eval_sampled/player1/return"} <= rows[-1].keys()
+    assert rows[1]["eval/exploitability"] != rows[3]["eval/exploitability"]
+    assert "exploitability 0." in headline(rows[-1])
+
+
+def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None:
+    text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    known = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    known += [key.replace("eval/", "eval_sampled/") for key in known if key.endswith(("/return", "episode_length"))]
+    shapes = [re.escape(key).replace("<agent>", r"player[01]").replace("<state>", "(start|CC|CD|DC|DD)") for key in known]
+    assert not {key for row in rows_of(finished[1]) for key in row if not any(re.fullmatch(shape, key) for shape in shapes)}
+
+
+def test_evaluation_json_and_a_second_evaluation_agree(finished: tuple[str, ExperimentResult]) -> None:
+    _, result = finished
+    last = rows_of(result)[-1]
+    document = json.loads((result.run_dir / "evaluation.json").read_text(encoding="utf-8"))
+    assert document["exact"] == {name: last[f"eval/{name}"] for name in document["exact"]}
+    assert {"player0/value", "player1/value", "exploitability"} <= document["exact"].keys()
+    assert document["sampled"].keys() == {"episode_length", "player0/return", "player1/return"}
+    figures = evaluate_run(result.run_dir)
+    assert {key: figures[key] for key in last if key.startswith("eval")} == {key: last[key] for key in last if key.startswith("eval")}
+
+
+def test_the_command_line_shows_them(finished: tuple[str, ExperimentResult], tmp_path: Path) -> None:
+    _, result = finished
+    shown = CliRunner().invoke(app, ["evaluate", str(result.run_dir)])
+    assert shown.exit_code == 0, shown.output
+    assert "eval/exploitability" in shown.stdout
+    again = ["train", str(result.run_dir / "config.yaml"), "--run-dir", str(tmp_path / "run"), "--set", "iterations=1"]
+    trained = CliRunner().invoke(app, again)
+    assert trained.exit_code == 0, trained.output
+    assert "eval/player0/value" in trained.stdout
+
+
+def test_transcripts_say_who_moved_and_what_was_paid(finished: tuple[str, ExperimentResult]) -> None:
+    game, result = finished
+    with RunFolder.open(result.run_dir) as folder:
+        records = folder.read_transcripts(folder.transcript_names()[-1])
+    assert len(records) == 4
+    for record in records:
+        assert not {"label", "verdict", "correct"} & record.keys()
+        assert record["reward"].keys() == {"player0", "player1"}
+        assert len(record["rounds"]) == record["length"]
+        turns = [turn for one in record["rounds"] for turn in one["turns"]]
+        assert all(turn.keys() == {"agent", "channel", "message"} for turn in turns)
+        assert len(turns) == record["length"] * (1 if game == "kuhn_poker" else 2)
+
+
+def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -> None:
+    _, result = finished
+    figure = f"exploitability {rows_of(result)[-1]['eval/exploitability']:.3g}"
+    sentence = find(read_run(result.run_dir)).sentence
+    assert sentence.startswith("Computed exactly from the policies: player0/value")
+    assert figure in sentence
+    page = (result.run_dir / "report.html").read_text(encoding="utf-8")
+    assert figure in page
+    for word in ("verdict", "held-out evaluation was", "Soundness", "wrong</span>"):
+        assert word not in page
+    assert {"equilibrium", "values", "returns"} <= {path.stem for path in (result.run_dir / "curves").iterdir()}
+
+
+def test_the_report_of_a_game_that_was_not_evaluated(tmp_path: Path, finished: tuple[str, ExperimentResult]) -> None:
+    """As of a run that was killed early: rows alone."""
+    rows = [{key: value for key, value in row.items() if not key.startswith("eval")} for row in rows_of(finished[1])]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert find(read_run(tmp_path)).sentence == "No evaluation was made."
+    rows[-1] |= {"eval/player0/return": 0.5, "eval/player1/return": -0.5}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert find(read_run(tmp_path)).sentence == "Paid in an episode of greedy play, on average: player0 0.5, player1 -0.5."
+
+
+def test_a_resumed_run_gives_the_same_numbers(finished: tuple[str, ExperimentResult], tmp_path: Path) -> None:
+    game, result = finished
+    run_experiment(small(game, iterations=2), tmp_path / "run", quiet=True)
+    again = resume_experiment(tmp_path / "run", iterations=4, quiet=True)
+    keys = ("learn/player0/objective", "eval/exploitability", "eval_sampled/player0/return", "train/player1/return")
+    assert [rows_of(again)[-1][key] for key in keys] == [rows_of(result)[-1][key] for key in keys]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_configs_that_ship_are_legal(name: str) -> None:
+    check(load_config(ROOT / "tune_configs" / f"{name}.yaml"))
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(("name", "figure"), [("kuhn_poker", "eval/exploitability"), ("matching_pennies", "eval/distance_to_nash")])
+def test_self_play_comes_to_rest_near_an_equilibrium(name: str, figure: str, seed: int, tmp_path: Path) -> None:
+    config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "runtime.num_threads=1"])
+    assert run_experiment(config, tmp_path / "run", quiet=True).metrics[figure] <= 0.05
+
+
+@pytest.mark.learning
+def test_independent_learners_end_in_the_dominant_row(tmp_path: Path) -> None:
+    config = load_config(ROOT / "tune_configs" / "bimatrix.yaml", ["runtime.num_threads=1"])
+    metrics = run_experiment(config, tmp_path / "run", quiet=True).metrics
+    assert (metrics["eval/player0/value"], metrics["eval/player1/value"]) == pytest.approx((2.0, 1.0), abs=0.05)

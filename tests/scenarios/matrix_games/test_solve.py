@@ -1,0 +1,100 @@
+"""Repeated games against enumeration of everything that can happen."""
+
+from itertools import pairwise, product
+
+import pytest
+import torch
+from torch import Tensor
+
+from nip_ray.scenarios.matrix_games.exact import PRISONERS_DILEMMA, memory_one_values
+from nip_ray.scenarios.matrix_games.solve import Tables, repeated_best_response, repeated_values
+
+SHAPES = [(2, 2), (2, 3), (3, 2), (1, 2)]
+
+
+def random_game(first: int, second: int, seed: int = 0) -> tuple[Tensor, Tables]:
+    """Payoffs (2, n, m) and two random policies with memory one."""
+    draw = torch.Generator().manual_seed(seed)
+    pay = torch.randn(2, first, second, dtype=torch.float64, generator=draw)
+    logits = [2 * torch.randn(1 + first * second, moves, dtype=torch.float64, generator=draw) for moves in (first, second)]
+    return pay, (logits[0].softmax(-1), logits[1].softmax(-1))
+
+
+def chances(tables: Tables, shape: tuple[int, int], last: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+    """Both players' next moves after the last joint move (of player0, of player1)."""
+    if last is None:
+        return tables[0][0], tables[1][0]
+    (n, m), (i, j) = shape, last
+    return tables[0][1 + i * m + j], tables[1][1 + j * n + i]
+
+
+def slow_values(pay: Tensor, tables: Tables, rounds: int) -> list[float]:
+    """Pay a round, over all histories."""
+    shape = (pay.shape[1], pay.shape[2])
+    joint_moves = list(product(range(shape[0]), range(shape[1])))
+    total = [0.0, 0.0]
+    for history in product(joint_moves, repeat=rounds):
+        probability, last = 1.0, None
+        for i, j in history:
+            p, q = chances(tables, shape, last)
+            probability *= float(p[i] * q[j])
+            last = (i, j)
+        for player in (0, 1):
+            total[player] += probability * sum(float(pay[player, i, j]) for i, j in history) / rounds
+    return total
+
+
+def slow_best(pay: Tensor, tables: Tables, player: int, rounds: int, last: tuple[int, int] | None = None) -> float:
+    """The best total pay of `player` from here on, over the whole tree of histories."""
+    if rounds == 0:
+        return 0.0
+    shape = (pay.shape[1], pay.shape[2])
+    other = chances(tables, shape, last)[1 - player]
+    values = []
+    for own in range(shape[player]):
+        value = 0.0
+        for answer in range(shape[1 - player]):
+            joint = (own, answer) if player == 0 else (answer, own)
+            value += float(other[answer]) * (float(pay[player][joint]) + slow_best(pay, tables, player, rounds - 1, joint))
+        values.append(value)
+    return max(values)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_values_and_best_responses(shape: tuple[int, int], rounds: int) -> None:
+    pay, tables = random_game(*shape, seed=rounds)
+    assert repeated_values(pay, tables, rounds).tolist() == pytest.approx(slow_values(pay, tables, rounds))
+    for player in (0, 1):
+        found = repeated_best_response(pay, tables[1 - player], player, rounds)
+        assert found == pytest.approx(slow_best(pay, tables, player, rounds) / rounds)
+        assert found >= float(repeated_values(pay, tables, rounds)[player])
+
+
+def test_one_round_needs_the_start_alone() -> None:
+    pay, tables = random_game(2, 3)
+    starts = (tables[0][:1], tables[1][:1])
+    assert torch.equal(repeated_values(pay, starts, 1), repeated_values(pay, tables, 1))
+    assert repeated_best_response(pay, starts[1], 0, 1) == repeated_best_response(pay, tables[1], 0, 1)
+
+
+def test_values_agree_with_the_discounted_ones_of_the_endless_game() -> None:
+    """Summed with a discount, the expected pay of the single rounds is the closed form."""
+    gamma, rounds = 0.8, 120
+    pay = torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64)
+    logits = [torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
+    tables = tuple(torch.stack([x.sigmoid(), 1 - x.sigmoid()], -1) for x in logits)
+    sums = [repeated_values(pay, tables, r) * r for r in range(1, rounds + 1)]
+    single = [sums[0], *(late - early for early, late in pairwise(sums))]
+    discounted = sum(gamma**r * x for r, x in enumerate(single))
+    expected = memory_one_values(logits[0], logits[1], pay[0], pay[1], gamma)
+    assert discounted.tolist() == pytest.approx([float(x) for x in expected], abs=1e-9)
+
+
+def test_tit_for_tat_can_be_exploited_in_the_last_round_only() -> None:
+    """Whoever plays against it in ten rounds gains one by defecting at the end: a tenth a round."""
+    pay = torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64)
+    cooperates = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
+    table = torch.stack([cooperates, 1 - cooperates], -1)
+    assert repeated_values(pay, (table, table), 10).tolist() == [-1.0, -1.0]
+    assert repeated_best_response(pay, table, 0, 10) == pytest.approx(-0.9)
