@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.learning.advantages import normalise, own_turn_advantages
-from nip_ray.learning.groups import FlatAdam, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.learning.ppo import base_lr, critic, objective
 from nip_ray.play.batch import AgentRows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
@@ -88,7 +88,7 @@ class PlainLoop:
         self.config, self.settings = experiment, experiment.algorithm
         self.scenario: Scenario = build_scenario(from_settings(experiment.protocol), experiment.scenario).to(device)
         self.agents = {name: agent.to(device) for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()}
-        self.optimizers = {name: FlatAdam(agent.groups(), self.settings.lr) for name, agent in self.agents.items()}
+        self.optimizers = {name: FlatOptimizer(agent.groups(), self.settings.lr) for name, agent in self.agents.items()}
         self.play, self.device, self.iteration = BatchedPlay(self.scenario, device), device, 0
         self.beta = torch.tensor(self.settings.kl_beta, device=device)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.evaluation.intervals import Proportion, proportion
-from nip_ray.learning.groups import FlatAdam, ParameterGroup
+from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
 from nip_ray.networks.basic import mlp
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
@@ -81,7 +81,7 @@ def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, s
         torch.manual_seed(stable_seed(seed, "reader"))
         reader = mlp(said_NX.shape[1], settings.hidden, 2, settings.num_layers, settings.activation)
     parameters = list(reader.parameters())
-    optimizer = FlatAdam([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)
+    optimizer = FlatOptimizer([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)
     for epoch in range(settings.num_epochs):
         order_N = torch.randperm(len(y_N), generator=generator(seed, "minibatches", epoch))
         for index in order_N.split(settings.minibatch_size):

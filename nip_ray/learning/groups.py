@@ -1,4 +1,4 @@
-"""Explicit parameter groups, and an Adam that keeps an agent's parameters in one flat tensor per learning-rate factor.
+"""Explicit parameter groups, and an optimizer that keeps an agent's parameters in one flat tensor per learning-rate factor.
 
 Decisions that matter here:
 - who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
@@ -24,14 +24,15 @@ class ParameterGroup:
     lr_factor: float
 
 
-class FlatAdam:
-    """Adam (epsilon 1e-5; Kingma and Ba, 2015) over the groups whose factor is not 0; parameters of the others stop requiring gradients.
+class FlatOptimizer:
+    """Adam (epsilon 1e-5; Kingma and Ba, 2015), or plain gradient descent, over the groups whose factor is not 0; parameters of the
+    others stop requiring gradients.
 
     Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed order.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup], lr: float) -> None:
-        """`lr` is the base learning rate; each parameter's own is that times its group's factor."""
+    def __init__(self, groups: Iterable[ParameterGroup], lr: float, plain: bool = False) -> None:
+        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient descent, no Adam."""
         by_factor: dict[float, list[nn.Parameter]] = {}
         for group in groups:
             for parameter in group.parameters:
@@ -42,7 +43,9 @@ class FlatAdam:
         self.sizes = [[p.numel() for p in parameters] for parameters in by_factor.values()]
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
-        self.adam = torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True) if chosen else None
+        self.inner: torch.optim.Optimizer | None = None
+        if chosen:
+            self.inner = torch.optim.SGD(chosen, lr=lr) if plain else torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True)
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Take one gradient per entry of `parameters` (None: zero)."""
@@ -54,26 +57,26 @@ class FlatAdam:
 
     def set_learning_rate(self, lr: float) -> None:
         """Set the base learning rate."""
-        if self.adam is not None:
-            for group in self.adam.param_groups:
+        if self.inner is not None:
+            for group in self.inner.param_groups:
                 group["lr"] = lr * group["lr_factor"]
 
     def step(self) -> None:
         """One step with the gradients set last."""
-        if self.adam is not None:
-            self.adam.step()
+        if self.inner is not None:
+            self.inner.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Adam's state, moments laid out like the flat tensors."""
-        return {} if self.adam is None else self.adam.state_dict()
+        """The optimizer's state, Adam's moments laid out like the flat tensors."""
+        return {} if self.inner is None else self.inner.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        if self.adam is not None:
-            self.adam.load_state_dict(dict(state))
+        if self.inner is not None:
+            self.inner.load_state_dict(dict(state))
 
 
-def clip_gradients(optimizers: Iterable[FlatAdam], max_norm: float | None) -> Tensor:
+def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
     A norm that is not finite is returned as it is, for one fused check by the caller.

@@ -16,8 +16,17 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from nip_ray.learning.inverse_hessian import inverse_hessian
-from nip_ray.learning.shaping import Followers, Game, Parameters, Reduce, identity, processing_order, stable_direction
+from nip_ray.learning.shaping import (
+    Followers,
+    Game,
+    Inverses,
+    Parameters,
+    Reduce,
+    identity,
+    inverse_products,
+    processing_order,
+    stable_direction,
+)
 from nip_ray.settings.stackelberg import StackelbergSettings
 
 _LARGEST_LOG_RATIO = 20.0
@@ -61,6 +70,7 @@ def published_directions(
     step_sizes: Mapping[str, float],
     generator: torch.Generator,
     reduce: Reduce = identity,
+    inverses: Inverses | None = None,
 ) -> dict[str, Tensor]:
     """Each agent's flat descent direction (P_a,); arguments as for `directions`, and the score S (this learner's share of it).
 
@@ -79,7 +89,7 @@ def published_directions(
     stable = settings.variant in ("sos", "psos")
     ahead = stable or (not implicit and settings.additional_lola_term)
     game = Game(losses, parameters, {f for led in followers.values() for f in led} if implicit else (), reduce)
-    inverses = {f: inverse_hessian(settings, game.hessian_product(f), game.own[f], generator) for f in game.graphs}
+    inverses = inverse_products(game, settings, generator, inverses)
     scores = game.cross(score, list(losses))[0]
     above = {f: _immediate_leaders(f, followers, circular=order is None) for f in losses}
     gradients: dict[str, dict[str, Tensor]] = {}

@@ -29,6 +29,7 @@ _LARGEST_LOG_RATIO = 20.0
 Reduce = Callable[[Tensor], Tensor]
 Followers = Mapping[str, tuple[str, ...]]
 Parameters = Mapping[str, Sequence[Tensor]]
+Inverses = dict[str, Product]
 
 
 def identity(vector: Tensor) -> Tensor:
@@ -119,12 +120,18 @@ def directions(
     step_sizes: Mapping[str, float],
     generator: torch.Generator,
     reduce: Reduce = identity,
+    inverses: Inverses | None = None,
+    independent: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Each agent's flat descent direction (P_a,), laid out like torch.cat([p.reshape(-1) for p in parameters[a]]).
 
     losses: each agent's scalar. followers: all agents that each agent leads; parameters of different agents must not be shared.
     step_sizes: eta of each follower (not read by spg and pspg). generator: read by ihvp "nystrom", and in the same state on every
-    learner. reduce: the sum of a detached flat vector over learners, each of which holds its share of the losses.
+    learner. reduce: the sum of a detached flat vector over learners, each of which holds its share of the losses. inverses: for spg and
+    pspg, by follower, products with its inverse Hessian from an earlier call, to be used again; those missing are added to it.
+    independent: the same losses from other samples. A term of second order is a product of two expectations, grad_f L_l among them; both
+    factors from the same samples would add their covariance to it, which for long episodes is larger than the term itself. So the
+    factors without a graph come from here and those with one from `losses`; plain gradients are the mean of both. Exact losses need none.
 
     spg, pspg: D_l = xi_l - grad_l <xi_f, x_f> with x_f = (H_ff + rho I)^-1 v_f and v_f = grad_f L_l: the total derivative of L_l at
     followers who stay at their best response (implicit function theorem; Fiez, Chasnov and Ratliff, "Implicit learning dynamics in
@@ -142,16 +149,24 @@ def directions(
     Raises UserError for spg and pspg if agents lead each other in a circle.
     """
     order, implicit = processing_order(followers, settings), settings.variant in ("spg", "pspg")
-    game = Game(losses, parameters, {f for led in followers.values() for f in led}, reduce)
+    led = {f for group in followers.values() for f in group}
+    game = other = Game(losses, parameters, led, reduce)
+    if independent is not None:
+        other = Game(independent, parameters, led if implicit else (), reduce)
+        factors = other.own
+        game.own = {agent: (game.own[agent] + other.own[agent]) / 2 for agent in losses}
+    else:
+        factors = game.own
     if implicit:
-        inverses = {f: inverse_hessian(settings, game.hessian_product(f), game.own[f], generator) for f in game.graphs}
-        return {agent: _total_derivative(game, followers, agent, order or (), inverses) for agent in losses}
+        inverses = inverse_products(other, settings, generator, inverses)
+        return {agent: _total_derivative(game, other, followers, agent, order or (), inverses) for agent in losses}
     stable = settings.variant in ("sos", "psos")
     lookahead = stable or settings.additional_lola_term
     found = dict(game.own)  # D, from the followers up
     terms: dict[str, list[Tensor]] = {}
     for agent in losses if order is None else order:
-        terms[agent] = _one_step(game, agent, followers[agent], game.own if order is None else found, step_sizes, lookahead, apart=stable)
+        ends = {f: factors[f] if order is None or not followers[f] else found[f] for f in followers[agent]}
+        terms[agent] = _one_step(game, other, agent, followers[agent], ends, step_sizes, lookahead, apart=stable)
         found[agent] = game.own[agent] - sum(terms[agent])
     if not stable:
         return {agent: found[agent] for agent in losses}
@@ -239,12 +254,23 @@ class Game:
         return lambda x: self.reduce(self.product([(agent, self.graphs[agent], x)], [agent])[0])
 
 
-def _total_derivative(game: Game, followers: Followers, leader: str, order: Sequence[str], inverses: Mapping[str, Product]) -> Tensor:
+def inverse_products(game: Game, settings: StackelbergSettings, generator: torch.Generator, kept: Inverses | None) -> Inverses:
+    """Products with the inverse Hessian of every follower: those in `kept`, and the others, which are added to it."""
+    found = {} if kept is None else kept
+    for follower in game.graphs:
+        if follower not in found:
+            found[follower] = inverse_hessian(settings, game.hessian_product(follower), game.own[follower], generator)
+    return found
+
+
+def _total_derivative(
+    game: Game, other: Game, followers: Followers, leader: str, order: Sequence[str], inverses: Mapping[str, Product]
+) -> Tensor:
     """(P,): the leader's direction under spg, from the last followers up; those with the same leaders share one product."""
     led = followers[leader]
     if not led:
         return game.own[leader]
-    total = {leader: game.own[leader], **game.cross(game.losses[leader], led)[0]}
+    total = {leader: game.own[leader], **other.cross(other.losses[leader], led)[0]}
 
     def leaders(follower: str) -> list[str]:
         return [agent for agent in total if follower in followers[agent]]
@@ -257,12 +283,23 @@ def _total_derivative(game: Game, followers: Followers, leader: str, order: Sequ
 
 
 def _one_step(
-    game: Game, leader: str, led: Sequence[str], found: Mapping[str, Tensor], step_sizes: Mapping[str, float], lookahead: bool, apart: bool
+    game: Game,
+    other: Game,
+    leader: str,
+    led: Sequence[str],
+    found: Mapping[str, Tensor],
+    step_sizes: Mapping[str, float],
+    lookahead: bool,
+    apart: bool,
 ) -> list[Tensor]:
     """The leader's shaping and lookahead (P,) with their step sizes, apart or already added."""
     if not led:
         return [torch.zeros_like(game.own[leader])] * (2 if apart else 1)
-    values, graphs = game.cross(game.losses[leader], led, again=lookahead)
+    if other is game:
+        values, graphs = game.cross(game.losses[leader], led, again=lookahead)
+    else:
+        values, _ = other.cross(other.losses[leader], led)
+        graphs = game.cross(game.losses[leader], led, again=True)[1] if lookahead else {}
     shaping = [(f, game.graphs[f], step_sizes[f] * values[f]) for f in led]
     ahead = [(f, graphs[f], step_sizes[f] * found[f]) for f in led] if lookahead else []
     parts = [shaping, ahead] if apart else [shaping + ahead]

@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from nip_ray.config.players import agent_settings
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.learning.groups import FlatAdam, ParameterGroup, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.supervised import accuracy, decision_loss
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.runs.folder import write_atomically
@@ -78,9 +78,10 @@ def pretrain(config: ExperimentConfig, cache: Path, report: Report | None = None
 
 @dataclass(frozen=True)
 class _Pupil:
-    """An agent alone. body, head: names of the entries of its network's state that its decision depends on."""
+    """An agent alone, in one round. body, head: names of the entries of its network's state that its decision depends on."""
 
     agent: str
+    round: int
     network: nn.Module
     scenario: Scenario
     body: tuple[str, ...]
@@ -91,16 +92,16 @@ class _Pupil:
         names = {*self.body, *self.head}
         return [parameter for name, parameter in self.network.named_parameters() if name in names]
 
-    def first_turns(self, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """What it sees of some instances before anybody has said anything, and their labels (N,)."""
+    def silent_turns(self, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """What it sees of some instances in its round if nobody has said anything, and their labels (N,)."""
         scenario = self.scenario
         id_N = id_N.to(scenario.label_I.device)
         protocol = scenario.protocol
         shape = (len(id_N), protocol.max_rounds, 1, len(protocol.channels), scenario.message_size)
         silence = torch.full(shape, -1, device=id_N.device)
         said = Dialogue(silence, silence if scenario.linear_symbols else None)
-        zero_N = torch.zeros_like(id_N)
-        return scenario.observe(self.agent, id_N, said, zero_N, zero_N), scenario.label_I[id_N]
+        round_N = torch.full_like(id_N, min(self.round, protocol.max_rounds - 1))
+        return scenario.observe(self.agent, id_N, said, round_N, torch.zeros_like(id_N)), scenario.label_I[id_N]
 
 
 def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) -> _Pupil:
@@ -115,13 +116,13 @@ def _pupil(config: ExperimentConfig, agent: str, fresh: dict[str, nn.Module]) ->
         raise UserError(f"pretraining.agents: {agent!r} has no body that could be trained; leave it out")
     prefix = next(name for name, module in network.named_modules() if module is body)
     inside = tuple(name for name in own if name.startswith(f"{prefix}."))
-    pupil = _Pupil(agent, network, alone, inside, ())
+    pupil = _Pupil(agent, config.pretraining.in_round - 1, network, alone, inside, ())
     parameters = dict(network.named_parameters())
-    obs, y_N = pupil.first_turns(alone.ids("train")[:2])
+    obs, y_N = pupil.silent_turns(alone.ids("train")[:2])
     loss = decision_loss(network(obs, True, False)[0], y_N)
     found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
     head = tuple(name for name, gradient in zip(parameters, found, strict=True) if gradient is not None and name not in inside)
-    return _Pupil(agent, network, alone, inside, head)
+    return replace(pupil, head=head)
 
 
 def _learned(
@@ -163,7 +164,7 @@ def _trained(pupil: _Pupil, settings: PretrainingSettings, seed: int, report: Re
 def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator[dict[str, float]]:
     """Train, epoch by epoch; yields the means of loss and accuracy over each epoch's instances."""
     parameters = pupil.decides()
-    optimizer = FlatAdam([ParameterGroup("actor", "decides", parameters, 1.0)], settings.lr)
+    optimizer = FlatOptimizer([ParameterGroup("actor", "decides", parameters, 1.0)], settings.lr)
     ids = pupil.scenario.ids("train").cpu()
     pupil.network.train()
     for epoch in range(settings.num_epochs):
@@ -173,7 +174,7 @@ def _epochs(pupil: _Pupil, settings: PretrainingSettings, seed: int) -> Iterator
         order = torch.randperm(len(ids), generator=generator(seed, "pretraining", pupil.agent, epoch))
         with _seeded_noise(pupil, seed, epoch):
             for index_N in _minibatches(order, settings.minibatch_size):
-                obs, y_N = pupil.first_turns(ids[index_N])
+                obs, y_N = pupil.silent_turns(ids[index_N])
                 policy, _ = pupil.network(obs, True, False)
                 loss = decision_loss(policy, y_N)
                 optimizer.set_gradients(torch.autograd.grad(loss, parameters, allow_unused=True))
@@ -205,7 +206,7 @@ def _held_out(pupil: _Pupil) -> dict[str, float | int | None]:
     pupil.network.eval()
     correct, ids = 0.0, pupil.scenario.ids("test")
     for id_N in ids.split(_BATCH):
-        obs, y_N = pupil.first_turns(id_N)
+        obs, y_N = pupil.silent_turns(id_N)
         correct += float(accuracy(pupil.network(obs, True, False)[0], y_N)) * len(y_N)
     return proportion(round(correct), len(ids)).record()
 
@@ -235,7 +236,7 @@ def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
     _absorb(digest, pupil.network.state_dict())
     for split in ("train", "test"):
         for id_N in pupil.scenario.ids(split).split(_BATCH):
-            obs, y_N = pupil.first_turns(id_N)
+            obs, y_N = pupil.silent_turns(id_N)
             _absorb(digest, {**obs, "y": y_N})
     return digest.hexdigest()[:32]
 

@@ -26,6 +26,12 @@ class StackelbergSettings(PolicyGradientSettings):
     estimator: Literal["dice", "published"] = option(
         "dice", "Second-order terms per sample, unbiased (dice), or the published products of batch means (published)."
     )
+    optimizer: Literal["adam", "sgd"] = option(
+        "adam", "Adam, or plain gradient descent: what the theory of these rules is about, for small games."
+    )
+    independent_halves: bool = option(
+        True, "Take the two factors of second-order terms from two halves of a minibatch (dice): from one sample their product is biased."
+    )
     clip_epsilon: float = option(0.2, "Clip range of the probability ratio (pspg, pola, psos).", gt=0)
     shaping_lr: float | None = option(
         None, "Step that followers are supposed to take (lola, pola, sos, psos); none: lr times the follower's factor.", gt=0
@@ -42,5 +48,6 @@ class StackelbergSettings(PolicyGradientSettings):
     )
     ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
     ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
+    ihvp_refresh: int = option(1, "Minibatches after which nystrom looks at the Hessian anew; policies move little in between.", ge=1)
     ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
     ihvp_neumann_scale: float = option(0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0)

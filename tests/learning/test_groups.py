@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.groups import FlatAdam, ParameterGroup, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 
 FACTORS = (1.0, 0.5, 1.0, 3.0, 0.0)
 
@@ -25,7 +25,7 @@ def gradients(made: list[nn.Parameter], seed: int) -> list[Tensor]:
     return [torch.randn(p.shape, generator=random) for p in made]
 
 
-def give(optimizer: FlatAdam, made: list[nn.Parameter], given: list[Tensor]) -> None:
+def give(optimizer: FlatOptimizer, made: list[nn.Parameter], given: list[Tensor]) -> None:
     """Hand each parameter's gradient over in the optimizer's own order."""
     by_id = {id(p): g for p, g in zip(made, given, strict=True)}
     optimizer.set_gradients([by_id[id(p)] for p in optimizer.parameters])
@@ -33,7 +33,7 @@ def give(optimizer: FlatAdam, made: list[nn.Parameter], given: list[Tensor]) -> 
 
 def test_each_group_learns_at_its_own_rate_like_torchs_adam() -> None:
     ours, theirs = parameters(), parameters()
-    optimizer = FlatAdam(groups(ours), 0.01)
+    optimizer = FlatOptimizer(groups(ours), 0.01)
     reference = torch.optim.Adam([{"params": [p], "lr": 0.01 * f, "f": f} for p, f in zip(theirs, FACTORS, strict=True) if f], eps=1e-5)
     for step in range(6):
         if step == 3:  # annealed
@@ -54,7 +54,7 @@ def test_each_group_learns_at_its_own_rate_like_torchs_adam() -> None:
 def test_first_step_is_the_learning_rate() -> None:
     made = parameters(3)
     before = [p.detach().clone() for p in made]
-    optimizer = FlatAdam(groups(made, (1.0, 0.5, 3.0)), 0.1)
+    optimizer = FlatOptimizer(groups(made, (1.0, 0.5, 3.0)), 0.1)
     give(optimizer, made, [torch.ones_like(p) for p in made])
     optimizer.step()
     for p, old, step in zip(made, before, (0.1, 0.05, 0.3), strict=True):  # lr * g / (|g| + eps)
@@ -63,7 +63,7 @@ def test_first_step_is_the_learning_rate() -> None:
 
 def test_factor_zero_freezes_and_another_factor_thaws() -> None:
     made = parameters(2)
-    optimizer = FlatAdam(groups(made, (0.0, 1.0)), 0.01)
+    optimizer = FlatOptimizer(groups(made, (0.0, 1.0)), 0.01)
     assert [p.requires_grad for p in made] == [False, True]
     assert len(optimizer.parameters) == 1
     assert optimizer.parameters[0] is made[1]
@@ -71,11 +71,11 @@ def test_factor_zero_freezes_and_another_factor_thaws() -> None:
     give(optimizer, made, gradients(made, 0))
     optimizer.step()
     assert torch.equal(made[0], frozen)
-    assert [p.requires_grad for p in FlatAdam(groups(made, (2.0, 1.0)), 0.01).parameters] == [True, True]
+    assert [p.requires_grad for p in FlatOptimizer(groups(made, (2.0, 1.0)), 0.01).parameters] == [True, True]
 
 
 def test_nothing_to_train() -> None:
-    for optimizer in (FlatAdam([], 0.01), FlatAdam(groups(parameters(2), (0.0, 0.0)), 0.01)):
+    for optimizer in (FlatOptimizer([], 0.01), FlatOptimizer(groups(parameters(2), (0.0, 0.0)), 0.01)):
         assert optimizer.parameters == []
         optimizer.set_gradients([])
         optimizer.set_learning_rate(0.1)
@@ -89,7 +89,7 @@ def test_values_stay_when_storage_moves_and_networks_stay_networks() -> None:
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     other = copy.deepcopy(network)
     x = torch.randn(5, 3)
-    optimizer = FlatAdam([ParameterGroup("actor", "all", list(network.parameters()), 1.0)], 0.01)
+    optimizer = FlatOptimizer([ParameterGroup("actor", "all", list(network.parameters()), 1.0)], 0.01)
     assert torch.equal(network(x), other(x))
     found = torch.autograd.grad(network(x).square().sum(), optimizer.parameters)
     optimizer.set_gradients(found)
@@ -108,7 +108,7 @@ def test_values_stay_when_storage_moves_and_networks_stay_networks() -> None:
 def test_a_missing_gradient_is_zero() -> None:
     made = parameters(2)
     before = made[1].detach().clone()
-    optimizer = FlatAdam(groups(made, (1.0, 1.0)), 0.01)
+    optimizer = FlatOptimizer(groups(made, (1.0, 1.0)), 0.01)
     optimizer.set_gradients([torch.ones_like(made[0]), None])
     optimizer.step()
     assert torch.equal(made[1], before)
@@ -116,7 +116,7 @@ def test_a_missing_gradient_is_zero() -> None:
 
 def test_state_goes_on_where_it_was() -> None:
     one, two = parameters(), parameters()
-    first, second = FlatAdam(groups(one), 0.01), FlatAdam(groups(two), 0.5)
+    first, second = FlatOptimizer(groups(one), 0.01), FlatOptimizer(groups(two), 0.5)
     for step in range(3):
         give(first, one, gradients(one, step))
         first.step()
@@ -136,7 +136,7 @@ def test_state_goes_on_where_it_was() -> None:
 def test_clip_gradients_is_torchs(agents: int, max_norm: float | None) -> None:
     """Over one agent, or over several together."""
     made = [parameters(seed=agent) for agent in range(agents)]
-    optimizers = [FlatAdam(groups(some, (1.0, 0.5, 1.0, 3.0, 2.0)), 0.01) for some in made]
+    optimizers = [FlatOptimizer(groups(some, (1.0, 0.5, 1.0, 3.0, 2.0)), 0.01) for some in made]
     given = [gradients(some, agent) for agent, some in enumerate(made)]
     theirs = [nn.Parameter(torch.zeros_like(g)) for some in given for g in some]
     for p, g in zip(theirs, [g for some in given for g in some], strict=True):
@@ -152,6 +152,6 @@ def test_clip_gradients_is_torchs(agents: int, max_norm: float | None) -> None:
 
 def test_a_norm_that_is_not_finite_is_returned() -> None:
     made = parameters(1)
-    optimizer = FlatAdam(groups(made, (1.0,)), 0.01)
+    optimizer = FlatOptimizer(groups(made, (1.0,)), 0.01)
     optimizer.set_gradients([torch.full_like(made[0], float("nan"))])
     assert not bool(clip_gradients([optimizer], 1.0).isfinite())

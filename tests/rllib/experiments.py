@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.rllib.algorithms import ProtocolPPO, ProtocolPPOConfig
+from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
 
 Weights = dict[str, dict[str, Tensor]]
 
@@ -69,12 +69,12 @@ def message_game(**changes: Any) -> ExperimentConfig:
     return experiment(dict(name="message_game", max_rounds=4), **changes)
 
 
-def built(config: ExperimentConfig, **training: Any) -> ProtocolPPO:
+def built(config: ExperimentConfig, **training: Any) -> ProtocolAlgorithm:
     """The algorithm of a config, with some settings of its learning rule changed."""
-    return ProtocolPPOConfig().experiment(config).training(**training).build_algo()
+    return ALGORITHMS[config.algorithm.name]().experiment(config).training(**training).build_algo()
 
 
-def train(algorithm: ProtocolPPO, iterations: int) -> Weights:
+def train(algorithm: ProtocolAlgorithm, iterations: int) -> Weights:
     """Train so many iterations; returns a copy of all weights."""
     for _ in range(iterations):
         algorithm.train()
@@ -90,7 +90,7 @@ def trained(config: ExperimentConfig, iterations: int, **training: Any) -> Weigh
         algorithm.stop()
 
 
-def weights(algorithm: ProtocolPPO) -> Weights:
+def weights(algorithm: ProtocolAlgorithm) -> Weights:
     """A copy of the learners' weights and buffers."""
     return {agent: copied(network.state_dict()) for agent, network in algorithm.networks().items()}
 
@@ -113,7 +113,7 @@ def distance(first: Mapping[str, Mapping[str, Tensor]], second: Mapping[str, Map
     return largest
 
 
-def runner_weights(algorithm: ProtocolPPO) -> list[Weights]:
+def runner_weights(algorithm: ProtocolAlgorithm) -> list[Weights]:
     """What every env runner that plays has for weights."""
     return algorithm.env_runner_group.foreach_env_runner(_weights_of, local_env_runner=algorithm.shares_modules)
 

@@ -30,7 +30,7 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.learning.groups import FlatAdam, clip_gradients
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.play.batch import AgentRows
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
@@ -186,12 +186,14 @@ class ProtocolLearner(TorchLearner):
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
-        """One flat Adam per module over its explicit parameter groups; a module with nothing to train has none."""
-        self.optimizers: dict[str, FlatAdam] = {}
+        """One flat optimizer per module over its explicit parameter groups; a module with nothing to train has none."""
+        self.optimizers: dict[str, FlatOptimizer] = {}
         for agent, module in self.module.items():
-            optimizer = FlatAdam(module.unwrapped().network.groups(), self.settings.lr)
-            if optimizer.adam is not None:
-                self.register_optimizer(module_id=agent, optimizer=optimizer.adam, params=optimizer.flats)
+            optimizer = FlatOptimizer(
+                module.unwrapped().network.groups(), self.settings.lr, getattr(self.settings, "optimizer", "adam") == "sgd"
+            )
+            if optimizer.inner is not None:
+                self.register_optimizer(module_id=agent, optimizer=optimizer.inner, params=optimizer.flats)
                 self.optimizers[agent] = optimizer
 
     @override(TorchLearner)

@@ -26,7 +26,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.ppo import critic
 from nip_ray.learning.published_shaping import published_directions, published_losses
-from nip_ray.learning.shaping import dice_losses, directions, leader_follower_map
+from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_follower_map
 from nip_ray.play.batch import AgentRows, live_rows
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner, learning_mode
@@ -72,6 +72,7 @@ class StackelbergLearner(ProtocolLearner):
         self.rollout: Rollout | None = None
         self.minibatch_number = 0
         self.iteration_lr = self.settings.lr
+        self.inverses: Inverses = {}
 
     def metric_names(self) -> tuple[str, ...]:
         """Means over minibatches; `direction_norm` is that of the actor's direction before the critic's gradient is added."""
@@ -124,17 +125,20 @@ class StackelbergLearner(ProtocolLearner):
         self, prepared: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
     ) -> dict[str, Tensor]:
         """By automatic differentiation of per-sample surrogates."""
-        losses_A = dice_losses(
-            scores.log_prob_KRA,
-            advantage_KRA,
-            self._live(minibatch.own_copies),
-            self.settings.gamma,
-            *self._clipping(scores),
-            copies=len(minibatch.all_copies),
-        )
-        losses = {agent: losses_A[self._index(agent)] + self._bonus(scores, agent) for agent in prepared}
+        total, live_KR = len(minibatch.all_copies), self._live(minibatch.own_copies)
+        world, rank = self._world()
+        place_K = torch.arange(rank, total, world, device=self._device)  # of the own copies among all: halves do not depend on learners
+        first = total // 2 if self.settings.independent_halves and total > 1 else total
+
+        def losses(of_K: Tensor, count: int) -> dict[str, Tensor]:
+            shares = (scores.log_prob_KRA, advantage_KRA, live_KR & of_K[:, None], self.settings.gamma)
+            found_A = dice_losses(*shares, *self._clipping(scores), copies=count)
+            return {agent: found_A[self._index(agent)] + self._bonus(scores, agent) for agent in prepared}
+
         actors, followers, step_sizes, draw = self._rule(list(prepared))
-        return directions(losses, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners)
+        independent = losses(place_K >= first, total - first) if first < total else None
+        rule = (actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(), independent)
+        return directions(losses(place_K < first, first), *rule)
 
     def _published(
         self, prepared: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
@@ -149,7 +153,9 @@ class StackelbergLearner(ProtocolLearner):
         )
         losses = {agent: losses_A[self._index(agent)] for agent in prepared}
         actors, followers, step_sizes, draw = self._rule(list(prepared))
-        return published_directions(losses, score, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners)
+        return published_directions(
+            losses, score, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses()
+        )
 
     def _clipping(self, scores: _Scores) -> tuple[Tensor | None, float | None]:
         if self.settings.variant in ("pspg", "pola", "psos"):
@@ -163,6 +169,12 @@ class StackelbergLearner(ProtocolLearner):
         step_sizes = {agent: self.settings.shaping_lr or self.iteration_lr * self.step_factors[agent] for agent in agents}
         draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, self.minibatch_number, device=self._device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
+
+    def _inverses(self) -> Inverses:
+        """Products with inverse Hessians to be used again: nystrom's for some minibatches, the others' never."""
+        if self.settings.ihvp != "nystrom" or self.minibatch_number % self.settings.ihvp_refresh == 0:
+            self.inverses = {}
+        return self.inverses
 
     def _followers(self, agents: list[str]) -> dict[str, tuple[str, ...]]:
         """Whom each agent leads, among those that learn now."""

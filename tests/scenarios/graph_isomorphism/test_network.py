@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.groups import FlatAdam
+from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.networks.gin import run_gins
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
@@ -239,7 +239,7 @@ def test_groups(agent: str, shared: bool) -> None:
 def test_frozen_graph_network() -> None:
     scenario = graph_scenario("nip", gnn_lr_factor=LrFactors(0, 1))
     made = network(scenario, "verifier").train()
-    optimizer = FlatAdam(made.groups(), 0.01)
+    optimizer = FlatOptimizer(made.groups(), 0.01)
     before = {name: p.detach().clone() for name, p in made.named_parameters()}
     policy, value_N = made(observations(scenario, "verifier"))
     loss = policy.entropy().sum() + value_N.square().sum()

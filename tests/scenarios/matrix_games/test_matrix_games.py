@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.transcripts import transcript_records
-from nip_ray.learning.groups import FlatAdam
+from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.learning.policy import Policy
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
@@ -224,7 +224,7 @@ def test_random_players_are_uniform_and_have_nothing_to_train() -> None:
     scenario = scenario_of(WIDE, 2, kind="random")
     network = scenario.build_agent("player0", 0)
     assert isinstance(network, MatrixAgent)
-    assert FlatAdam(network.groups(), 0.1).adam is None
+    assert FlatOptimizer(network.groups(), 0.1).inner is None
     assert torch.equal(scenario.policy_table("player0", network), torch.full((7, 2), 0.5, dtype=torch.float64))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.learning.groups import FlatAdam
+from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.scenario import Dialogue
@@ -126,9 +126,9 @@ def test_same_seed_same_network() -> None:
 def test_learning_rate_factors_and_random_players() -> None:
     settings = MessageAgentSettings(agent_lr_factor=LrFactors(actor=0.5, critic=2.0))
     agent = MessageAgent(settings, 10, SYMBOLS, True)
-    optimizer = FlatAdam(agent.groups(), 0.1)
-    assert optimizer.adam is not None
-    assert sorted(group["lr"] for group in optimizer.adam.param_groups) == pytest.approx([0.05, 0.2])
+    optimizer = FlatOptimizer(agent.groups(), 0.1)
+    assert optimizer.inner is not None
+    assert sorted(group["lr"] for group in optimizer.inner.param_groups) == pytest.approx([0.05, 0.2])
     scenario = game("random")
     assert scenario.build_agent("verifier", 0).groups() == []  # type: ignore[operator]
 
