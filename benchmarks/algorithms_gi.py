@@ -3,16 +3,17 @@
     python benchmarks/algorithms_gi.py
     python benchmarks/algorithms_gi.py --rules pspg psos --iterations 5
 
-Memory is the peak of a process of its own for each rule, after as many iterations. Prints medians and spreads, ratios to PPO, and the
+Memory is the peak of a process of its own for each rule while it trains two iterations, and by how much that is more than before
+(Linux). Prints medians and spreads, ratios to PPO, and the
 machine's yardstick.
 """
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 import torch
 from _common import config, machine, show, timed, yardstick_ms
@@ -45,29 +46,39 @@ def main() -> None:
             found = timed(algorithm.train)
             if iteration:  # the first one warms up
                 seconds[name].append(found)
-    ppo_mb = memory("gi_published", arguments.threads)
+    ppo = memory("gi_published", arguments.threads)
     for name in names:
         median = statistics.median(seconds[name])
         peak = memory(name, arguments.threads)
         ratio = statistics.median(s / p for s, p in zip(seconds[name], seconds["gi_published"], strict=True))
         figures = {"median_s": round(median, 3), "spread_s": [round(min(seconds[name]), 3), round(max(seconds[name]), 3)]}
-        show(name, {**figures, "ratio_to_ppo": round(ratio, 2), "peak_memory_mb": peak, "memory_ratio": round(peak / ppo_mb, 2)})
+        ratios = {"ratio_to_ppo": round(ratio, 2), "memory_ratio": round(peak["peak_memory_mb"] / ppo["peak_memory_mb"], 2)}
+        show(name, {**figures, **peak, **ratios, "growth_ratio": round(peak["growth_mb"] / max(1, ppo["growth_mb"]), 2)})
     show("machine", {"yardstick_after_ms": round(yardstick_ms(), 1)})
 
 
-def memory(name: str, threads: int) -> int:
-    """Peak memory in MB of a process that trains two iterations."""
+def memory(name: str, threads: int) -> dict[str, int]:
+    """Peak memory of a process that trains two iterations, and its growth meanwhile, in MB."""
     command = [sys.executable, __file__, "--weigh", name, "--threads", str(threads)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])["mb"]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
 
 
 def weigh(name: str, threads: int) -> None:
-    """Train two iterations and print this process's peak memory."""
+    """Train two iterations and print this process's peak memory meanwhile."""
     algorithm = build_algorithm(config(name))
     torch.set_num_threads(threads)
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak of making the data
+    before = status_mb("VmRSS")
     for _ in range(2):
         algorithm.train()
-    print(json.dumps({"mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)}))
+    peak = status_mb("VmHWM")
+    print(json.dumps({"peak_memory_mb": peak, "growth_mb": peak - before}))
+
+
+def status_mb(field: str) -> int:
+    """A size of this process, from its status file."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
+    return int(line.split()[1]) // 1024
 
 
 if __name__ == "__main__":

@@ -55,6 +55,9 @@ def test_a_remote_env_runner_gives_the_numbers_of_a_local_one(ray_session: None)
 # ------------------------------------------------------------------------------------------------------------ learners
 
 
+PSPG = dict(name="stackelberg", variant="pspg")
+
+
 @pytest.mark.parametrize(
     ("config", "training", "several"),
     [
@@ -66,8 +69,8 @@ def test_a_remote_env_runner_gives_the_numbers_of_a_local_one(ray_session: None)
             (2,),
             id="merlin_arthur-kl_penalty-joint-some-agents-without-rows",
         ),
-        pytest.param(message_game(algorithm=dict(name="stackelberg", variant="pspg", ihvp_refresh=2)), dict(), (2,), id="message_game-pspg"),
-        pytest.param(message_game(algorithm=dict(name="stackelberg", variant="psos", mutual=True)), dict(), (2,), id="message_game-psos"),
+        pytest.param(message_game(algorithm=dict(PSPG, ihvp_refresh=2)), dict(), (2,), id="message_game-pspg"),
+        pytest.param(message_game(algorithm=dict(PSPG, variant="psos", mutual=True)), dict(), (2,), id="message_game-psos"),
     ],
 )
 def test_learners_share_the_work_and_not_the_result(
