@@ -20,7 +20,7 @@ class StackelbergSettings(PolicyGradientSettings):
     name: Literal["stackelberg"] = option("stackelberg", "The learning rule: policy gradients that shape the followers.")
     variant: Literal["spg", "pspg", "lola", "pola", "sos", "psos"] = option("psos", "Which rule of the family.")
     stackelberg_sequence: tuple[tuple[str, ...], ...] | None = option(
-        None, "Groups of agents, leaders first; each agent stands in one (none: the verifiers, then all others)."
+        None, "Groups of agents, leaders first, each agent in one (none: the verifiers, in a game the first player, then all others)."
     )
     mutual: bool = option(False, "Everyone shapes everyone instead of leaders their followers (not for spg and pspg, which need an order).")
     estimator: Literal["dice", "published"] = option(

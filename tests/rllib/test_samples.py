@@ -23,7 +23,8 @@ def sample() -> RolloutSamples:
 
 def equal(first: Rollout, second: Rollout) -> bool:
     """Whether two rollouts agree in every part."""
-    return all(torch.equal(getattr(first, f.name), getattr(second, f.name)) for f in fields(Rollout))
+    pairs = [(getattr(first, f.name), getattr(second, f.name)) for f in fields(Rollout)]
+    return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
 
 
 def test_counts(sample: RolloutSamples) -> None:
