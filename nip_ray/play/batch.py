@@ -37,6 +37,14 @@ class AgentRows:
         rows = self.row_BR[copy_K].flatten()
         return rows[rows >= 0]
 
+    def obs_of(self, row_K: Tensor) -> dict[str, Tensor]:
+        """The observations of some rows, each (K, ...)."""
+        return {key: value[row_K] for key, value in self.obs.items()}
+
+    def action_of(self, row_K: Tensor) -> dict[str, Tensor]:
+        """What was done in some rows."""
+        return {key: value[row_K] for key, value in self.action.items()}
+
     def beside(self, other: "AgentRows", copy_K: Tensor) -> tuple[Tensor, Tensor]:
         """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for the turns that both had in some copies."""
         mine, its = self.row_BR[copy_K], other.row_BR[copy_K]
@@ -46,11 +54,7 @@ class AgentRows:
 
 def own_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
     """The rows of `agent` in `rollout`, on the rollout's device."""
-    turn_BR = rollout.turn_BRA[:, :, scenario.protocol.agents.index(agent)]
-    copy_N, round_N = turn_BR.nonzero(as_tuple=True)
-    said = rollout.dialogue.rows(copy_N)
-    obs = scenario.observe(agent, rollout.id_B[copy_N], said.before(round_N), round_N, rollout.seed_B[copy_N])
-    return _with_actions(scenario, rollout, agent, copy_N, round_N, obs)
+    return _rows(scenario, rollout, agent, rollout.turn_BRA[:, :, scenario.protocol.agents.index(agent)])
 
 
 def live_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
@@ -58,23 +62,21 @@ def live_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
 
     For critics that judge every round. The action of a row in which it had no turn means nothing.
     """
-    live_BR = torch.arange(rollout.num_rounds, device=rollout.id_B.device) < rollout.length_B[:, None]
-    copy_N, round_N = live_BR.nonzero(as_tuple=True)
-    said = rollout.dialogue.rows(copy_N).before(round_N)
-    obs = scenario.observe(agent, rollout.id_B[copy_N], said, round_N, rollout.seed_B[copy_N])
-    return _with_actions(scenario, rollout, agent, copy_N, round_N, obs)
+    return _rows(scenario, rollout, agent, torch.arange(rollout.num_rounds, device=rollout.id_B.device) < rollout.length_B[:, None])
 
 
-def _with_actions(scenario: Scenario, rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor, obs: dict[str, Tensor]) -> AgentRows:
+def _rows(scenario: Scenario, rollout: Rollout, agent: str, where_BR: Tensor) -> AgentRows:
     protocol = scenario.protocol
     index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
+    copy_N, round_N = where_BR.nonzero(as_tuple=True)
     said = rollout.dialogue.rows(copy_N)
+    obs = scenario.observe(agent, rollout.id_B[copy_N], said.before(round_N), round_N, rollout.seed_B[copy_N])
     rows = torch.arange(len(copy_N), device=copy_N.device)
     action = {"message": said.main[rows, round_N, index][:, writes].flatten(1).clamp_min(0)}
     if said.linear is not None:
         action["linear"] = said.linear[rows, round_N, index][:, writes].flatten(1).clamp_min(0)
     if agent in protocol.deciders:
         action["decision"] = rollout.decision_BRA[copy_N, round_N, index]
-    row_BR = torch.full(rollout.turn_BRA.shape[:2], -1, device=copy_N.device)
+    row_BR = torch.full(where_BR.shape, -1, device=copy_N.device)
     row_BR[copy_N, round_N] = rows
     return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR)

@@ -68,8 +68,8 @@ class PPOLearner(ProtocolLearner):
     def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
         """The PPO loss; advantages are normalised over all rows of the minibatch, whoever works on them."""
         settings, rows = self.settings, data.rows
-        obs = {key: value[own] for key, value in rows.obs.items()}
-        action = {key: value[own] for key, value in rows.action.items()}
+        obs = rows.obs_of(own)
+        action = rows.action_of(own)
         policy, value_N = self.networks[agent](obs)
         if settings.skip_silent_messages:
             policy = policy.silenced(action)

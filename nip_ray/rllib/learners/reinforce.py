@@ -50,8 +50,8 @@ class ReinforceLearner(ProtocolLearner):
         """-mean log pi * weight, minus the entropy bonus, plus the critic's loss where there is one."""
         settings, rows = self.settings, data.rows
         with_critic = settings.baseline == "critic"
-        action = {key: value[own] for key, value in rows.action.items()}
-        policy, value_N = self.networks[agent]({key: value[own] for key, value in rows.obs.items()}, True, with_critic)
+        action = rows.action_of(own)
+        policy, value_N = self.networks[agent](rows.obs_of(own), True, with_critic)
         if settings.skip_silent_messages:
             policy = policy.silenced(action)
         log_policy: LogPolicy = policy.normalised()

@@ -61,7 +61,7 @@ def similarity_losses(
 
 def _policy(network: nn.Module, rows: AgentRows, row_K: Tensor, with_gradient: bool) -> Policy:
     with torch.set_grad_enabled(with_gradient):
-        return network({key: value[row_K] for key, value in rows.obs.items()}, True, False)[0]
+        return network(rows.obs_of(row_K), True, False)[0]
 
 
 def _constant(policy: Policy) -> Policy:

@@ -48,7 +48,7 @@ class SoloLearner(ProtocolLearner):
 
     def agent_loss(self, agent: str, data: LabelledRows, own: Tensor, all_rows: Tensor) -> Tensor:
         """Cross-entropy of the decision and the label."""
-        policy, _ = self.networks[agent]({key: value[own] for key, value in data.rows.obs.items()}, True, False)
+        policy, _ = self.networks[agent](data.rows.obs_of(own), True, False)
         loss = decision_loss(policy, data.y_N[own])
         self.sums.setdefault(agent, []).append(torch.stack([loss.detach(), accuracy(policy, data.y_N[own])]))
         return loss

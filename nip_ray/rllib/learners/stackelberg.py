@@ -200,20 +200,20 @@ class StackelbergLearner(ProtocolLearner):
             if len(turns):
                 policy = self._log_policy(agent, data.rows, turns)
                 at = (place_B[data.rows.copy_N[turns]], data.rows.round_N[turns])
-                grids[agent] = empty.index_put(at, policy.log_prob({key: value[turns] for key, value in data.rows.action.items()}))
+                grids[agent] = empty.index_put(at, policy.log_prob(data.rows.action_of(turns)))
                 old_grids[agent] = empty.index_put(at, data.rows.log_prob_N[turns])
                 entropy[agent] = policy.entropy().sum() / data.turn_N[all_rows].sum()
             critics[agent] = empty.sum()
             if len(rows):
-                _, value_N = self.networks[agent]({key: value[rows] for key, value in data.rows.obs.items()}, False, True)
+                _, value_N = self.networks[agent](data.rows.obs_of(rows), False, True)
                 distance = critic(value_N, data.value_N[rows], data.target_N[rows], self.settings)
                 critics[agent] = self.settings.critic_coefficient * distance * (len(rows) / len(all_rows))
         return _Scores(torch.stack(list(grids.values()), -1), torch.stack(list(old_grids.values()), -1), entropy, critics)
 
     def _log_policy(self, agent: str, rows: AgentRows, turns: Tensor) -> LogPolicy:
-        policy, _ = self.networks[agent]({key: value[turns] for key, value in rows.obs.items()}, True, False)
+        policy, _ = self.networks[agent](rows.obs_of(turns), True, False)
         if self.settings.skip_silent_messages:
-            policy = policy.silenced({key: value[turns] for key, value in rows.action.items()})
+            policy = policy.silenced(rows.action_of(turns))
         return policy.normalised()
 
     def _plain_gradient(self, agent: str, loss: Tensor) -> Tensor:
