@@ -1,0 +1,1 @@
+"""Code validation: is a program a correct solution of a problem?"""

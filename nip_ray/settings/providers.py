@@ -1,0 +1,92 @@
+"""Who answers for a model and who fine-tunes it, what that costs, and how much may be spent."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class PriceSettings:
+    """Prices of one model in US dollars per million tokens."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    input: float = option(0.0, "Tokens of prompts.", ge=0)
+    output: float = option(0.0, "Tokens of replies.", ge=0)
+    training: float = option(0.0, "Tokens trained on, once for each epoch.", ge=0)
+
+
+@dataclass(frozen=True)
+class OpenAIProvider:
+    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["openai"] = "openai"
+    base_url: str | None = option(None, "Address of the service (none: $OPENAI_BASE_URL, else OpenAI's).")
+    api_key_variable: str = option("OPENAI_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    requests_per_minute: float | None = option(None, "The most calls in a minute, over all workers (none: no limit of ours).", gt=0)
+    tokens_per_minute: float | None = option(None, "The most tokens in a minute, over all workers (none: no limit of ours).", gt=0)
+    timeout_s: float = option(120.0, "Seconds after which a call counts as lost.", gt=0)
+    max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours (429, 5xx, a lost connection).", ge=0)
+    fine_tuning: bool = option(True, "The service has files and fine-tuning jobs.")
+    poll_interval_s: float = option(30.0, "Seconds between two looks at a fine-tuning job.", gt=0)
+    doubt_s: float = option(
+        30.0, "Seconds for which the service is asked for a job whose creation got no answer, before it is made anew.", ge=0
+    )
+    prices: dict[str, PriceSettings] = option(
+        dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
+    )
+
+
+@dataclass(frozen=True)
+class LocalProvider:
+    """A Hugging Face causal language model on this cluster: Ray actors that answer and that fine-tune."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["local"] = "local"
+    num_gpus: float = option(0, "GPUs, or a share of one, for each of the two actors.", ge=0)
+    num_cpus: float = option(1, "CPUs that Ray reserves for each of the two actors.", ge=0)
+    max_batch_size: int = option(32, "Replies generated at once.", ge=1)
+    method: Literal["lora", "full"] = option("lora", "What fine-tuning changes: low-rank adapters, or all weights.")
+    lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
+    num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
+    num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
+    default_model_seed: int = option(0, "Seed of the weights of the model called `default`.", ge=0)
+
+
+@dataclass(frozen=True)
+class TrainingServiceProvider:
+    """A service with the low-level training protocol: forward and backward, optimiser step, sample, save."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["training_service"] = "training_service"
+    base_url: str | None = option(None, "Address of the service (none: $TINKER_BASE_URL, else the client's own).")
+    api_key_variable: str = option("TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    lora_rank: int = option(16, "Rank of the adapters.", ge=1)
+    max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours.", ge=0)
+    prices: dict[str, PriceSettings] = option(
+        dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
+    )
+
+
+@dataclass(frozen=True)
+class DummyProvider:
+    """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a model."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["dummy"] = "dummy"
+
+
+@dataclass(frozen=True)
+class BudgetSettings:
+    """A hard limit on spending. What a call or a job can cost at most is set aside before it is made."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    usd: float | None = option(None, "US dollars of the whole run (none: no limit).", gt=0)
+    tokens: int | None = option(None, "Tokens of the whole run, prompts, replies and training together (none: no limit).", ge=1)

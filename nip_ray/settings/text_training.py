@@ -1,0 +1,95 @@
+"""How language agents learn: expert iteration and MALT, and what the two have in common."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class FineTuningSettings:
+    """Hyper-parameters of a fine-tuning job."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    num_epochs: int | None = option(None, "Passes over the examples (none: the provider's default; local: 3).", ge=1)
+    batch_size: int | None = option(None, "Examples in a step (none: the provider's default; local: 8).", ge=1)
+    learning_rate_multiplier: float | None = option(None, "Factor on the provider's learning rate (none: its default).", gt=0)
+    learning_rate: float | None = option(
+        None, "Learning rate itself (local and training_service; none: 1e-4 for lora, 1e-3 for full).", gt=0
+    )
+    beta: float | None = option(
+        None, "Weight of staying close to the model that DPO starts from (none: the provider's default; local: 0.1).", gt=0
+    )
+    min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
+
+
+@dataclass(frozen=True)
+class BaseRunSettings:
+    """Another run that this one starts from: its settings of scenario and protocol are this config's own."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    run_dir: str = option("", "Folder of the other run.")
+    kind: Literal["models", "rerun_tests"] = option(
+        "models", "Start with the models that it ended with, or test every iteration's models again and train nothing."
+    )
+
+
+@dataclass(frozen=True)
+class TextTrainingSettings:
+    """What all trainers of language agents have in common."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    rollouts_per_iteration: int = option(200, "Items played in an iteration (malt: a tree for each).", ge=1)
+    fine_tune_on_all_previous_rollouts: bool = option(False, "Learn from the rollouts of all iterations so far, not of the last alone.")
+    fine_tune_after_last: bool = option(False, "Fine-tune after the last sampling too (published: no).")
+    guess_replacement: float = option(
+        0.0, "Share of rollouts in which the verifier learns the true verdict instead of its own.", ge=0, le=1
+    )
+    guess_replacement_annealing: Literal["none", "linear", "exponential"] = option("none", "How that share falls over iterations.")
+    guess_replacement_rate: float = option(
+        0.1, "By how much it falls: subtracted (linear) or as a factor 1 - rate (exponential).", ge=0, le=1
+    )
+    test_scheme: Literal["none", "all", "last", "first_and_last"] = option("all", "In which iterations held-out items are played.")
+    num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
+    num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
+    fine_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of fine-tuning jobs.")
+
+
+@dataclass(frozen=True)
+class ExpertIterationSettings(TextTrainingSettings):
+    """Expert iteration: learn, supervised, from one's own dialogues that went well (Anthony, Tian and Barber, 2017)."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["expert_iteration"] = "expert_iteration"
+    selection: Literal["threshold", "weighted_sampling"] = option("threshold", "Keep what reached a reward, or sample by reward.")
+    reward_threshold: float = option(0.9, "Episode reward from which an agent learns from its dialogue (threshold).")
+    sample_size_factor: float = option(0.5, "Dialogues to draw, as a share of those there are (weighted_sampling).", gt=0)
+    weighting_minimum: float | None = option(None, "Reward that gets weight zero (weighted_sampling; none: the smallest that occurred).")
+    weighting_with_replacement: bool = option(True, "A dialogue may be drawn more than once (weighted_sampling).")
+    weighting_epsilon: float = option(0.01, "Weight spread evenly over all dialogues (weighted_sampling).", ge=0)
+
+
+@dataclass(frozen=True)
+class MaltSettings(TextTrainingSettings):
+    """MALT: a tree of replies for each item, and preference pairs from what they led to (Motwani et al., 2024)."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["malt"] = "malt"
+    num_responses: int = option(2, "Joint replies sampled at every node of a tree.", ge=2)
+    reward_threshold: float | None = option(None, "Expected reward from which a reply is positive (none: the agent's reward mid-point).")
+
+
+@dataclass(frozen=True)
+class TalkSettings:
+    """How many dialogues are held at once, and where."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    num_talkers: int = option(0, "Ray actors that hold dialogues (0: in the main process).", ge=0)
+    num_cpus_per_talker: float = option(1, "CPUs that Ray reserves for each talker.", ge=0)
+    max_in_flight: int = option(64, "Calls waiting for an answer at once, over all talkers.", ge=1)
