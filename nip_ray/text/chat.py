@@ -41,7 +41,9 @@ class ChatReply:
 
 
 class ChatClient(Protocol):
-    """Answers calls, many at once. Retries what may be retried; raises TrainingError when it gives up, BudgetExhausted before it overspends.
+    """Answers calls, many at once, and retries what may be retried.
+
+    Raises TrainingError when it gives up, BudgetExhausted before it would overspend.
 
     One client serves one provider, all its models and any number of tasks of one event loop.
     """
