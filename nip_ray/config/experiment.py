@@ -1,30 +1,37 @@
-"""`ExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
+"""`ExperimentConfig` and `TextExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
 
-Every field, default, bound and description comes from the settings dataclasses that the core rooms read; unknown keys are
-refused. Same config and seed, same machine kind, CPU: same numbers.
+There are two because agents with networks and agents that are language models have little in common but the protocol: so no config
+has keys without a use. The scenario says which it is. Every field, default, bound and description comes from the settings dataclasses
+that the core rooms read; unknown keys are refused. Same config and seed, same machine kind, CPU: same numbers.
 """
 
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.experiment import CheckpointSettings, EvaluationSettings, LearnerSettings, PlaySettings, RuntimeSettings
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.matrix_games import MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
 from nip_ray.settings.reinforce import ReinforceSettings
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
+from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
 
 ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings | MatrixGameSettings, Field(discriminator="name")]
 AlgorithmSettings = Annotated[PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings, Field(discriminator="name")]
 
+TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(discriminator="name")]
+ProviderSettings = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 
-class ExperimentConfig(BaseModel):
-    """One experiment: who plays what, how they learn, for how long, and what is kept."""
+
+class Experiment(BaseModel):
+    """What every experiment has."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -33,6 +40,11 @@ class ExperimentConfig(BaseModel):
     iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
     plugins: tuple[str, ...] = Field((), description="Python files or modules to import first: they register protocols of your own.")
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
+
+
+class ExperimentConfig(Experiment):
+    """One experiment with networks: who plays what, how they learn, for how long, and what is kept."""
+
     scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
     schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
@@ -42,4 +54,18 @@ class ExperimentConfig(BaseModel):
     learners: LearnerSettings = Field(LearnerSettings(), description="Where gradients are computed.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="When the verifier is examined on held-out instances.")
     checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="What is kept for resuming.")
+    runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")
+
+
+class TextExperimentConfig(Experiment):
+    """One experiment with language models: who plays what, how they are fine-tuned, by whom, and what it may cost."""
+
+    scenario: CodeValidationSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
+    algorithm: TextAlgorithmSettings = Field(ExpertIterationSettings(), description="The learning rule.")
+    providers: dict[str, ProviderSettings] = Field(
+        {"local": LocalProvider()}, description="Name -> a service that answers for models and fine-tunes them."
+    )
+    budget: BudgetSettings = Field(BudgetSettings(), description="What the run may cost.")
+    base_run: BaseRunSettings | None = Field(None, description="Another run that this one starts from (none: no other).")
+    talk: TalkSettings = Field(TalkSettings(), description="How many dialogues are held at once, and where.")
     runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")

@@ -8,7 +8,7 @@ import difflib
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel
 
@@ -16,6 +16,7 @@ from nip_ray.config.experiment import ExperimentConfig
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _TEXT = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
+_PLACES = {"providers": "<provider>", "prices": "<model>"}  # what stands for any name below a mapping; elsewhere it is an agent's
 _TAG = "name"  # the key that says which member of a union is meant
 
 
@@ -54,6 +55,7 @@ def keys_of(kind: type) -> Mapping[str, Key]:
 
 def branches(annotation: Any) -> tuple[type, ...]:
     """The settings classes that an annotation is made of: several for a union that is told apart by `name`, none for a value."""
+    annotation = get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     return tuple(m for m in members if isinstance(m, type) and (dataclasses.is_dataclass(m) or issubclass(m, BaseModel)))
 
@@ -112,29 +114,34 @@ def locate(loc: Sequence[str | int], kind: type = ExperimentConfig) -> tuple[str
 
 
 def walk(kind: type = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, Key]]:
-    """Every key below a settings class with its dotted path; `<agent>` stands for any name in a mapping."""
+    """Every key below a settings class with its dotted path; `<agent>` and its like stand for any name in a mapping."""
     for name, key in keys_of(kind).items():
         path = f"{prefix}{name}"
         yield path, key
         below = value_annotation(key.annotation)
         for member in branches(key.annotation if below is None else below):
-            yield from walk(member, f"{path}." if below is None else f"{path}.<agent>.")
+            yield from walk(member, f"{path}." if below is None else f"{path}.{place(name)}.")
 
 
-def suggest(name: str, valid: Sequence[str], path: str = "") -> str:
+def place(mapping: str) -> str:
+    """What stands for any name below the key `mapping`."""
+    return _PLACES.get(mapping, "<agent>")
+
+
+def suggest(name: str, valid: Sequence[str], path: str = "", kind: type = ExperimentConfig) -> str:
     """The second half of "unknown ...": the nearest valid names, or else all of them.
 
-    path: where `name` stands as a key; then a key of this very name in another place counts as near too.
+    path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as near too.
     """
     near = difflib.get_close_matches(name, valid, 1) or [v for v in valid if name and v.startswith(name)][:1]
     if path:
-        near += [full for full, _ in walk() if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
+        near += [full for full, _ in walk(kind) if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(valid)}"
 
 
 def _same_place(pattern: str, path: str) -> bool:
     ours, theirs = pattern.split("."), path.split(".")
-    return len(ours) == len(theirs) and all(a in (b, "<agent>") for a, b in zip(ours, theirs, strict=True))
+    return len(ours) == len(theirs) and all(a == b or a.startswith("<") for a, b in zip(ours, theirs, strict=True))
 
 
 def _merge(metadata: Sequence[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig`, and back to YAML.
+"""From YAML, dictionaries and `--set a.b=c` to a checked `ExperimentConfig` or `TextExperimentConfig`, and back to YAML.
 
 Decisions that matter here:
 
@@ -17,18 +17,24 @@ from typing import Any
 import pydantic_core
 import yaml
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _LONGEST = 60  # characters of a wrong value that a message shows
 
+TEXT_NAMES = {"scenario": [tag_of(CodeValidationSettings)], "algorithm": [tag_of(ExpertIterationSettings), tag_of(MaltSettings)]}
+"""By which names a config is known to be one of language models."""
+AnyConfig = ExperimentConfig | TextExperimentConfig
 
-def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> ExperimentConfig:
+
+def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> AnyConfig:
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
     checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
@@ -57,25 +63,35 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
     return config
 
 
-def config_from_dict(data: Mapping[str, Any]) -> ExperimentConfig:
+def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
+    """Which of the two a mapping describes: the scenario says it, else the algorithm."""
+    for key, names in TEXT_NAMES.items():
+        part = data.get(key)
+        if isinstance(part, Mapping) and "name" in part:
+            return TextExperimentConfig if part["name"] in names else ExperimentConfig
+    return ExperimentConfig
+
+
+def config_from_dict(data: Mapping[str, Any]) -> AnyConfig:
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
     Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds.
     """
-    data = with_tags(data)
+    kind = kind_of(data)
+    data = with_tags(data, kind)
     try:
         encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
     except ValueError as error:
         raise UserError(f"a config holds numbers, text, lists and mappings only ({error})") from None
     try:
         # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
-        return ExperimentConfig.model_validate_json(encoded, strict=True)
+        return kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
-        faults = dict.fromkeys(_fault(detail) for detail in error.errors(include_url=False))
+        faults = dict.fromkeys(_fault(detail, kind) for detail in error.errors(include_url=False))
         raise UserError("; ".join(faults)) from None
 
 
-def config_to_yaml(config: ExperimentConfig) -> str:
+def config_to_yaml(config: AnyConfig) -> str:
     """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal config."""
     return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
 
@@ -120,10 +136,10 @@ def _unshared(value: Any) -> Any:
 
 def _plain(value: Any, annotation: Any = None) -> Any:
     """Settings as mappings in the order of `keys_of`, tuples as lists, numbers in the type of their key."""
-    if isinstance(value, ExperimentConfig) or is_dataclass(value):
+    if isinstance(value, Experiment) or is_dataclass(value):
         return {name: _plain(getattr(value, name), key.annotation) for name, key in keys_of(type(value)).items()}
     if isinstance(value, Mapping):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _plain(item, value_annotation(annotation)) for name, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item, value_annotation(annotation)) for item in value]
     return float(value) if annotation is float else value
@@ -150,13 +166,13 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
             at = at[step]
 
 
-def _fault(detail: Any) -> str:
-    """One validation error of pydantic, in our words."""
-    path, key, around = locate(detail["loc"])
+def _fault(detail: Any, config: type) -> str:
+    """One validation error of pydantic about a config of this class, in our words."""
+    path, key, around = locate(detail["loc"], config)
     kind, given = detail["type"], detail["input"]
     if kind in _UNKNOWN and around is not None:
         name = path.rpartition(".")[2]
-        return f"{path}: unknown key, {suggest(name, list(keys_of(around)), path)}"
+        return f"{path}: unknown key, {suggest(name, list(keys_of(around)), path, config)}"
     if kind.startswith("union_tag") and key is not None:
         tags = [tag_of(member) for member in branches(key.annotation)]
         tag = given.get("name") if isinstance(given, Mapping) else given

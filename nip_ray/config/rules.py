@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
 from nip_ray.config.players import players, rounds_of
+from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_data import GraphDataSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
@@ -44,12 +46,15 @@ _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rou
 _TINY = 1e-9
 
 
-def check(config: ExperimentConfig, *, training: bool = True) -> None:
+def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = True) -> None:
     """Raise one UserError that lists every fault of `config`; return quietly when there is none.
 
     training: also refuse an experiment in which nobody learns.
     """
-    rules = [*_RULES, nothing_to_train] if training else _RULES
+    text = isinstance(config, TextExperimentConfig)
+    rules: list[Callable[[Any], Iterator[str]]] = [*_SHARED_RULES, *TEXT_RULES] if text else [*_RULES]
+    if training:
+        rules.append(nobody_to_fine_tune if text else nothing_to_train)
     faults = [fault for rule in rules for fault in rule(config)]
     if faults:
         raise UserError("; ".join(dict.fromkeys(faults)))
@@ -336,6 +341,7 @@ def _module_exists(name: str) -> bool:
         return False
 
 
+_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (protocol_name, protocol_parameters, agent_names, plugins)
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,

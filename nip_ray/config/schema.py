@@ -9,10 +9,10 @@ from typing import Any
 
 import yaml
 
-from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
+from nip_ray.config.load import TEXT_NAMES
 
-_AGENT = ".<agent>"
 _INTRODUCTION = """\
 # Configuration
 
@@ -30,17 +30,32 @@ begin with `# yaml-language-server: $schema=config.schema.json`.
 
 def config_schema() -> dict[str, Any]:
     """The JSON schema of a config, with titles, descriptions, bounds and defaults."""
-    schema = ExperimentConfig.model_json_schema()
-    _default_members_only(schema)
-    _without_titles_of_keys(schema)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "nip_ray experiment"}
-    return head | {key: value for key, value in schema.items() if key not in head}
+    parts: dict[str, Any] = {}
+    for kind in (ExperimentConfig, TextExperimentConfig):
+        schema = kind.model_json_schema()
+        _default_members_only(schema, kind)
+        parts |= schema.pop("$defs")
+        parts[kind.__name__] = schema
+    _without_titles_of_keys(parts)
+    of_language_models = [{"properties": {key: _named(names)}, "required": [key]} for key, names in TEXT_NAMES.items()]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "nip_ray experiment",
+        "if": {"anyOf": of_language_models},
+        "then": {"$ref": f"#/$defs/{TextExperimentConfig.__name__}"},
+        "else": {"$ref": f"#/$defs/{ExperimentConfig.__name__}"},
+        "$defs": parts,
+    }
+
+
+def _named(names: list[str]) -> dict[str, Any]:
+    return {"type": "object", "properties": {"name": {"enum": names}}, "required": ["name"]}
 
 
 def configuration_markdown() -> str:
     """docs/configuration.md: every key with its type, bounds, default and description, a table for each group."""
     parts = [_INTRODUCTION]
-    for title, kind, prefix in _sections():
+    for title, kind, prefix in (*_sections(), *_text_sections()):
         doc = " ".join((kind.__doc__ or "").split())
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
         parts.append("\n".join([f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|", *rows, ""]))
@@ -50,20 +65,28 @@ def configuration_markdown() -> str:
 def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment") -> Iterator[tuple[str, type, str]]:
     """(title, settings class, prefix of its keys) of each table. What lies inside an agent's settings stands in the agent's table."""
     yield title, kind, prefix
-    if _AGENT in prefix:
+    if "<" in prefix:
         return
     variant = title.partition(" ")[2]
     for key in keys_of(kind).values():
         below = value_annotation(key.annotation)
         members = branches(key.annotation if below is None else below)
-        path = f"{prefix}{key.name}" if below is None else f"{prefix}{key.name}{_AGENT}"
+        path = f"{prefix}{key.name}" if below is None else f"{prefix}{key.name}.{place(key.name)}"
         for member in members:
             shown = f"({tag_of(member)})" if len(members) > 1 else variant if prefix else ""
             yield from _sections(member, f"{path}.", f"`{path}` {shown}".strip())
 
 
+def _text_sections() -> Iterator[tuple[str, type, str]]:
+    """Those of an experiment with language models that are not in the tables before."""
+    known = {(kind, prefix) for _, kind, prefix in _sections()}
+    for title, kind, prefix in _sections(TextExperimentConfig, title="The experiment with language models"):
+        if (kind, prefix) not in known:
+            yield title, kind, prefix
+
+
 def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:
-    if _AGENT in prefix:
+    if "<" in prefix:
         return walk(kind, prefix)
     return ((f"{prefix}{name}", key) for name, key in keys_of(kind).items())
 
@@ -75,13 +98,15 @@ def _row(path: str, key: Key) -> str:
 
 def _yaml(value: Any) -> str:
     plain = list(value) if isinstance(value, tuple) else value
+    if isinstance(plain, dict):  # of settings that are told apart by name
+        plain = {key: {"name": tag_of(type(member))} for key, member in plain.items()}
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000).removesuffix("\n...\n").strip()
 
 
-def _default_members_only(schema: dict[str, Any]) -> None:
+def _default_members_only(schema: dict[str, Any], kind: type) -> None:
     """A member of a union needs its `name`, unless it is the default one: the same as the loader does."""
-    for key in keys_of(ExperimentConfig).values():
-        members = branches(key.annotation)
+    for key in keys_of(kind).values():
+        members = branches(value_annotation(key.annotation) or key.annotation)
         for member in members if len(members) > 1 else ():
             if member is not type(key.default):
                 schema["$defs"][member.__name__]["required"] = ["name"]

@@ -55,7 +55,7 @@ class CodeValidationSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["code_validation"] = "code_validation"
+    name: Literal["code_validation"] = option("code_validation", "Code validation.")
     data: CodeDataSettings = option(CodeDataSettings, "Where the items come from.")
     prompts: str | None = option(None, "A folder of prompt templates laid over those of the package (none: the package's).")
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)

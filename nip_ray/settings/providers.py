@@ -23,7 +23,7 @@ class OpenAIProvider:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["openai"] = "openai"
+    name: Literal["openai"] = option("openai", "The OpenAI protocol over HTTP.")
     base_url: str | None = option(None, "Address of the service (none: $OPENAI_BASE_URL, else OpenAI's).")
     api_key_variable: str = option("OPENAI_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     requests_per_minute: float | None = option(None, "The most calls in a minute, over all workers (none: no limit of ours).", gt=0)
@@ -46,7 +46,7 @@ class LocalProvider:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["local"] = "local"
+    name: Literal["local"] = option("local", "A model on this cluster.")
     num_gpus: float = option(0, "GPUs, or a share of one, for each of the two actors.", ge=0)
     num_cpus: float = option(1, "CPUs that Ray reserves for each of the two actors.", ge=0)
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
@@ -63,7 +63,7 @@ class TrainingServiceProvider:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["training_service"] = "training_service"
+    name: Literal["training_service"] = option("training_service", "The low-level training protocol.")
     base_url: str | None = option(None, "Address of the service (none: $TINKER_BASE_URL, else the client's own).")
     api_key_variable: str = option("TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
@@ -79,7 +79,7 @@ class DummyProvider:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["dummy"] = "dummy"
+    name: Literal["dummy"] = option("dummy", "No model at all.")
 
 
 @dataclass(frozen=True)

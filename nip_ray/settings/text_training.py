@@ -64,7 +64,7 @@ class ExpertIterationSettings(TextTrainingSettings):
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["expert_iteration"] = "expert_iteration"
+    name: Literal["expert_iteration"] = option("expert_iteration", "Expert iteration.")
     selection: Literal["threshold", "weighted_sampling"] = option("threshold", "Keep what reached a reward, or sample by reward.")
     reward_threshold: float = option(0.9, "Episode reward from which an agent learns from its dialogue (threshold).")
     sample_size_factor: float = option(0.5, "Dialogues to draw, as a share of those there are (weighted_sampling).", gt=0)
@@ -79,7 +79,7 @@ class MaltSettings(TextTrainingSettings):
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["malt"] = "malt"
+    name: Literal["malt"] = option("malt", "MALT.")
     num_responses: int = option(2, "Joint replies sampled at every node of a tree.", ge=2)
     reward_threshold: float | None = option(None, "Expected reward from which a reply is positive (none: the agent's reward mid-point).")
 

@@ -1,0 +1,153 @@
+"""Rules about experiments with language models: providers, groups, prices, data. See `nip_ray.config.rules`.
+
+What needs the environment or the network (keys, models, methods) is checked when a run starts, before money is spent.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import suggest
+from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.shipped_protocols import SHIPPED, agents_of
+from nip_ray.settings.text_training import MaltSettings
+
+DEFAULT = "_default"
+PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
+"""Those with prompts."""
+RANDOM_STANCE = ("nip", "adp", "mnip")
+"""Those in which a stance may differ from item to item."""
+
+
+def language_agents(config: TextExperimentConfig) -> dict[str, LanguageAgentSettings]:
+    """Agent -> its settings, for every agent that plays (under a protocol of a plugin: that the config names)."""
+    named, name = config.scenario.agents, config.protocol.name
+    agents = agents_of(name, config.protocol) if name in SHIPPED else [agent for agent in named if agent != DEFAULT]
+    return {agent: named.get(agent, named.get(DEFAULT, LanguageAgentSettings())) for agent in agents}
+
+
+def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
+    """Group -> the agents that share its model, in the protocol's order."""
+    made: dict[str, list[str]] = {}
+    for agent, settings in language_agents(config).items():
+        made.setdefault(agent if settings.group is None else settings.group, []).append(agent)
+    return made
+
+
+def _place(config: TextExperimentConfig, agent: str) -> str:
+    return f"scenario.agents.{agent if agent in config.scenario.agents else DEFAULT}"
+
+
+def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
+    """It has prompts, no zero knowledge, and random stances only where a stance can differ."""
+    name = config.protocol.name
+    if name in SHIPPED and name not in PROTOCOLS:
+        yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, PROTOCOLS)}"
+    if config.protocol.zero_knowledge:
+        yield "protocol.zero_knowledge: not available for language models, set it to false"
+    if config.scenario.randomize_prover_stance and name in SHIPPED and name not in RANDOM_STANCE:
+        others = ", ".join(RANDOM_STANCE)
+        yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (only {others} do not), set it to false"
+
+
+def text_agents(config: TextExperimentConfig) -> Iterator[str]:
+    """Everyone has a provider that can do what is asked, and a model that is its provider's."""
+    for agent, settings in language_agents(config).items():
+        place = _place(config, agent)
+        provider = config.providers.get(settings.provider)
+        if provider is None:
+            yield f"{place}.provider: no provider {settings.provider!r}, {suggest(settings.provider, list(config.providers))}"
+            continue
+        if not settings.model.strip():
+            yield f"{place}.model: got nothing, name a model of {settings.provider}"
+        elif isinstance(provider, LocalProvider):
+            if settings.model != "default" and not (Path(settings.model) / "config.json").is_file():
+                yield f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, or default"
+        elif settings.model == "default" and isinstance(provider, OpenAIProvider | TrainingServiceProvider):
+            yield f"{place}.model: default is a local model, name one of {settings.provider}"
+        if isinstance(provider, OpenAIProvider) and not provider.fine_tuning and not settings.frozen:
+            yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
+
+
+def text_groups(config: TextExperimentConfig) -> Iterator[str]:
+    """Agents of a group agree on everything that belongs to their model."""
+    settings = language_agents(config)
+    for group, members in groups(config).items():
+        first = settings[members[0]]
+        for other in members[1:]:
+            for key in ("provider", "model", "frozen", "fine_tune_from_scratch"):
+                ours, theirs = getattr(settings[other], key), getattr(first, key)
+                if ours != theirs:
+                    yield f"{_place(config, other)}.{key}: got {ours}, but {members[0]} of group {group!r} has {theirs}, make them equal"
+
+
+def money(config: TextExperimentConfig) -> Iterator[str]:
+    """A budget in dollars needs to know what things cost."""
+    if config.budget.usd is None:
+        return
+    for agent, settings in language_agents(config).items():
+        provider = config.providers.get(settings.provider)
+        prices = getattr(provider, "prices", None)
+        if prices is not None and not any(name == DEFAULT or settings.model.startswith(name) for name in prices):
+            key = f"providers.{settings.provider}.prices"
+            yield f"{key}: no price for {settings.model} (of {agent}), which budget.usd needs, add it or a price of {DEFAULT}"
+
+
+def code_files(config: TextExperimentConfig) -> Iterator[str]:
+    """Files and folders exist, and training and held-out items do not come from the same file."""
+    data = config.scenario.data
+    for split in ("train", "test"):
+        path = getattr(data, split)
+        if path is None:
+            continue
+        if not Path(path).is_file():
+            hint = "leave it out to make the items, or write them with `nip-ray data code-validation`"
+            yield f"scenario.data.{split}: {path}: no such file, {hint}"
+        elif Path(path).suffix not in (".jsonl", ".parquet"):
+            yield f"scenario.data.{split}: {path}: expected a .jsonl or .parquet file"
+    if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
+        yield f"scenario.data.test: {data.test}: this is the training file, hold other items out"
+    if len(set(data.difficulties)) != len(data.difficulties):
+        yield f"scenario.data.difficulties: got {list(data.difficulties)}, expected each once"
+    prompts = config.scenario.prompts
+    if prompts is not None and not Path(prompts).is_dir():
+        yield f"scenario.prompts: {prompts}: no such folder, name one with prompt templates"
+
+
+def base_run(config: TextExperimentConfig) -> Iterator[str]:
+    """The other run is there, and is one of language models."""
+    base = config.base_run
+    if base is None:
+        return
+    if not base.run_dir:
+        yield "base_run.run_dir: missing, name the folder of another run"
+    elif not (Path(base.run_dir) / "state.json").is_file():
+        yield f"base_run.run_dir: {base.run_dir}: no run of language models here (it has no state.json), name the folder of one"
+    if base.kind == "rerun_tests" and config.algorithm.test_scheme == "none":
+        yield "algorithm.test_scheme: none, but base_run.kind rerun_tests does nothing but test, choose all, last or first_and_last"
+
+
+def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
+    """A tree can be grown."""
+    rule = config.algorithm
+    if not isinstance(rule, MaltSettings):
+        return
+    longest = config.protocol.max_rounds or (SHIPPED[config.protocol.name].max_rounds if config.protocol.name in SHIPPED else 1)
+    leaves = rule.num_responses**longest
+    if leaves > 100_000:
+        yield (
+            f"algorithm.num_responses: got {rule.num_responses}, which makes up to {leaves} dialogues of one item in {longest} rounds, "
+            "lower it or protocol.max_rounds"
+        )
+
+
+def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
+    """Somebody must learn, unless there is nothing but tests."""
+    rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
+    settings = language_agents(config)
+    if settings and not rerun and config.iterations > 1 and all(agent.frozen for agent in settings.values()):
+        yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
+
+
+TEXT_RULES = (text_protocol, text_agents, text_groups, money, code_files, base_run, tree_sizes)
