@@ -106,6 +106,10 @@ def resume(
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Go on to this iteration (default: the config's)", show_default=False)
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change a key (language models: budget, talk, providers ...)", show_default=False),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Go on with an interrupted run: the same numbers as if there had been no interruption (CPU, same seed)."""
@@ -113,7 +117,7 @@ def resume(
         _check_run_dir(run_dir)
         from nip_ray.runs.experiment import resume_experiment
 
-        result = resume_experiment(run_dir, iterations=iterations, quiet=quiet)
+        result = resume_experiment(run_dir, iterations=iterations, settings=settings or [], quiet=quiet)
         _print_result(result.run_dir, result.iterations, result.metrics, quiet)
 
 
@@ -140,6 +144,66 @@ def evaluate(
             _print_json(figures)
         else:
             _print_table(["", ""], [[key, _number(value)] for key, value in figures.items()])
+
+
+@app.command()
+def judge(
+    run_dir: RunDir,
+    judges: Annotated[str | None, typer.Option(metavar="NAME,...", help="Which (default: all that fit)", show_default=False)] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A provider of the run's config (default: the verifier's)", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The judge's model (default: the verifier's)", show_default=False)] = None,
+    iteration: Annotated[int | None, typer.Option(metavar="N", help="Iteration (default: the last)", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls it takes and what they can cost, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a language model judge what the agents of a run said."""
+    with _errors():
+        _check_run_dir(run_dir)
+        from nip_ray.text.judge_run import judge_run
+
+        names = None if judges is None else [name.strip() for name in judges.split(",")]
+        figures = judge_run(run_dir, names, provider=provider, model=model, iteration=iteration, dry_run=dry_run)
+        if as_json:
+            _print_json(figures)
+        else:
+            _print_table(["", ""], [[key, _number(value)] for key, value in figures.items()])
+
+
+@app.command("serve-model")
+def serve_model(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).", show_default=False)],
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of a model (default: a small one made here)", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")] = Path("served"),
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
+    engine: Annotated[str, typer.Option(help="auto, torch or vllm.")] = "auto",
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,
+    api_key_variable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that callers must show", show_default=False)
+    ] = None,
+) -> None:
+    """Serve a local language model by the OpenAI protocol: chat, files, fine-tuning jobs."""
+    with _errors():
+        if model is not None and not (model / "config.json").is_file():
+            raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
+        if engine not in ("auto", "torch", "vllm"):
+            raise UserError(f"--engine {engine}: expected auto, torch or vllm")
+        from nip_ray.serving.app import serve_model as serve
+
+        serve(
+            model,
+            port,
+            host,
+            num_gpus=num_gpus,
+            engine=engine,
+            max_batch_size=max_batch_size,
+            folder=folder,
+            api_key_variable=api_key_variable,
+        )
 
 
 @app.command()
@@ -197,6 +261,30 @@ def graph_isomorphism(
         typer.echo(f"{summary['pairs_per_s']:g} pairs/s, {summary['seconds']:g} s")
         for file in summary["files"]:
             typer.echo(file)
+
+
+@data_app.command("code-validation")
+def code_validation(
+    items: Annotated[int, typer.Option(min=2, help="Items to make.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="A .jsonl file.", show_default=False)],
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same items.")] = 0,
+    split: Annotated[str, typer.Option(help="train or test; the two never share a family of problems.")] = "train",
+    difficulties: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="introductory, interview, competition (default: all)", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make small Python problems with correct solutions and wrong ones."""
+    with _errors():
+        from nip_ray.text.code_data import write_code_items
+
+        chosen = None if difficulties is None else tuple(name.strip() for name in difficulties.split(","))
+        with _progress("making items", shown=sys.stderr.isatty()) as progress:
+            summary = write_code_items(out, items, seed, split, chosen, progress)
+        if as_json:
+            _print_json(summary)
+            return
+        _print_table(["", ""], [[key, _number(value)] for key, value in summary.items() if not isinstance(value, dict)])
 
 
 @app.command()

@@ -129,10 +129,12 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
 
 
 def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
-    """A tree can be grown."""
+    """A tree can be grown, and nothing is asked of it that trees do not have."""
     rule = config.algorithm
     if not isinstance(rule, MaltSettings):
         return
+    if rule.guess_replacement:
+        yield f"algorithm.guess_replacement: got {rule.guess_replacement}, but malt learns from pairs and replaces no guesses, leave it out"
     longest = config.protocol.max_rounds or (SHIPPED[config.protocol.name].max_rounds if config.protocol.name in SHIPPED else 1)
     leaves = rule.num_responses**longest
     if leaves > 100_000:

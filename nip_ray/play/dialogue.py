@@ -73,7 +73,10 @@ class InvalidReply(Exception):
 class TextScenario(Protocol):
     """What the text core asks of a scenario. Pure functions of the dialogue: anything can be rebuilt from its record."""
 
-    protocol: Rules
+    @property
+    def protocol(self) -> Rules:
+        """Who speaks when, and who is paid for what."""
+        ...
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """All that `agent` is shown before its turn in the round about to be played."""

@@ -10,13 +10,13 @@ Decisions that matter here:
 import ctypes
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import Checkpoint, fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
@@ -33,11 +33,17 @@ class ExperimentResult:
     iterations: int
 
 
-def run_experiment(config: ExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False) -> ExperimentResult:
+def run_experiment(
+    config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False
+) -> ExperimentResult:
     """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
 
     Raises UserError for a config or a folder that cannot work, before Ray starts; TrainingError when training breaks down.
     """
+    if isinstance(config, TextExperimentConfig):
+        from nip_ray.text.run import run_text_experiment
+
+        return run_text_experiment(config, run_dir, quiet=quiet)
     from nip_ray.config.load import config_to_yaml
     from nip_ray.config.rules import check
 
@@ -50,16 +56,26 @@ def run_experiment(config: ExperimentConfig, run_dir: Path | str | None = None, 
         return _Session(config, folder, quiet).run()
 
 
-def resume_experiment(run_dir: Path | str, *, iterations: int | None = None, quiet: bool = False) -> ExperimentResult:
+def resume_experiment(
+    run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
+) -> ExperimentResult:
     """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
 
-    iterations: a new total. Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
+    iterations: a new total. settings: "key=value" to be changed, in a run of language models only.
+    Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
     is below what is done or changes an annealed learning rate.
     """
     from nip_ray.config.load import config_to_yaml, load_config
 
-    with RunFolder.open(run_dir, write=True) as folder:
+    with RunFolder.open(run_dir) as folder:
         config = load_config(folder.path / CONFIG, checked=False)
+    if isinstance(config, TextExperimentConfig):
+        from nip_ray.text.run import resume_text_experiment
+
+        return resume_text_experiment(run_dir, iterations=iterations, settings=settings, quiet=quiet)
+    if settings:
+        raise UserError("--set: only runs of language models can change settings on the way; start a new run")
+    with RunFolder.open(run_dir, write=True) as folder:
         if iterations is not None and iterations != config.iterations:
             if config.algorithm.anneal_lr:
                 raise UserError(

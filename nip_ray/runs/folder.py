@@ -165,20 +165,14 @@ class RunFolder:
         Raises UserError when it cannot be written, ValueError for another kind of name.
         """
         self._require_lock()
-        path = self._transcript(name)
-        try:
-            path.parent.mkdir(exist_ok=True)
-        except OSError as error:
-            _cannot_write(path, error)
-        write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
-        return path
+        return write_lines(self._transcript(name), records)
 
     def read_transcripts(self, name: str) -> list[dict[str, Any]]:
         """The records of `transcripts/NAME.jsonl`. Raises UserError when it is missing or a line of it is damaged."""
         path = self._transcript(name)
         if not path.is_file():
             raise UserError(f"{path} is missing; this run has {', '.join(self.transcript_names()) or 'no transcripts'}")
-        return [record for record, _ in _read_lines(path, None, torn_tail=False)]
+        return read_lines(path)
 
     def transcript_names(self) -> list[str]:
         """The names of all transcripts, by iteration."""
@@ -288,6 +282,21 @@ def json_ready(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy and torch, scalars too
         return json_ready(value.tolist())
     raise ValueError(f"{type(value).__name__} cannot be written as JSON ({value!r:.200})")
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
+    """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be written."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        _cannot_write(path, error)
+    write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What `write_lines` wrote; nothing for a file that is missing. Raises UserError that names a damaged line."""
+    return [record for record, _ in _read_lines(path, None, torn_tail=False)]
 
 
 def write_atomically(path: Path, data: bytes) -> None:

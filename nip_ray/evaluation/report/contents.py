@@ -6,17 +6,20 @@ from typing import Any
 
 from nip_ray.evaluation.report.findings import Figure, Findings, exact_figures, held_out
 from nip_ray.evaluation.report.panels import agents, group_values
-from nip_ray.evaluation.report.source import MAX_TEXT, Record, RunSource
+from nip_ray.evaluation.report.source import MAX_TEXT, Record, RunSource, finite
 
 WRONG_SHOWN, EPISODES_SHOWN = 8, 12
 ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
 GROUP_ROWS_SHOWN = 60
+TEXT_SHOWN = 2000  # characters of a message of words
 
 NAMES = {
     "verifier/accuracy": "Accuracy",
     "verifier/completeness": "Completeness: accepted, of those to accept",
     "verifier/soundness": "Soundness: rejected, of those to reject",
     "verifier/undecided": "Undecided",
+    "verifier/acceptance": "Acceptance: accepted, of the decided",
+    "verifier/always_fail": "Always wrong: instances on which no play was right",
     "episode_length": "Rounds in an episode",
     "simulator/message_distance": "Simulator's distance: messages",
     "simulator/decision_distance": "Simulator's distance: decisions",
@@ -94,7 +97,8 @@ def _facts(source: RunSource) -> list[tuple[str, str]]:
         ("seed", short(config.get("seed", ""))),
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
-        ("rounds played", played),
+        ("rounds played", "" if "cost/tokens" in last else played),
+        ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
         ("speed", _speed(source)),
         ("time", _time_spent(source)),
     ]
@@ -188,6 +192,7 @@ def _episode(record: Record) -> dict[str, Any]:
         "instance": short(record.get("instance", "?")),
         "label": label,
         "verdict": VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict"))),
+        "in_words": any(isinstance(turn.get("message"), str) for turn in _raw_turns(rounds)),
         "judged": "verdict" in record,  # not in a game without a verifier
         "correct": record.get("correct") is True,
         "length": short(record.get("length", "?")),
@@ -197,6 +202,12 @@ def _episode(record: Record) -> dict[str, Any]:
         "turns": [turn for one in rounds[:ROUNDS_SHOWN] for turn in _turns(one)] if isinstance(rounds, list) else [],
         "cut": isinstance(rounds, list) and len(rounds) > ROUNDS_SHOWN,
     }
+
+
+def _raw_turns(rounds: Any) -> list[Mapping[str, Any]]:
+    """All turns that are shaped like turns."""
+    found = [one.get("turns") for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
+    return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
 
 
 def _turns(one: Any) -> list[dict[str, str]]:
@@ -211,11 +222,15 @@ def _turn(one: Mapping[str, Any], turn: Mapping[str, Any]) -> dict[str, str]:
     message, decision = turn.get("message"), turn.get("decision")
     said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
     decided = "" if decision is None else {2: "continue"}.get(_code(decision), VERDICTS.get(_code(decision), short(decision)))
+    certain = finite(turn.get("confidence"))
+    if decided and certain not in (None, 0.0, 1.0):
+        decided = f"{decided} ({certain:.0%} sure of accept)"
+    flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
     return {
         "round": short(one.get("round", ""), 10),
         "agent": short(turn.get("agent", ""), 40),
         "channel": short(turn.get("channel", ""), 40),
-        "message": said,
+        "message": f"{said} [{', '.join(flags)}]" if flags else said,
         "decision": decided,
     }
 
@@ -224,7 +239,7 @@ def _symbols(message: Any) -> str:
     """A message as text: symbols of a list, or what else it is."""
     if isinstance(message, list):
         return " ".join(short(symbol, 40) for symbol in message[:32])
-    return "" if message is None else short(message, 400)
+    return "" if message is None else short(message, TEXT_SHOWN)
 
 
 def _code(value: Any) -> int:

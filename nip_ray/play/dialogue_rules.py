@@ -1,0 +1,111 @@
+"""A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
+
+Decisions that matter here:
+- payment and endings come from the one step function (`nip_ray.protocols.step`), called once over every round, seed class, label and
+  decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
+- whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
+- a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
+  of a verdict drawn with that probability, for verifier and provers alike.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, start, step
+
+Stances = tuple[tuple[str, int], ...]
+"""Pairs of a prover and the decision that it is paid for."""
+_DECISIONS = (REJECT, ACCEPT, CONTINUE)
+_MOST_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round paid and ended. rewards: agent -> amount. verdict: REJECT or ACCEPT where one counted, else CONTINUE.
+    confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
+    """
+
+    rewards: Mapping[str, float]
+    verdict: int
+    confidence: float | None
+    ended: bool
+
+
+class Rulebook:
+    """The turns and payments of one protocol. Get it from `rulebook`, which makes it once."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self._speakers = [[_speakers(protocol, table[r % len(table)]) for r in range(protocol.max_rounds)] for table in protocol.turns]
+        self._outcomes: dict[Stances, list[Outcome]] = {}
+
+    def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the protocol's order."""
+        return self._speakers[seed % len(self._speakers)][round]
+
+    def rounds_of(self, agent: str, seed: int) -> list[int]:
+        """The rounds in which `agent` has a turn under this episode seed."""
+        return [r for r, speakers in enumerate(self._speakers[seed % len(self._speakers)]) if agent in speakers]
+
+    def writes(self, agent: str) -> tuple[str, ...]:
+        """The channels that `agent` ever writes to."""
+        return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
+
+    def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
+        """What the step function says of `round` for label `y` when the verifier's decision is `decision`."""
+        if stances not in self._outcomes:
+            self._outcomes[stances] = _all_outcomes(self.protocol, stances)
+        seeds = len(self._speakers)
+        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * len(_DECISIONS) + decision]
+
+    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
+        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
+        if confidence is None:
+            return self.outcome(round, seed, y, CONTINUE, stances)
+        accept = self.outcome(round, seed, y, ACCEPT, stances)
+        reject = self.outcome(round, seed, y, REJECT, stances)
+        if accept.verdict == reject.verdict or confidence == 1:  # the decision does not count, or is forced
+            return accept
+        if confidence == 0:
+            return reject
+        mixed = {agent: confidence * paid + (1 - confidence) * reject.rewards[agent] for agent, paid in accept.rewards.items()}
+        return Outcome(mixed, verdict_of(confidence), confidence, accept.ended)
+
+
+def verdict_of(confidence: float) -> int:
+    """ACCEPT above one half, REJECT below, and exactly at one half CONTINUE: neither side is favoured, the dialogue ends undecided."""
+    return CONTINUE if confidence == 0.5 else ACCEPT if confidence > 0.5 else REJECT
+
+
+def rulebook(protocol: Protocol) -> Rulebook:
+    """The rulebook of `protocol`, which must have a verifier and no zero knowledge; made at the first call for this very object."""
+    found = _RULEBOOKS.get(id(protocol))
+    if found is None:
+        if len(_RULEBOOKS) >= _MOST_KEPT:
+            _RULEBOOKS.clear()
+        found = _RULEBOOKS[id(protocol)] = Rulebook(protocol)
+    return found
+
+
+_RULEBOOKS: dict[int, Rulebook] = {}  # by id: a rulebook keeps its protocol alive, so no id here is ever used again
+
+
+def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
+    spoken = {agent: tuple(channel for channel in protocol.channels if (agent, channel) in turns) for agent in protocol.agents}
+    return {agent: channels for agent, channels in spoken.items() if channels}
+
+
+def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
+    """Outcomes over (round, seed class, label, decision), the last varying fastest."""
+    paid = replace(protocol, payment=replace(protocol.payment, goals=dict(stances)))
+    axes = (range(protocol.max_rounds), range(len(protocol.turns)), (0, 1), _DECISIONS)
+    round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
+    state = replace(start(paid, y_B, seed_B), round_B=round_B)
+    after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))
+    rows = zip(outcome.reward_BA.tolist(), outcome.decision_B.tolist(), after.ended_B.tolist())
+    return [
+        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == CONTINUE else float(verdict), ended)
+        for rewards, verdict, ended in rows
+    ]

@@ -1,0 +1,162 @@
+"""The text core: dialogues of language agents, played under the same protocols as tensor agents are.
+
+Decisions that matter here:
+- a dialogue is a value; playing a round makes a new one. A tree of continuations is `play_round` called several times on one dialogue,
+  with different `path`s;
+- how a language model is reached is the caller's business: the core awaits `ask`, and gives it all that a stable name of the call is
+  made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
+- those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
+  cancelled and the error is raised as it is;
+- a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, an
+  empty message stands in the channels where the agent has its turn, marked invalid, and play goes on.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn
+from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
+from nip_ray.play.dialogue_rules import Stances, rulebook
+from nip_ray.protocols import CONTINUE, NUM_SEEDS
+
+__all__ = [
+    "MAX_INVALID_REPLIES",
+    "Answer",
+    "Ask",
+    "Path",
+    "Patient",
+    "advance",
+    "dialogue_from_record",
+    "dialogue_record",
+    "play_dialogue",
+    "play_round",
+    "start_dialogue",
+    "transcript_record",
+]
+
+Path = tuple[int, ...]
+"""Which branch was taken at each node of a tree of continuations; () where there is no tree."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a language model answered. content: None where it gave no text. finish_reason: stop, length, content_filter or unknown."""
+
+    content: str | None
+    finish_reason: str = "stop"
+
+
+Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
+"""``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn are counted from 0. The chat must not be changed."""
+MAX_INVALID_REPLIES = 20
+_UNUSABLE = ("content_filter", "unknown")
+
+
+@runtime_checkable
+class Patient(Protocol):
+    """What a text scenario may have besides: its own limit of unusable replies. Without it the limit is `MAX_INVALID_REPLIES`."""
+
+    def max_invalid_replies(self, agent: str) -> int:
+        """Replies of `agent` in one turn that cannot be used, after which an empty message stands for it (at least 1)."""
+        ...
+
+
+def start_dialogue(item: Any, seed: int) -> Dialogue:
+    """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor play."""
+    return Dialogue(item, seed % NUM_SEEDS)
+
+
+async def play_dialogue(scenario: TextScenario, item: Any, seed: int, ask: Ask, path: Path = ()) -> Dialogue:
+    """A whole dialogue about `item`, ended. Raises what `ask` raises."""
+    dialogue = start_dialogue(item, seed)
+    while not dialogue.ended:
+        dialogue = await play_round(scenario, dialogue, ask, path)
+    return dialogue
+
+
+async def play_round(scenario: TextScenario, dialogue: Dialogue, ask: Ask, path: Path = ()) -> Dialogue:
+    """`dialogue` one round on. Raises ValueError when it has ended, and what `ask` raises."""
+    if dialogue.ended:
+        raise ValueError(f"the dialogue about item {dialogue.item.id} has ended")
+    speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+    turns = await _together(_take_turn(scenario, dialogue, agent, channels, ask, path) for agent, channels in speakers.items())
+    return advance(scenario, dialogue, turns)
+
+
+def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -> Dialogue:
+    """`dialogue` after these turns of its next round: who is paid, and whether it is over."""
+    turns = tuple(turns)
+    protocol = scenario.protocol
+    confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
+    stances = _stances(scenario, dialogue.item)
+    outcome = rulebook(protocol).settle(len(dialogue.rounds), dialogue.seed, dialogue.item.y, confidence, stances)
+    return replace(
+        dialogue,
+        rounds=(*dialogue.rounds, turns),
+        rewards=(*dialogue.rewards, dict(outcome.rewards)),
+        verdict=outcome.verdict,
+        confidence=outcome.confidence,
+        ended=outcome.ended,
+    )
+
+
+async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, channels: tuple[str, ...], ask: Ask, path: Path) -> Turn:
+    """What `agent` says in the next round, after as many attempts as it takes or may take."""
+    chat = scenario.chat(dialogue, agent)
+    raw, attempts = "", scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
+    for attempt in range(attempts):
+        answer = await ask(dialogue, agent, chat, attempt, path)
+        if answer.content is None or answer.finish_reason in _UNUSABLE:
+            continue
+        raw = encodable(answer.content)
+        try:
+            parsed = scenario.parse(dialogue, agent, raw)
+        except InvalidReply:
+            continue
+        truncated = answer.finish_reason == "length"
+        return Turn(agent, raw, dict(parsed.messages), parsed.decision, _confidence(parsed), retries=attempt, truncated=truncated)
+    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempts, invalid=True)
+
+
+def _confidence(parsed: Parsed) -> float | None:
+    """A decision without a confidence is a sure one."""
+    sure = parsed.confidence is None and parsed.decision != CONTINUE
+    return float(parsed.decision) if sure else parsed.confidence
+
+
+def encodable(text: str) -> str:
+    """`text`, with what no file or request can hold (halves of surrogate pairs) replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+def _stances(scenario: TextScenario, item: Any) -> Stances:
+    stances = ((agent, scenario.stance(item, agent)) for agent in scenario.protocol.provers)
+    return tuple((agent, stance) for agent, stance in stances if stance is not None)
+
+
+Result = TypeVar("Result")
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """All results in order; the first error, bare, after the other calls were cancelled."""
+    waiting = list(calls)
+    if len(waiting) == 1:
+        return [await waiting[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(call) for call in waiting]
+    except BaseExceptionGroup as errors:
+        raise _first(errors) from None
+    return [task.result() for task in tasks]
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

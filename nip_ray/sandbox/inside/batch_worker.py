@@ -1,0 +1,128 @@
+"""Calls one function of many candidate programs, one after another in one interpreter, each call under a limit of processor time.
+
+Standard input is one JSON document (`solutions`, `function`, `calls`, `per_call_s`, `start`, `value_limit`); every call's result is
+a line of JSON on what was standard output.
+
+Decisions that matter here:
+- candidates are mutants of programs of our own: they may loop, recurse, allocate or crash, but do not lie in wait. They share the
+  interpreter and its imported modules, not their own globals;
+- time is processor time (ITIMER_PROF), so that a busy machine does not change results. The signal is raised again every 50 ms, for
+  a candidate that swallows the first; what no signal can interrupt (one long operation in C, a sleep) the reader of the results kills;
+- a result is written as soon as it is there, so that the reader knows which call the interpreter died in.
+"""
+
+import gc
+import io
+import json
+import os
+import signal
+import sys
+
+RECURSION = 1000
+REPEAT_S = 0.05
+
+
+class CallTimeout(BaseException):
+    """Raised in a candidate whose time is up; no `except Exception` catches it."""
+
+
+class Clock:
+    """The limit of processor time of one call."""
+
+    def __init__(self, seconds):
+        """seconds: of each call."""
+        self.seconds, self.armed = seconds, False
+        signal.signal(signal.SIGPROF, self._ring)
+
+    def _ring(self, number, frame):
+        if self.armed:
+            raise CallTimeout
+
+    def limited(self, function, *arguments):
+        """`(kind, value)` of a call: what it returned, the exception that it raised, or that its time was up."""
+        try:
+            try:
+                self.armed = True
+                signal.setitimer(signal.ITIMER_PROF, self.seconds, REPEAT_S)
+                return "value", function(*arguments)
+            finally:
+                self.armed = False
+                signal.setitimer(signal.ITIMER_PROF, 0)
+        except CallTimeout:
+            self.armed = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            return "timeout", None
+        except BaseException as error:
+            return "error", type(error).__name__
+
+
+class Silence(io.TextIOBase):
+    """Takes what candidates print."""
+
+    def writable(self):
+        """It is."""
+        return True
+
+    def write(self, text):
+        """Dropped."""
+        return len(text)
+
+
+def load(source, name):
+    """The function `name` of a candidate's source."""
+    space = {"__name__": "solution", "__builtins__": __builtins__}
+    exec(compile(source, "<solution>", "exec"), space)
+    return space[name] if name in space else missing(name)
+
+
+def missing(name):
+    """A candidate without the function fails like a call of an unknown name."""
+    raise NameError(name)
+
+
+def encoded(kind, value, limit):
+    """A result as JSON; what JSON cannot carry, or is too long, is an error instead."""
+    try:
+        text = json.dumps([kind, value])
+    except (TypeError, ValueError, RecursionError, MemoryError):
+        return '["error", "NotJSON"]'
+    return text if len(text) <= limit else '["error", "ValueTooLarge"]'
+
+
+def run_candidate(source, name, calls, clock, write, limit):
+    """Write the results of all calls of one candidate."""
+    kind, function = clock.limited(load, source, name)
+    for call in calls:
+        if kind == "value":
+            result = clock.limited(function, *json.loads(call))
+            text = clock.limited(encoded, *result, limit)  # a long value takes time to write out, too
+            write(text[1] if text[0] == "value" else json.dumps(text))
+        else:
+            write(json.dumps([kind, function]))
+
+
+def main():
+    """Read the work, do it from `start` on, a pair of candidate and call."""
+    work = json.loads(sys.stdin.buffer.read())
+    results = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in range(3):
+        os.dup2(nowhere, number)
+    sys.stdin, sys.stdout, sys.stderr = io.StringIO(), Silence(), Silence()
+    clock = Clock(work["per_call_s"])
+
+    def write(text):
+        os.write(results, text.encode() + b"\n")
+
+    gc.collect()
+    gc.freeze()
+    first, skip = work["start"]
+    os.write(results, b"\n")  # ready: from now on patience is counted by calls
+    for source in work["solutions"][first:]:
+        sys.setrecursionlimit(RECURSION)
+        run_candidate(source, work["function"], work["calls"][skip:], clock, write, work["value_limit"])
+        skip = 0
+        gc.collect()
+
+
+main()

@@ -1,0 +1,241 @@
+"""System prompts: Jinja templates of the package, one for each protocol and agent, over which a user's folder may be laid.
+
+Decisions that matter here:
+- templates are read once, as text, into a value that can be sent to other processes: a worker on another machine needs no folder;
+- they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. A prompt is made of the template alone: problem
+  and solution are inserted as they are, and nothing in them is ever run;
+- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every branch, and the
+  scenario renders each template with a sample item.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from traceback import walk_tb
+from typing import TYPE_CHECKING, Any
+
+from nip_ray.errors import UserError
+from nip_ray.protocols import PROTOCOLS, Protocol, ProtocolParams
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+VARIABLES = {
+    "question": "the problem's text",
+    "solution": "the program to be judged",
+    "difficulty": "introductory, interview or competition",
+    "protocol": "name of the protocol",
+    "agent": "whose prompt this is, by the name in configs",
+    "name": "the same, by the name in chats",
+    "names": "agent -> its name in chats",
+    "verifier_name": "the verifier's name in chats",
+    "max_questions": "the verifier's turns minus one",
+    "min_questions": "the verifier's turns in which a decision does not count yet",
+    "max_response_words": "words that a reply may have",
+    "headers": "channel -> the words that this agent's message there starts with",
+    "stance": "the verdict that this agent argues for: 1 accept, 0 reject, none for the verifier",
+    "stance_word": "the same as accept or reject, empty for the verifier",
+    "stances": "agent -> accept or reject, as far as this agent may know it, else empty",
+    "stance_is_random": "whether the item draws the provers' stance",
+    "scale": "name of the verdict scale: accept_reject, one_to_seven or percent",
+    "accept_decision": "the decision that is surest to accept, word for word",
+    "reject_decision": "the decision that is surest to reject, word for word",
+    "rewards": "what is paid: prover, verifier, incorrect, terminated, no_guess, and shared (provers get what the verifier gets)",
+}
+"""What a template may use, with what it is."""
+
+PARTS = "_parts"
+"""The folder of pieces that templates include."""
+FILTERS = ("amount", "fenced")
+_PACKAGE = Path(__file__).parent / "prompts"
+_SUFFIX, _MOST_BYTES = ".j2", 200_000
+
+
+@dataclass(frozen=True)
+class Template:
+    """text: of the template. file: where it was read, for messages."""
+
+    text: str
+    file: str
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Templates by name, as "nip/prover.j2"."""
+
+    templates: Mapping[str, Template]
+
+    def render(self, name: str, variables: Mapping[str, Any]) -> str:
+        """The prompt that template `name` makes. Raises UserError, with file and line, for whatever is wrong with the template."""
+        try:
+            return self._environment.get_template(name).render(variables).strip()
+        except Exception as error:  # a template is a program of the user's: whatever it raises is theirs to mend
+            raise self._explained(error, name) from None
+
+    @cached_property
+    def _environment(self) -> "Environment":
+        from jinja2 import FunctionLoader, StrictUndefined
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        made = ImmutableSandboxedEnvironment(
+            loader=FunctionLoader(self._load),
+            undefined=StrictUndefined,
+            autoescape=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            keep_trailing_newline=True,
+            auto_reload=False,
+        )
+        made.filters.update(fenced=fenced, amount=amount)
+        return made
+
+    def _load(self, name: str) -> tuple[str, str, None] | None:
+        template = self.templates.get(name)
+        return None if template is None else (template.text, template.file, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"templates": self.templates}  # the environment is made again where this arrives
+
+    def _explained(self, error: Exception, name: str) -> UserError:
+        from jinja2 import TemplateNotFound, TemplateSyntaxError, UndefinedError
+
+        file, line = self._place(error, name)
+        if isinstance(error, TemplateSyntaxError):
+            file, line = error.filename or file, error.lineno
+        what = f"{type(error).__name__}: {error}"
+        if isinstance(error, TemplateNotFound):
+            what = f"there is no template {error.message!r}; there are {', '.join(sorted(self.templates))}"
+        elif isinstance(error, UndefinedError):
+            what = f"{error.message}; variables are {', '.join(VARIABLES)}"
+        return UserError(f"{file}, line {line}: {what}")
+
+    def _place(self, error: Exception, name: str) -> tuple[str, int]:
+        """The innermost template and its line in the error's traceback."""
+        files = {template.file for template in self.templates.values()}
+        file, line = self.templates[name].file if name in self.templates else name, 1
+        for frame, number in walk_tb(error.__traceback__):
+            if frame.f_code.co_filename in files:
+                file, line = frame.f_code.co_filename, number
+        return file, line
+
+
+def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompts:
+    """The package's templates of `version` with those of `folder` laid over them, by relative name.
+
+    Raises UserError for an unknown version, a folder or file that cannot be read, or a file that would never be used.
+    """
+    package = _PACKAGE / f"v{version}"
+    if not package.is_dir():
+        known = ", ".join(sorted(path.name[1:] for path in _PACKAGE.iterdir() if path.is_dir()))
+        raise UserError(f"scenario.prompt_version: there is no version {version}; there are {known}")
+    templates = dict(_read_folder(package))
+    if folder is not None:
+        own = dict(_read_folder(Path(folder)))
+        _refuse_useless(Path(folder), own, templates, protocol)
+        templates |= own
+    return Prompts(templates)
+
+
+def check_templates(prompts: Prompts, names: Sequence[str]) -> None:
+    """Look at every branch of these templates and of all that they include. Raises UserError for one that is missing or cannot be read, or
+    that names a variable or filter that does not exist.
+    """
+    from jinja2 import meta, nodes
+
+    trees: dict[str, Any] = {}
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name not in trees:
+            trees[name] = _syntax_tree(prompts, name)
+            for reference in trees[name].find_all((nodes.Include, nodes.Extends, nodes.Import, nodes.FromImport)):
+                waiting += _referenced(prompts, name, reference)
+    made = {found.name for tree in trees.values() for found in tree.find_all(nodes.Name) if found.ctx != "load"}
+    for name, tree in trees.items():
+        unknown = meta.find_undeclared_variables(tree) - set(VARIABLES) - made
+        for found in tree.find_all(nodes.Name):
+            if found.name in unknown:
+                place = f"{prompts.templates[name].file}, line {found.lineno}"
+                raise UserError(f"{place}: unknown variable {found.name!r}; variables are {', '.join(VARIABLES)}")
+
+
+def fenced(text: str, language: str = "") -> str:
+    """A template filter: `text` in a Markdown fence that is longer than any run of backticks in it."""
+    longest = max((len(run) for run in re.findall("`+", text)), default=0)
+    fence = "`" * max(3, longest + 1)
+    body = text.strip("\n")
+    return f"{fence}{language}\n{body}\n{fence}"
+
+
+def amount(value: float) -> str:
+    """A template filter: a reward as a reader wants it."""
+    return f"{value:g}"
+
+
+def _read_folder(folder: Path) -> Iterator[tuple[str, Template]]:
+    if not folder.is_dir():
+        raise UserError(f"scenario.prompts: {folder} is not a folder; give one that holds templates, as nip/prover{_SUFFIX}")
+    for path in sorted(folder.rglob(f"*{_SUFFIX}")):
+        try:
+            if path.stat().st_size > _MOST_BYTES:
+                raise UserError(f"{path}: a template of more than {_MOST_BYTES} bytes; make it shorter")
+            yield path.relative_to(folder).as_posix(), Template(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"{path}: the template cannot be read ({error}); it must be a text file in UTF-8") from None
+
+
+def _refuse_useless(folder: Path, own: Mapping[str, Template], package: Mapping[str, Template], protocol: Protocol) -> None:
+    """Refuse what would silently never be used: a misspelt name, or another ending."""
+    if not own:
+        raise UserError(f"scenario.prompts: {folder} holds no template; put files like {protocol.name}/{protocol.agents[0]}{_SUFFIX} there")
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and path.suffix not in (_SUFFIX, ".md") and not any(part.startswith(".") for part in Path(name).parts):
+            raise UserError(f"{path}: not a template; names of templates end in {_SUFFIX} (and notes in .md)")
+    for name, template in own.items():
+        room = name.partition("/")[0]
+        if room == PARTS or name in package:
+            continue
+        known = _template_names(room, protocol)
+        if not known:
+            rooms = sorted({PARTS, protocol.name, *(other.partition("/")[0] for other in package)})
+            raise UserError(f"{template.file}: there is no protocol {room!r}; folders are {', '.join(rooms)}")
+        if name not in known:
+            raise UserError(f"{template.file}: no agent has a template of this name; there are {', '.join(known)}")
+
+
+def _template_names(room: str, protocol: Protocol) -> list[str]:
+    """Names of the templates of the protocol `room`, empty where there is no such protocol."""
+    if room != protocol.name and room not in PROTOCOLS:
+        return []
+    agents = protocol.agents if room == protocol.name else PROTOCOLS[room](ProtocolParams()).agents
+    return [template_name(room, agent) for agent in agents]
+
+
+def template_name(protocol: str, agent: str) -> str:
+    """The name of the template of an agent's system prompt."""
+    return f"{protocol}/{agent}{_SUFFIX}"
+
+
+def _syntax_tree(prompts: Prompts, name: str) -> Any:
+    if name not in prompts.templates:
+        raise UserError(f"there is no template {name!r}; there are {', '.join(sorted(prompts.templates))}")
+    template = prompts.templates[name]
+    try:
+        prompts._environment.compile(template.text, name, template.file)  # unknown filters are found here alone
+        return prompts._environment.parse(template.text, name, template.file)
+    except Exception as error:
+        raise prompts._explained(error, name) from None
+
+
+def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
+    """Names that an include, import or extends gives word for word; a list of alternatives, or a computed name, is left to rendering."""
+    wanted = getattr(node.template, "value", None)
+    if not isinstance(wanted, str) or getattr(node, "ignore_missing", False):
+        return []
+    if wanted not in prompts.templates:
+        known = ", ".join(sorted(prompts.templates))
+        raise UserError(f"{prompts.templates[name].file}, line {node.lineno}: there is no template {wanted!r}; there are {known}")
+    return [wanted]

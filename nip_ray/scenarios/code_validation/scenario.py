@@ -1,0 +1,237 @@
+"""Code validation as language agents play it: what each agent is shown, how its replies are read, and what it argues for.
+
+Decisions that matter here:
+- all that an agent is shown is a pure function of the dialogue: system prompt, then round after round its own replies as they came and what
+  others wrote in the channels that it sees. Nothing is cut: a round in which an agent hears nothing is no end;
+- those who speak in one round do not see each other's messages of it, since a chat is made of earlier rounds alone;
+- a turn that wrote nothing (no usable reply, or a decision that came too early to count) is shown to those who would have read it
+  as `EMPTY`; the agent's own unusable replies are not shown to it, so that no training set holds them;
+- the verifier is told of its last turn at the start of the last round in which it speaks, even where others have the last round.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, Message, Parsed, Turn
+from nip_ray.play.dialogue_rules import Rulebook, rulebook
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.scenarios.code_validation.item import CodeItem
+from nip_ray.scenarios.code_validation.parse import read_reply
+from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
+from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, RANDOM_STANCE, Role, roles_of
+from nip_ray.scenarios.code_validation.scales import SCALES, Scale
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+
+EMPTY = "(empty message)"
+"""What is shown in place of a message that is missing."""
+_WORDS = {REJECT: "reject", ACCEPT: "accept"}
+_MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
+
+
+@dataclass(frozen=True, eq=False)
+class CodeValidation:
+    """The scenario; `build_text_scenario` makes it. It can be pickled. Implements `TextScenario`, and says how patient it is.
+
+    roles: by agent. prompts: the templates. scale: of the verifier's decisions.
+    """
+
+    protocol: Protocol
+    settings: CodeValidationSettings
+    roles: Mapping[str, Role]
+    prompts: Prompts
+    scale: Scale
+    _rendered: dict[tuple[str, CodeItem], str] = field(default_factory=dict, repr=False)
+
+    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """All that `agent` is shown before its turn in the round about to be played."""
+        role, rules = self.roles[agent], rulebook(self.protocol)
+        own_rounds = rules.rounds_of(agent, dialogue.seed)
+        notice = own_rounds[-1] if role.last_notice and own_rounds else -1
+        chat = [{"role": "system", "content": self.system_prompt(dialogue.item, agent)}]
+        for r in range(len(dialogue.rounds) + 1):
+            if r == notice:
+                chat.append({"role": "system", "content": LAST_NOTICE})
+            if r < len(dialogue.rounds):
+                chat += self._shown(dialogue, agent, r, rules)
+        return chat
+
+    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
+        """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
+        channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+        scale = self.scale if agent in self.protocol.deciders else None
+        return read_reply(reply, channels, self.roles[agent].headers, scale)
+
+    def stance(self, item: CodeItem, agent: str) -> int | None:
+        """The verdict that `agent` argues for and is paid for; None for a verifier, and for a prover that nothing is paid to."""
+        goal = self.protocol.payment.goals.get(agent)
+        return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
+
+    def max_invalid_replies(self, agent: str) -> int:
+        """See `LanguageAgentSettings`."""
+        return self.agent_settings(agent).max_invalid_replies
+
+    def agent_settings(self, agent: str) -> LanguageAgentSettings:
+        """The settings of `agent`: its own, those of `_default`, or the built-in ones."""
+        agents = self.settings.agents
+        return agents.get(agent) or agents.get("_default") or LanguageAgentSettings()
+
+    def system_prompt(self, item: CodeItem, agent: str) -> str:
+        """What `agent` is told before a dialogue about `item`."""
+        key = (agent, item)  # not the id alone: those of two splits may be equal
+        found = self._rendered.get(key)
+        if found is None:
+            found = self.prompts.render(template_name(self.protocol.name, agent), prompt_variables(self, item, agent))
+            if len(self._rendered) >= _MOST_PROMPTS:
+                self._rendered.clear()
+            self._rendered[key] = found
+        return found
+
+    def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
+        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or no usable reply."""
+        turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
+        if turn is None or turn.invalid:
+            raise ValueError(f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first")
+        before = replace(
+            dialogue, rounds=dialogue.rounds[:round], rewards=dialogue.rewards[:round], verdict=CONTINUE, confidence=None, ended=False
+        )
+        return self.chat(before, agent), turn.raw
+
+    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
+        """The rounds that `training_chat` can be asked for."""
+        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+
+    def verdict_text(self, label: int) -> str:
+        """The reply that decides for `label` (REJECT or ACCEPT) with full confidence."""
+        return self.scale.decision(float(label))
+
+    def with_verdict(self, chat: Chat, label: int) -> Chat:
+        """`chat`, answered by a decision for `label`: an example of what the verifier ought to have said."""
+        return [*chat, {"role": "assistant", "content": self.verdict_text(label)}]
+
+    def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
+        """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
+        turns, speakers = dialogue.rounds[r], rules.speakers(r, dialogue.seed)
+        shown: Chat = [{"role": "assistant", "content": turn.raw} for turn in turns if turn.agent == agent and not turn.invalid]
+        others = [turn for turn in turns if turn.agent != agent]
+        for channel in self._reading_order(dialogue, agent, r):
+            shown += [self._heard(turn, channel) for turn in others if channel in speakers[turn.agent]]
+        return shown
+
+    def _reading_order(self, dialogue: Dialogue, agent: str, r: int) -> tuple[str, ...]:
+        role = self.roles[agent]
+        if not (role.shuffled and self.settings.randomize_channel_order) or len(role.reads) == 1:
+            return role.reads
+        return tuple(sorted(role.reads, key=lambda channel: stable_seed(dialogue.seed, "channel order", r, channel)))
+
+    def _heard(self, turn: Turn, channel: str) -> Message:
+        speaker = self.roles[turn.agent]
+        message = {"role": "user", "content": turn.messages.get(channel) or EMPTY}
+        return message if speaker.anonymous else {**message, "name": speaker.name}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_rendered": {}}
+
+
+def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) -> CodeValidation:
+    """The scenario that `settings` describe, under `protocol`, its prompts checked.
+
+    Raises UserError for a protocol that language agents cannot play, that has no templates, or whose provers have no random stance;
+    for settings of agents that do not play; and for whatever is wrong with a template.
+    """
+    if protocol.verifier is None:
+        raise UserError(f"protocol.name: {protocol.name!r} is a game without a verifier; code_validation needs a proof, such as nip")
+    if protocol.zero_knowledge is not None:
+        raise UserError("protocol.zero_knowledge: not available for language agents; set it to false")
+    if settings.randomize_prover_stance and protocol.name not in RANDOM_STANCE:
+        raise UserError(
+            f"scenario.randomize_prover_stance: not available under {protocol.name!r} (only {', '.join(RANDOM_STANCE)}); set it to false"
+        )
+    for agent in settings.agents:
+        if agent not in (*protocol.agents, "_default"):
+            known = ", ".join((*protocol.agents, "_default"))
+            raise UserError(f"scenario.agents.{agent}: {protocol.name!r} has no such agent; there are {known}")
+    if settings.verdict_scale not in SCALES:
+        raise UserError(f"scenario.verdict_scale: unknown scale {settings.verdict_scale!r}; there are {', '.join(SCALES)}")
+    prompts = load_prompts(settings.prompt_version, settings.prompts, protocol)
+    made = CodeValidation(protocol, settings, roles_of(protocol), prompts, SCALES[settings.verdict_scale])
+    check_prompts(made)
+    return made
+
+
+SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory")
+"""The item that templates are tried on."""
+
+
+def check_prompts(scenario: CodeValidation) -> None:
+    """Look at every template that the protocol needs and render it for a sample item, with either stance.
+
+    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an unknown template
+    to include, an error while rendering, or a prompt that is empty.
+    """
+    protocol = scenario.protocol
+    speaking = [agent for agent in protocol.agents if protocol.writes[agent]]
+    names = [template_name(protocol.name, agent) for agent in speaking]
+    for name in names:
+        if name not in scenario.prompts.templates:
+            raise UserError(
+                f"protocol.name: there are no prompts for {protocol.name!r} (no template {name!r}); "
+                f"put {', '.join(names)} into a folder and name it in scenario.prompts"
+            )
+    check_templates(scenario.prompts, names)
+    for agent, name in zip(speaking, names):
+        for stance in (REJECT, ACCEPT):
+            item = replace(SAMPLE, prover_stance=stance)
+            if not scenario.prompts.render(name, prompt_variables(scenario, item, agent)):
+                raise UserError(f"{scenario.prompts.templates[name].file}, line 1: the template makes an empty prompt")
+
+
+def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> dict[str, Any]:
+    """What the template of `agent` may use; see `nip_ray.scenarios.code_validation.prompts.VARIABLES`."""
+    protocol, roles, payment = scenario.protocol, scenario.roles, scenario.protocol.payment
+    stance = scenario.stance(item, agent)
+    is_random = scenario.settings.randomize_prover_stance
+    return {
+        "question": item.question,
+        "solution": item.solution,
+        "difficulty": item.difficulty,
+        "protocol": protocol.name,
+        "agent": agent,
+        "name": roles[agent].name,
+        "names": {other: role.name for other, role in roles.items()},
+        "verifier_name": roles[protocol.verifier or ""].name,
+        "max_questions": protocol.verifier_turns - 1,
+        "min_questions": _turns_too_early(protocol),
+        "max_response_words": scenario.agent_settings(agent).max_response_words,
+        "headers": dict(roles[agent].headers),
+        "stance": stance,
+        "stance_word": "" if stance is None else _WORDS[stance],
+        "stances": {prover: _known_stance(scenario, item, agent, prover) for prover in protocol.provers},
+        "stance_is_random": is_random,
+        "scale": scenario.scale.name,
+        "accept_decision": scenario.verdict_text(ACCEPT),
+        "reject_decision": scenario.verdict_text(REJECT),
+        "rewards": {
+            "prover": payment.prover_reward,
+            "verifier": payment.verifier_reward,
+            "incorrect": payment.verifier_incorrect_penalty,
+            "terminated": payment.verifier_terminated_penalty,
+            "no_guess": payment.verifier_no_guess_reward,
+            "shared": payment.shared_reward,
+        },
+    }
+
+
+def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: str) -> str:
+    """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
+    stance = scenario.stance(item, prover)
+    hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.deciders
+    return "" if stance is None or hidden else _WORDS[stance]
+
+
+def _turns_too_early(protocol: Protocol) -> int:
+    """The most turns, over episode seeds, in which the verifier's decision does not count yet."""
+    rules, verifier = rulebook(protocol), protocol.verifier or ""
+    return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for seed in range(len(protocol.turns)))

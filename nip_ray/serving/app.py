@@ -1,0 +1,267 @@
+"""A server for local models that speaks the OpenAI protocol: chat completions, models, files, fine-tuning jobs. Ray Serve runs it.
+
+Decisions that matter here:
+- one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by more than its CPUs;
+- a client's model name is looked up among the models of this server, never as a path;
+- the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray;
+- all state is in the folder: a server that starts there again has its models, files and jobs, and goes on with those unfinished.
+"""
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.serving.shelf import DEFAULT, ModelFolders, Shelf, engine_factory
+from nip_ray.settings.providers import LocalProvider
+
+APP_NAME = "nip-ray-models"
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """What a replica needs to know. key_digest: hexadecimal SHA-256 sum of the bearer token (none: no token is asked for)."""
+
+    folders: ModelFolders
+    engine: str = "auto"
+    max_batch_size: int = 32
+    key_digest: str | None = None
+    num_threads: int | None = None
+
+
+def build_app(settings: ServerSettings, training: Any) -> Any:
+    """The FastAPI application. training: handle of a `TrainingHost` actor on the same folder."""
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse, Response, StreamingResponse
+
+    from nip_ray.serving import chat_api, jobs_api
+    from nip_ray.serving.jobs import JobStore
+    from nip_ray.serving.protocol import MAX_BODY, ApiError, Replays, bearer_is, multipart, page, read_body
+
+    folders, replays = settings.folders, Replays()
+    shelf = Shelf(engine_factory(settings.engine, settings.max_batch_size))
+    uploads = jobs_api.Uploads(folders.folder / "uploads")
+    jobs = jobs_api.Jobs(JobStore(folders.folder), uploads, training)
+    app = FastAPI(title="nip_ray models", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def locate(name: str) -> Path:
+        try:
+            return folders.locate(name)
+        except UserError as error:
+            raise ApiError(404, str(error), "model", "model_not_found") from None
+
+    @app.exception_handler(ApiError)
+    async def on_error(request: Request, error: ApiError) -> JSONResponse:
+        return JSONResponse(error.body(), error.status)
+
+    @app.exception_handler(404)
+    @app.exception_handler(405)
+    async def on_unknown(request: Request, error: Exception) -> JSONResponse:
+        unknown = ApiError(404, f"there is no {request.method} {request.url.path} here", code="unknown_url")
+        return JSONResponse(unknown.body(), unknown.status)
+
+    @app.middleware("http")
+    async def guard(request: Request, call_next: Callable[[Request], Any]) -> Response:
+        if settings.key_digest and not bearer_is(settings.key_digest, request.headers):
+            refused = ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+            return JSONResponse(refused.body(), refused.status)
+        size = request.headers.get("content-length", "0")
+        if not size.isdecimal() or int(size) > MAX_BODY:
+            return JSONResponse(ApiError(413, f"a request has at most {MAX_BODY} bytes").body(), 413)
+        return await call_next(request)
+
+    @app.post("/v1/chat/completions")
+    async def chat(request: Request) -> Response:
+        body = read_body(chat_api.ChatBody, await request.body())
+        folder = await asyncio.to_thread(locate, body.model)
+        if body.stream:
+            return StreamingResponse(await chat_api.stream(shelf, folder, body), media_type="text/event-stream")
+        key = request.headers.get("idempotency-key")
+        return JSONResponse(await replays.once(key, body.model_dump(), lambda: chat_api.complete(shelf, folder, body)))
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        return page([_model_object(name) for name in await asyncio.to_thread(folders.names)], None, "100")
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> Any:
+        await asyncio.to_thread(locate, name)
+        return _model_object(name)
+
+    @app.post("/v1/files")
+    async def upload(request: Request) -> Any:
+        fields = multipart(await request.body(), request.headers.get("content-type", ""))
+        return await asyncio.to_thread(uploads.create, fields)
+
+    @app.get("/v1/files")
+    async def files(request: Request) -> Any:
+        return await asyncio.to_thread(uploads.list, dict(request.query_params))
+
+    @app.get("/v1/files/{file_id}")
+    async def file(file_id: str) -> Any:
+        return await asyncio.to_thread(uploads.get, file_id)
+
+    @app.get("/v1/files/{file_id}/content")
+    async def content(file_id: str) -> Response:
+        return Response(await asyncio.to_thread(uploads.content, file_id), media_type="application/octet-stream")
+
+    @app.delete("/v1/files/{file_id}")
+    async def delete(file_id: str) -> Any:
+        return await asyncio.to_thread(uploads.delete, file_id)
+
+    @app.post("/v1/fine_tuning/jobs")
+    async def create_job(request: Request) -> Any:
+        body = read_body(jobs_api.JobBody, await request.body())
+        await asyncio.to_thread(locate, body.model)
+        return await jobs.create(body, request.headers.get("idempotency-key"))
+
+    @app.get("/v1/fine_tuning/jobs")
+    async def list_jobs(request: Request) -> Any:
+        return await asyncio.to_thread(jobs.list, dict(request.query_params))
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}")
+    async def job(job_id: str) -> Any:
+        return await asyncio.to_thread(jobs.get, job_id)
+
+    @app.post("/v1/fine_tuning/jobs/{job_id}/cancel")
+    async def cancel(job_id: str) -> Any:
+        return await jobs.cancel(job_id)
+
+    @app.get("/v1/fine_tuning/jobs/{job_id}/events")
+    async def events(job_id: str, request: Request) -> Any:
+        return await asyncio.to_thread(jobs.events, job_id, dict(request.query_params))
+
+    return app
+
+
+def _model_object(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "local"}
+
+
+def application(settings: ServerSettings, training: Any, num_cpus: float = 1, num_gpus: float = 0) -> Any:
+    """The Ray Serve application with one replica. Ray must be running. Raises UserError where the extra `serve` is missing."""
+    serve = _serve()
+
+    def build() -> Any:
+        import torch
+
+        torch.set_num_threads(settings.num_threads or max(1, int(num_cpus)))
+        return build_app(settings, training)
+
+    options = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+    made = serve.deployment(name="models", num_replicas=1, max_ongoing_requests=1000, ray_actor_options=options)
+    return made(serve.ingress(build)()).bind()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port on which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def start_server(
+    settings: ServerSettings, provider: LocalProvider, host: str = "127.0.0.1", port: int = 0, num_cpus: float = 1, num_gpus: float = 0
+) -> tuple[str, Any]:
+    """Start training actor and server on the Ray that runs; returns (base URL, training actor). port 0: one that is free.
+
+    Raises UserError where the port is taken.
+    """
+    from nip_ray.serving.host import start_training
+
+    serve = _serve()
+    chosen = port or free_port(host)
+    training = start_training(provider, settings.folders)
+    serve.start(proxy_location="HeadOnly", http_options={"host": host, "port": chosen})
+    serve.run(application(settings, training, num_cpus, num_gpus), name=APP_NAME, route_prefix="/")
+    return f"http://{host}:{chosen}/v1", training
+
+
+def serve_model(
+    model_dir: Path | None,
+    port: int,
+    host: str = "127.0.0.1",
+    num_gpus: float = 0,
+    engine: str = "auto",
+    max_batch_size: int = 32,
+    folder: Path = Path("served"),
+    api_key_variable: str | None = None,
+) -> None:
+    """Serve until interrupted. model_dir: the model to begin with (none: the default model). folder: where fine-tuned models, files and
+    jobs are kept. api_key_variable: the environment variable with the bearer token that clients must send (none: they need none).
+
+    Raises UserError for a folder without a model, an unset variable, a port that is taken, a missing extra.
+    """
+    settings = server_settings(model_dir, folder, engine, max_batch_size, api_key_variable)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UserError(f"port {port} on {host} cannot be used ({error.strerror}); choose another") from None
+    _start_ray()
+    url, _ = start_server(settings, LocalProvider(num_gpus=num_gpus, max_batch_size=max_batch_size), host, port, num_gpus=num_gpus)
+    print(f"serving {', '.join(settings.folders.names())} at {url} (Ctrl-C ends it)", flush=True)
+    try:
+        while True:
+            time.sleep(3600)
+    finally:
+        import ray
+
+        _serve().shutdown()
+        ray.shutdown()
+
+
+def server_settings(
+    model_dir: Path | None, folder: Path, engine: str = "auto", max_batch_size: int = 32, api_key_variable: str | None = None
+) -> ServerSettings:
+    """The settings from what a command line gives. Raises UserError; see `serve_model`."""
+    named: tuple[tuple[str, Path], ...] = ()
+    if model_dir is not None:
+        if not (model_dir / "config.json").is_file():
+            raise UserError(f"{model_dir}: no model here (config.json is missing); give a folder in the Hugging Face form")
+        named = ((model_dir.resolve().name, model_dir.resolve()),)
+    digest = None
+    if api_key_variable is not None:
+        key = os.environ.get(api_key_variable)
+        if not key:
+            raise UserError(f"the environment variable {api_key_variable} is not set; put the API key for clients there")
+        digest = sha256(key.encode()).hexdigest()
+    engine_factory(engine, max_batch_size)  # refuses what is unknown
+    folders = ModelFolders(folder.resolve(), named=named, any_path=False)
+    folders.locate(named[0][0] if named else DEFAULT)
+    return ServerSettings(folders, engine, max_batch_size, digest)
+
+
+def _serve() -> Any:
+    try:
+        from ray import serve
+    except ImportError as error:
+        raise UserError(f"the server needs an extra ({error}): pip install 'nip_ray[serve]'") from None
+    return serve
+
+
+def _start_ray() -> None:
+    """A Ray of this server's own, whose ports are on the loopback."""
+    import logging
+
+    import ray
+
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            include_dashboard=False,
+            num_cpus=max(4, len(os.sched_getaffinity(0))),
+            namespace="nip_ray",
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            object_store_memory=256 << 20,
+            _node_ip_address="127.0.0.1",
+        )

@@ -1,0 +1,121 @@
+"""From chats to tokens, by the template of a model's tokenizer: the same for answering and for learning.
+
+Decisions that matter here:
+- content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
+  agent can end its message and go on as somebody else;
+- the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
+- a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
+  rest from its end (what was said last). Callers that would rather refuse compare lengths first.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.serving.extras import local_llm
+
+_KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
+
+
+class ChatFormat:
+    """A tokenizer and what belongs to it. context: the most tokens of a prompt and its reply together."""
+
+    def __init__(self, tokenizer: Any, context: int) -> None:
+        if tokenizer.chat_template is None:
+            raise UserError(
+                f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was made to chat"
+            )
+        self.tokenizer, self.context = tokenizer, context
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
+        return self._render(messages, True)
+
+    def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a chat whose last message is the model's own, which it ends."""
+        return self._render(messages, False)
+
+    def cut(self, tokens: list[int], room: int) -> list[int]:
+        """At most `room` tokens: see above for what is left out."""
+        if len(tokens) <= room:
+            return tokens
+        head = room // 4
+        return tokens[:head] + tokens[len(tokens) - (room - head) :]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """What a reply of these tokens says, special tokens left out."""
+        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The tokens that end a reply."""
+        return frozenset({self.tokenizer.eos_token_id} - {None})
+
+    @cached_property
+    def _special(self) -> re.Pattern[str] | None:
+        words = {*self.tokenizer.all_special_tokens, *self.tokenizer.get_added_vocab()}
+        words = {word for word in words if len(word) > 1 and word.strip()}
+        return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))) if words else None
+
+    @cached_property
+    def _knows_names(self) -> bool:
+        return bool(_KNOWS_NAMES.search(str(self.tokenizer.chat_template)))
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], prompt: bool) -> list[int]:
+        plain = [self._plain(message) for message in messages]
+        try:
+            return list(self.tokenizer.apply_chat_template(plain, add_generation_prompt=prompt, tokenize=True, return_dict=False))
+        except Exception as error:  # templates are programs of the model's makers: jinja passes on whatever they raise
+            raise UserError(f"the model's chat template refuses these messages ({type(error).__name__}: {error})") from None
+
+    def _plain(self, message: Mapping[str, Any]) -> dict[str, str]:
+        content, name = self._harmless(message.get("content") or ""), self._harmless(message.get("name") or "")
+        if not name:
+            return {"role": message["role"], "content": content}
+        if self._knows_names:
+            return {"role": message["role"], "content": content, "name": name}
+        return {"role": message["role"], "content": f"{name}: {content}"}
+
+    def _harmless(self, text: str) -> str:
+        if self._special is None:
+            return text
+        return self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+
+def load_format(folder: Path, context: int) -> ChatFormat:
+    """The format of the model in `folder`. Raises UserError where there is no usable tokenizer."""
+    transformers = local_llm("transformers")
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: no tokenizer can be loaded from here ({_first_line(error)})") from None
+    return ChatFormat(tokenizer, context)
+
+
+def load_model(folder: Path, dtype: Any = "auto") -> Any:
+    """The causal language model in `folder`, from its safetensors, in evaluation mode.
+
+    Raises UserError where there is none, where its weights are pickled, and where it would need code of its own.
+    """
+    transformers = local_llm("transformers")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no model here (config.json is missing); give a folder in the Hugging Face form")
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype
+        ).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: the model cannot be loaded ({_first_line(error)})") from None
+
+
+def context_of(model: Any, limit: int | None = None) -> int:
+    """The most tokens the model can attend to, at most `limit`."""
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
+    return min(own, limit) if limit else own
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,103 @@
+"""The model called `default`: a small decoder that knows nothing, built here, for runs that have no other and no network.
+
+Decisions that matter here:
+- a Llama of about a million parameters (4 layers of width 128, 4 heads that share one key-value head, 8192 tokens of context by
+  rotary positions): an ordinary Hugging Face folder, which every library loads without code of ours;
+- weights are drawn with a standard deviation of about 1/sqrt(width). The usual 0.02 would bound a logit by 2.6 where the embedding is
+  frozen, and low-rank adapters could then never make a token likely; with 0.08 the bound is 10;
+- the tokenizer is a byte-level BPE whose 256 first tokens are the bytes: every text, also one that is no valid UTF-8 once cut, can be
+  written. Its merges were learned once from text of this package (`python -m nip_ray.serving.vocabulary`) and are shipped;
+- roles and the names of speakers are marked by special tokens, so that content cannot be mistaken for them.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from nip_ray.runs.folder import sync_folder
+from nip_ray.seeding import stable_seed
+from nip_ray.serving.extras import local_llm
+
+VOCABULARY = Path(__file__).with_name("vocabulary.json")
+CONTEXT = 8192
+SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>", "<|name|>")
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|>' }}"
+    "{% if message['name'] %}{{ message['name'] + '<|name|>' }}{% endif %}"
+    "{{ message['content'] + '<|end|>' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def default_tokenizer() -> Any:
+    """The tokenizer of the default model, as a transformers tokenizer with a chat template."""
+    transformers = local_llm("transformers")
+    made = transformers.PreTrainedTokenizerFast(
+        tokenizer_file=str(VOCABULARY),
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        model_max_length=CONTEXT,
+        clean_up_tokenization_spaces=False,
+    )
+    made.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
+    made.chat_template = CHAT_TEMPLATE
+    return made
+
+
+def default_model(seed: int, vocabulary_size: int) -> Any:
+    """The untrained network. Its weights depend on `seed` alone; no global generator is left changed."""
+    import torch
+
+    transformers = local_llm("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=vocabulary_size,
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.08,
+        tie_word_embeddings=True,
+        pad_token_id=SPECIAL.index("<|pad|>"),
+        bos_token_id=None,
+        eos_token_id=SPECIAL.index("<|end|>"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stable_seed(seed, "default language model"))
+        return transformers.LlamaForCausalLM(config)
+
+
+def save_default_model(folder: Path, seed: int = 0) -> Path:
+    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the same bytes.
+
+    The folder appears whole or not at all, also when several processes write it at once.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(aside, ignore_errors=True)
+    tokenizer = default_tokenizer()
+    default_model(seed, len(tokenizer)).save_pretrained(aside)
+    tokenizer.save_pretrained(aside)
+    put_in_place(aside, folder)
+    return folder
+
+
+def put_in_place(aside: Path, folder: Path) -> None:
+    """Rename the finished folder `aside` to `folder`; where another writer came first, its (equal) work stays."""
+    for entry in aside.rglob("*"):
+        if entry.is_file():
+            with entry.open("rb") as file:
+                os.fsync(file.fileno())
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+    sync_folder(folder.parent)

@@ -1,0 +1,63 @@
+"""Fine-tuning by several workers, through Ray Train.
+
+Decisions that matter here:
+- each worker runs `fine_tune.train`; Ray Train gives it its rank, a process group and its device, and the Trainer of transformers does
+  the rest (data parallel: every worker has the whole model and a share of each batch);
+- the first worker writes the model into a folder that all nodes must see: that of the jobs, as everything else of a run;
+- the callbacks go to the workers by copies, so they must work through files (those of `nip_ray.serving.jobs` do).
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import TrainingError
+from nip_ray.serving.fine_tune import Cancelled, OnStep, Recipe, ShouldStop, Trained, train
+
+RESULT = "trained.json"
+
+
+def train_on_workers(
+    base_dir: Path, data: bytes, aside: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
+) -> Trained:
+    """Run `train` on `recipe.num_workers` workers (a GPU each where the cluster has one for each); the model is at `aside/model`."""
+    import ray
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    (aside / "data.jsonl").write_bytes(data)
+    config = {
+        "base_dir": str(base_dir.resolve()),
+        "aside": str(aside.resolve()),
+        "checkpoints": None if checkpoints is None else str(checkpoints.resolve()),
+        "recipe": asdict(recipe),
+        "callbacks": (on_step, should_stop),
+    }
+    gpus = ray.cluster_resources().get("GPU", 0) >= recipe.num_workers
+    scaling = ScalingConfig(num_workers=recipe.num_workers, use_gpu=gpus)
+    run = RunConfig(name="fine-tune", storage_path=str(aside.resolve() / "ray"))
+    try:
+        TorchTrainer(_worker, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
+    except Exception as error:
+        raise TrainingError(f"fine-tuning by {recipe.num_workers} workers broke off: {type(error).__name__}: {error}") from None
+    result = json.loads((aside / RESULT).read_text())
+    if result is None:
+        raise Cancelled
+    return Trained(**result)
+
+
+def _worker(config: dict[str, Any]) -> None:
+    """One worker. The first writes what came of it; a cancellation is no error."""
+    import torch.distributed
+
+    aside, on_step_and_stop = Path(config["aside"]), config["callbacks"]
+    checkpoints = None if config["checkpoints"] is None else Path(config["checkpoints"])
+    data = (aside / "data.jsonl").read_bytes()
+    try:
+        trained = train(Path(config["base_dir"]), data, aside / "model", Recipe(**config["recipe"]), checkpoints, *on_step_and_stop)
+        result = asdict(trained)
+    except Cancelled:
+        result = None
+    if torch.distributed.get_rank() == 0:
+        (aside / RESULT).write_text(json.dumps(result))

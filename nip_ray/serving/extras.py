@@ -1,0 +1,40 @@
+"""The libraries of the extra `local-llm`, imported late, offline and quiet.
+
+Decisions that matter here:
+- a model is a local folder: nothing is ever looked up on a hub, so the libraries are told to stay offline before they are imported;
+- they write nothing to $HOME, report to no service and print no progress bars.
+"""
+
+import importlib
+import logging
+import os
+from types import ModuleType
+
+from nip_ray.errors import UserError
+
+_ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "WANDB_DISABLED": "true",
+    "TRL_EXPERIMENTAL_SILENCE": "1",
+}
+
+
+def local_llm(name: str) -> ModuleType:
+    """The module `name` of transformers, trl, peft, tokenizers, accelerate or datasets.
+
+    Raises UserError when the extra is not installed.
+    """
+    for key, value in _ENVIRONMENT.items():
+        os.environ.setdefault(key, value)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"a local language model needs the libraries of an extra ({error}): pip install 'nip_ray[local-llm]'") from None
+    for chatty in ("transformers", "trl", "peft", "accelerate", "datasets"):
+        logging.getLogger(chatty).setLevel(logging.ERROR)
+    if name == "transformers":
+        module.utils.logging.disable_progress_bar()
+    return module

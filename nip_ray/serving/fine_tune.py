@@ -1,0 +1,232 @@
+"""Fine-tuning a model folder into a new one: supervised or by preferences (DPO), low-rank adapters or all weights.
+
+Decisions that matter here:
+- the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; what is ours is the data's form (tokens are made by
+  `nip_ray.serving.training_data`), the folder, and that nothing leaves it: no report to any service, nothing in $HOME, no network;
+- the result is one complete folder that can be served, adapters merged into it and also kept in `adapter/`. It is written aside and
+  renamed: it is there whole, or not at all;
+- the same base, data, hyper-parameters and seed give the same model on the same kind of machine with as many threads. The trainers seed
+  the global generators of their process, which is why fine-tuning has a process of its own (`nip_ray.serving.host`);
+- whether to stop is asked after every step, by a function, and the loss of every step told by another, so that the caller may keep both
+  on disk.
+"""
+
+import math
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import TrainingError
+from nip_ray.seeding import stable_seed
+from nip_ray.serving.chat_format import ChatFormat, context_of, load_format, load_model
+from nip_ray.serving.default_model import put_in_place
+from nip_ray.serving.extras import local_llm
+from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.fine_tuning import FineTuneSpec, Method
+
+OnStep = Callable[[int, float], None]
+ShouldStop = Callable[[], bool]
+LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
+
+
+class Cancelled(Exception):
+    """The fine-tuning was asked to stop."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers. beta: of DPO."""
+
+    method: Method = "supervised"
+    seed: int = 0
+    num_epochs: int = 3
+    batch_size: int = 8
+    learning_rate: float = 1e-4
+    beta: float = 0.1
+    adaptation: str = "lora"
+    lora_rank: int = 16
+    num_workers: int = 1
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a fine-tuning did. trained_tokens: of all examples, once for each epoch. loss: of the last step."""
+
+    steps: int
+    trained_tokens: int
+    loss: float | None
+
+
+def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
+    """A job's hyper-parameters, with the local defaults where it names none; a multiplier is one on the default learning rate."""
+    rate = spec.learning_rate or LEARNING_RATE[provider.method] * (spec.learning_rate_multiplier or 1.0)
+    return Recipe(
+        method=spec.method,
+        seed=spec.seed,
+        num_epochs=spec.num_epochs or 3,
+        batch_size=spec.batch_size or 8,
+        learning_rate=rate,
+        beta=spec.beta or 0.1,
+        adaptation=provider.method,
+        lora_rank=provider.lora_rank,
+        num_workers=provider.num_training_workers,
+    )
+
+
+def fine_tune(
+    base_dir: Path,
+    data: bytes,
+    out_dir: Path,
+    recipe: Recipe,
+    checkpoints: Path | None = None,
+    on_step: OnStep = lambda step, loss: None,
+    should_stop: ShouldStop = lambda: False,
+) -> Trained:
+    """Learn `data` (JSON lines in the OpenAI form), starting from the model in `base_dir`; the new model's folder is `out_dir`.
+
+    checkpoints: a folder to keep the weights after each epoch in (none: they are not kept). on_step: told each step (from 1) and its loss.
+    With more than one worker both functions are called in workers of their own, by copies.
+    Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it breaks off.
+    """
+    parse_examples(data, recipe.method)
+    out_dir.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
+    try:
+        if recipe.num_workers > 1:
+            from nip_ray.serving.distributed import train_on_workers
+
+            trained = train_on_workers(base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
+        else:
+            trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
+        shutil.rmtree(out_dir, ignore_errors=True)
+        put_in_place(aside / "model", out_dir)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return trained
+
+
+def train(
+    base_dir: Path, data: bytes, target: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
+) -> Trained:
+    """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
+    transformers = local_llm("transformers")
+    transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
+    model = load_model(base_dir, None if _has_gpu() else "float32")
+    chat = load_format(base_dir, context_of(model))
+    watch = _watcher(on_step, should_stop)
+    kept = target.with_name("trainer") if checkpoints is None else checkpoints
+    trainer = _trainer(model, chat, data, recipe, kept, watch)
+    trainer.remove_callback(transformers.PrinterCallback)  # it prints every step to stdout
+    trainer.train()
+    if watch.cancelled:
+        raise Cancelled
+    if watch.loss is not None and not math.isfinite(watch.loss):
+        raise TrainingError("fine-tuning broke off: the loss is not a number; lower the learning rate")
+    if trainer.is_world_process_zero():
+        for form in kept.rglob("README.md"):  # forms for a hub, with this machine's paths in them
+            form.unlink()
+        _save(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, recipe)
+    return Trained(trainer.state.global_step, watch.tokens(trainer) * recipe.num_epochs, watch.loss)
+
+
+def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: Path, watch: Any) -> Any:
+    """TRL's trainer for the recipe, over tokens that we made."""
+    datasets, trl = local_llm("datasets"), local_llm("trl")
+    examples = parse_examples(data, recipe.method)
+    common = {"model": model, "processing_class": chat.tokenizer, "callbacks": [watch], "peft_config": _adapters(recipe)}
+    if recipe.method == "supervised":
+        rows = datasets.Dataset.from_list(supervised_rows(examples, chat))
+        return trl.SFTTrainer(args=trl.SFTConfig(**_arguments(recipe, folder)), train_dataset=rows, **common)
+    rows = datasets.Dataset.from_list(preference_rows(examples, chat))
+    arguments = trl.DPOConfig(**_arguments(recipe, folder), beta=recipe.beta)
+    return _preference_trainer(trl.DPOTrainer)(args=arguments, train_dataset=rows, **common)
+
+
+def _preference_trainer(base: type) -> type:
+    class PreferenceTrainer(base):
+        """DPO over rows that are tokens already (the supervised trainer takes such rows by itself)."""
+
+        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+            return dataset
+
+    return PreferenceTrainer
+
+
+def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    gpu = _has_gpu()
+    return {
+        "output_dir": str(folder),
+        "num_train_epochs": recipe.num_epochs,
+        "per_device_train_batch_size": max(1, recipe.batch_size // recipe.num_workers),
+        "learning_rate": recipe.learning_rate,
+        "lr_scheduler_type": "linear",
+        "max_length": None,
+        "seed": stable_seed(recipe.seed, "fine-tune", "order") % 2**32,
+        "save_strategy": "epoch",
+        "save_only_model": True,
+        "logging_steps": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": not gpu,
+        "bf16": gpu,
+        _checkpointing_option(): gpu,
+        "dataloader_pin_memory": gpu,
+    }
+
+
+def _checkpointing_option() -> str:
+    """What trading compute for memory is called: versions of transformers differ, and the newer ones warn of the older name."""
+    fields = local_llm("transformers").TrainingArguments.__dataclass_fields__
+    return "activation_checkpointing" if "activation_checkpointing" in fields else "gradient_checkpointing"
+
+
+def _adapters(recipe: Recipe) -> Any:
+    """PEFT's settings of the adapters, None where all weights are trained."""
+    if recipe.adaptation == "full":
+        return None
+    rank = recipe.lora_rank
+    return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def _save(model: Any, tokenizer: Any, target: Path, recipe: Recipe) -> None:
+    target.mkdir(parents=True)
+    if recipe.adaptation == "lora":
+        model.save_pretrained(target / "adapter")
+        (target / "adapter" / "README.md").unlink(missing_ok=True)  # as above
+        model = model.merge_and_unload()
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:
+    """The callback that passes on losses and asks whether to stop; made on first use, since transformers is an extra."""
+    transformers = local_llm("transformers")
+
+    class Watch(transformers.TrainerCallback):
+        cancelled, loss = False, None
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if should_stop():
+                self.cancelled = control.should_training_stop = True
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
+            if logs and "loss" in logs:
+                self.loss = float(logs["loss"])
+                if state.is_world_process_zero:
+                    on_step(state.global_step, self.loss)
+
+        def tokens(self, trainer: Any) -> int:
+            columns = ("input_ids", "prompt_ids", "chosen_ids", "rejected_ids")
+            return sum(len(row[column]) for row in trainer.train_dataset for column in columns if column in row)
+
+    return Watch()
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

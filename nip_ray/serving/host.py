@@ -1,0 +1,161 @@
+"""The local model on a Ray cluster: one actor that answers, another that fine-tunes, so that neither keeps the other waiting.
+
+Decisions that matter here:
+- both work in one folder (a run's), which all nodes must see: `models/` and what `nip_ray.serving.jobs` keeps. All state is there, so both
+  are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an interrupted job starts anew;
+- the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder, and the jobs go on;
+- jobs are worked at one at a time, the oldest first, in a thread; asking how they stand never waits for them.
+"""
+
+import asyncio
+import queue
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.play.dialogue import Chat
+from nip_ray.serving.jobs import JobStore, StoredJob, run_job
+from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.fine_tuning import FineTuneSpec
+
+
+@dataclass(frozen=True)
+class LocalHost:
+    """Handles of the two actors; may be passed to other actors and tasks."""
+
+    chat: Any
+    training: Any
+
+
+def start_host(settings: LocalProvider, folder: Path, engine: str = "auto") -> LocalHost:
+    """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
+    folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
+    chat = _actor(ChatHost, settings, 1000, folders, settings, engine)
+    training = start_training(settings, folders)
+    host = LocalHost(chat, training)
+    try:
+        ray.get([chat.ready.remote(), training.ready.remote()])
+    except RayError as error:
+        stop_host(host)
+        raise as_ours(error) from None
+    return host
+
+
+def start_training(settings: LocalProvider, folders: ModelFolders) -> Any:
+    """The actor that fine-tunes, alone."""
+    return _actor(TrainingHost, settings, 16, folders, settings)
+
+
+def stop_host(host: LocalHost) -> None:
+    """End both actors. An interrupted job goes on when a host is next started on the folder."""
+    for actor in (host.chat, host.training):
+        ray.kill(actor)
+
+
+def as_ours(error: RayError) -> Exception:
+    """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a TrainingError."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, UserError | TrainingError):
+        return type(cause)(*cause.args)
+    return TrainingError(f"the local model's actor failed: {type(cause).__name__}: {cause}")
+
+
+def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: Any) -> Any:
+    options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "max_concurrency": concurrency}
+    return ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
+
+
+def _use_threads(settings: LocalProvider) -> None:
+    import torch
+
+    torch.set_num_threads(settings.num_threads or max(1, int(settings.num_cpus)))
+
+
+class ChatHost:
+    """Answers, for any model of the folder. An actor on an event loop."""
+
+    def __init__(self, folders: ModelFolders, settings: LocalProvider, engine: str) -> None:
+        """See `start_host`."""
+        _use_threads(settings)
+        self._folders = folders
+        self._shelf = Shelf(engine_factory(engine, settings.max_batch_size))
+
+    async def ready(self) -> None:
+        """Returns once the actor stands."""
+        await asyncio.to_thread(self._folders.locate, "default")
+
+    async def generate(self, model: str, messages: Chat, request: Any) -> Any:
+        """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its middle."""
+        return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
+
+
+class TrainingHost:
+    """Works at the jobs of the folder, one after the other. An actor with threads."""
+
+    def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
+        """Goes on with every job that is not over."""
+        _use_threads(settings)
+        self._folders, self._settings = folders, settings
+        self.store = JobStore(folders.folder)
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._queued: set[str] = set()
+        for job in self.store.open_jobs():
+            self._enqueue(job)
+        threading.Thread(target=self._work, name="fine-tuning", daemon=True).start()
+
+    def ready(self) -> None:
+        """Returns once the actor stands."""
+
+    def check(self, model: str) -> None:
+        """Raises UserError for a model that is not here."""
+        self._folders.locate(model)
+
+    def upload(self, data: bytes) -> str:
+        """See `JobStore.put_file`."""
+        return self.store.put_file(data)
+
+    def submit(self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None) -> StoredJob:
+        """See `JobStore.create`; the job is worked at as soon as those before it are over."""
+        self._folders.locate(spec.model)
+        with self._lock:
+            job = self.store.create(spec, file_id, metadata, upload_id)
+        self._enqueue(job)
+        return job
+
+    def find(self, key: str) -> list[StoredJob]:
+        """See `JobStore.find`."""
+        return self.store.find(key)
+
+    def poll(self, job_id: str) -> StoredJob:
+        """See `JobStore.get`."""
+        return self.store.get(job_id)
+
+    def cancel(self, job_id: str) -> StoredJob:
+        """See `JobStore.cancel`."""
+        with self._lock:
+            return self.store.cancel(job_id)
+
+    def _enqueue(self, job: StoredJob) -> None:
+        if job.status in ("pending", "running") and job.id not in self._queued:
+            self._queued.add(job.id)
+            self._queue.put(job.id)
+
+    def _work(self) -> None:
+        while True:
+            job = self._begin(self._queue.get())
+            if job is not None:
+                run_job(self.store, job, self._settings, self._folders.locate)
+
+    def _begin(self, job_id: str) -> StoredJob | None:
+        """The job, now marked as running; None for one that was cancelled before, or whose folder somebody removed."""
+        with self._lock, suppress(UserError):
+            return self.store.begin(self.store.get(job_id))
+        return None

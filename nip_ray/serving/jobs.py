@@ -1,0 +1,209 @@
+"""Fine-tuning jobs on disk, and how one is run: what outlives the processes that work at it.
+
+    FOLDER/files/SHA256.jsonl      training data
+    FOLDER/jobs/ID/job.json        spec and status, replaced in one piece
+    FOLDER/jobs/ID/events.jsonl    a line for each step: step, loss, time
+    FOLDER/jobs/ID/cancel          exists once somebody wants the job to stop
+    FOLDER/jobs/ID/checkpoints/    the weights (lora: adapters) after each epoch
+    FOLDER/models/SUFFIX-KEY       the resulting model
+
+Decisions that matter here:
+- the id of a job follows from its key, and creating it twice gives the one job: asking again after a lost answer is harmless;
+- a job that is found `running` when nobody runs it was interrupted. It starts anew from its data: the same seed gives the same model. One
+  that took its process down with it MAX_STARTS times fails instead;
+- the model is renamed into place before the job says `succeeded`.
+"""
+
+import hashlib
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.runs.folder import write_atomically
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.fine_tuning import FINAL, FineTuneJob, FineTuneSpec, JobStatus
+
+MAX_STARTS = 3
+_ID = re.compile(r"ftjob-[0-9a-f]{24}")
+_FILE = re.compile(r"[0-9a-f]{64}")
+_SUFFIX = re.compile(r"[A-Za-z0-9-]{0,40}")
+
+
+@dataclass(frozen=True)
+class StoredJob:
+    """A job as it is on disk. created, finished: Unix time. starts: how often work on it began. metadata, upload_id:
+    a client's own words and name for the data, not read here."""
+
+    id: str
+    spec: FineTuneSpec
+    file_id: str
+    status: JobStatus
+    created: float
+    starts: int = 0
+    finished: float | None = None
+    model: str | None = None
+    trained_tokens: int | None = None
+    error: str | None = None
+    metadata: dict[str, str] | None = None
+    upload_id: str | None = None
+
+    def brief(self) -> FineTuneJob:
+        """What the interface of fine-tuning tells."""
+        return FineTuneJob(self.id, self.spec.key, self.status, self.model, self.trained_tokens, self.error)
+
+
+class JobStore:
+    """The jobs and their data in a folder. Holds nothing in memory: several objects, and processes, may read; one works at jobs."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files, self.jobs, self.models = folder / "files", folder / "jobs", folder / "models"
+        for made in (self.files, self.jobs, self.models):
+            made.mkdir(parents=True, exist_ok=True)
+
+    def put_file(self, data: bytes) -> str:
+        """The id of training data with this content."""
+        file_id = hashlib.sha256(data).hexdigest()
+        if not (self.files / f"{file_id}.jsonl").exists():
+            write_atomically(self.files / f"{file_id}.jsonl", data)
+        return file_id
+
+    def read_file(self, file_id: str) -> bytes:
+        """Raises UserError for an id that is not here."""
+        path = self.files / f"{file_id}.jsonl"
+        if not _FILE.fullmatch(file_id) or not path.is_file():
+            raise UserError(f"there is no training data {file_id!r} here")
+        return path.read_bytes()
+
+    def create(self, spec: FineTuneSpec, file_id: str, metadata: dict[str, str] | None = None, upload_id: str | None = None) -> StoredJob:
+        """The job with the key of `spec`: made now, or as it stands. Raises UserError for an unusable suffix or unknown data."""
+        job_id = job_id_of(spec.key)
+        if (self.jobs / job_id / "job.json").exists():
+            return self.get(job_id)
+        if not _SUFFIX.fullmatch(spec.suffix):
+            raise UserError(f"the suffix of a model has at most 40 of [A-Za-z0-9-], not {spec.suffix!r}")
+        self.read_file(file_id)
+        job = StoredJob(job_id, spec, file_id, "pending", time.time(), metadata=metadata, upload_id=upload_id)
+        self.save(job)
+        return job
+
+    def save(self, job: StoredJob) -> None:
+        """Write the job as it is now."""
+        home = self.jobs / job.id
+        home.mkdir(exist_ok=True)
+        write_atomically(home / "job.json", (json.dumps({"version": 1, **asdict(job)}, indent=1) + "\n").encode())
+
+    def get(self, job_id: str) -> StoredJob:
+        """Raises UserError for an id that is not here."""
+        path = self.jobs / job_id / "job.json"
+        if not _ID.fullmatch(job_id) or not path.is_file():
+            raise UserError(f"there is no fine-tuning job {job_id!r} here")
+        try:
+            stored = json.loads(path.read_bytes())
+            stored.pop("version")
+            return StoredJob(**{**stored, "spec": FineTuneSpec(**stored["spec"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged ({error}); remove the job's folder to have it made anew") from None
+
+    def find(self, key: str) -> list[StoredJob]:
+        """The job with this key, if there is one."""
+        job_id = job_id_of(key)
+        return [self.get(job_id)] if (self.jobs / job_id / "job.json").exists() else []
+
+    def all(self) -> list[StoredJob]:
+        """Every job, the oldest first."""
+        found = [self.get(path.parent.name) for path in self.jobs.glob("ftjob-*/job.json")]
+        return sorted(found, key=lambda job: (job.created, job.id))
+
+    def open_jobs(self) -> list[StoredJob]:
+        """Those that are still to be worked at."""
+        return [job for job in self.all() if job.status not in FINAL]
+
+    def cancel(self, job_id: str) -> StoredJob:
+        """Ask for an end of the job; a job that nobody works at ends at once, one that is over stays as it is."""
+        job = self.get(job_id)
+        if job.status in FINAL:
+            return job
+        (self.jobs / job_id / "cancel").touch()
+        return self.finish(job, "cancelled") if job.status == "pending" else job
+
+    def begin(self, job: StoredJob) -> StoredJob | None:
+        """The job, marked as running with a clean slate; None, and the job over, where there is nothing to begin."""
+        if job.status in FINAL:
+            return None
+        if self.cancel_wanted(job.id):
+            self.finish(job, "cancelled")
+            return None
+        if job.starts >= MAX_STARTS:
+            self.finish(job, "failed", error=f"its process died {MAX_STARTS} times (out of memory?)")
+            return None
+        begun = replace(job, status="running", starts=job.starts + 1)
+        self.save(begun)
+        (self.jobs / job.id / "events.jsonl").unlink(missing_ok=True)
+        shutil.rmtree(self.jobs / job.id / "checkpoints", ignore_errors=True)
+        return begun
+
+    def finish(self, job: StoredJob, status: JobStatus, **outcome: Any) -> StoredJob:
+        """Write how a job ended."""
+        done = replace(job, status=status, finished=time.time(), **outcome)
+        self.save(done)
+        return done
+
+    def cancel_wanted(self, job_id: str) -> bool:
+        """Whether somebody asked for an end of the job."""
+        return (self.jobs / job_id / "cancel").exists()
+
+    def add_event(self, job_id: str, step: int, loss: float) -> None:
+        """Note one step of a job."""
+        with (self.jobs / job_id / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "loss": loss, "time": time.time()}) + "\n")
+
+    def events(self, job_id: str) -> list[dict[str, Any]]:
+        """The steps of a job so far, each with `step`, `loss` and `time` (Unix)."""
+        self.get(job_id)
+        path = self.jobs / job_id / "events.jsonl"
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def model_dir(self, name: str) -> Path:
+        """Where the model called `name` is or will be."""
+        return self.models / name
+
+
+def job_id_of(key: str) -> str:
+    """The id of the job with this key."""
+    return f"ftjob-{hashlib.sha256(key.encode()).hexdigest()[:24]}"
+
+
+def model_name_of(spec: FineTuneSpec) -> str:
+    """What the model of a job is called: SUFFIX-KEY, the key cut to 12 characters (of its hash, where it is short or has signs)."""
+    key = spec.key if re.fullmatch(r"[A-Za-z0-9]{12,}", spec.key) else hashlib.sha256(spec.key.encode()).hexdigest()
+    return f"{spec.suffix or 'tuned'}-{key[:12]}"
+
+
+def run_job(store: JobStore, job: StoredJob, provider: LocalProvider, base_dir: Callable[[str], Path]) -> StoredJob:
+    """Work at a job that was begun until it is over; returns it. base_dir: the folder of the model that a name stands for.
+
+    Nothing that goes wrong is raised: it becomes the job's error.
+    """
+    from nip_ray.serving.fine_tune import Cancelled, fine_tune, recipe
+
+    name = model_name_of(job.spec)
+    watch = (partial(store.add_event, job.id), partial(store.cancel_wanted, job.id))
+    try:
+        base, data = base_dir(job.spec.model), store.read_file(job.file_id)
+        done = fine_tune(base, data, store.model_dir(name), recipe(job.spec, provider), store.jobs / job.id / "checkpoints", *watch)
+    except Cancelled:
+        return store.finish(job, "cancelled")
+    except (UserError, TrainingError) as error:
+        return store.finish(job, "failed", error=str(error))
+    except Exception as error:
+        return store.finish(job, "failed", error=f"{type(error).__name__}: {error}")
+    return store.finish(job, "succeeded", model=name, trained_tokens=done.trained_tokens)

@@ -1,0 +1,31 @@
+"""How likely a model finds a reply: what tests of learning, and judges of a model, measure."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nip_ray.serving.chat_format import context_of, load_format, load_model
+from nip_ray.serving.training_data import completion_tokens
+
+
+class Scorer:
+    """Log-likelihoods of replies under the model in a folder (on the CPU)."""
+
+    def __init__(self, model_dir: Path) -> None:
+        self.model = load_model(model_dir, torch.float32)
+        self.chat = load_format(model_dir, context_of(self.model))
+
+    @torch.inference_mode()
+    def logprob(self, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
+        """The natural logarithm of the probability that the model says exactly `completion` after `messages`, and ends."""
+        said = completion_tokens(messages, completion, self.chat)
+        prompt = self.chat.cut(self.chat.prompt(messages), self.chat.context - len(said))
+        logits_TV = self.model(torch.tensor([prompt + said]), logits_to_keep=len(said) + 1).logits[0, :-1]
+        return float(logits_TV.float().log_softmax(-1).gather(1, torch.tensor(said)[:, None]).double().sum())
+
+
+def completion_logprob(model_dir: Path, messages: Sequence[Mapping[str, Any]], completion: str) -> float:
+    """`Scorer.logprob` for one reply; to score many, make one `Scorer`."""
+    return Scorer(model_dir).logprob(messages, completion)

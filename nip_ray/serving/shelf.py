@@ -1,0 +1,146 @@
+"""Which folder a model's name stands for, and the engines of the models that were asked for last.
+
+Decisions that matter here:
+- a name is `default`, a model in `FOLDER/models`, one that was named at the start, or (where allowed: not for clients of a server) the
+  path of a folder elsewhere; nothing is ever downloaded;
+- engines are loaded when first asked for and kept up to MAX_ENGINES; the one not used for longest goes first, and never one that is busy.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from nip_ray.errors import UserError
+from nip_ray.serving.default_model import save_default_model
+
+DEFAULT = "default"
+MAX_ENGINES = 4
+UNLIMITED = 1024
+"""The most tokens of a reply for which no limit was given."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class AnyEngine(Protocol):
+    """What an engine must have: `Engine` and `VllmEngine` do."""
+
+    chat: Any
+
+    def submit(self, request: Any, on_text: Callable[[str], None] | None = None) -> "Future[Any]":
+        """See `Engine.submit`."""
+        ...
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ModelFolders:
+    """From names to folders. folder: where `models/` is. default_seed: of the weights of the default model. named: (name, folder) of
+    models elsewhere; where there is one, `default` is not offered. any_path: a path is a name too.
+    """
+
+    folder: Path
+    default_seed: int = 0
+    named: tuple[tuple[str, Path], ...] = ()
+    any_path: bool = True
+
+    def locate(self, name: str) -> Path:
+        """The folder of the model called `name`; the default model is written when first asked for. Raises UserError when unknown."""
+        named = dict(self.named)
+        if name in named:
+            return named[name]
+        if name == DEFAULT and not named:
+            return save_default_model(self.folder / "models" / DEFAULT, self.default_seed)
+        if _NAME.fullmatch(name) and (self.folder / "models" / name / "config.json").is_file():
+            return self.folder / "models" / name
+        if self.any_path and (Path(name) / "config.json").is_file():
+            return Path(name)
+        path = "the path of a model folder, or " if self.any_path else ""
+        raise UserError(f"there is no local model {name!r}: give {path}one of {', '.join(self.names())}")
+
+    def names(self) -> list[str]:
+        """The models that can be asked for by name, in order."""
+        made = {path.parent.name for path in (self.folder / "models").glob("*/config.json")} - {DEFAULT}
+        first = [name for name, _ in self.named] or [DEFAULT]
+        return first + sorted(name for name in made - set(first) if _NAME.fullmatch(name))
+
+
+class Shelf:
+    """Engines by the folder of their model, for one event loop."""
+
+    def __init__(self, build: Callable[[Path], AnyEngine], max_engines: int = MAX_ENGINES) -> None:
+        self._build, self._max = build, max_engines
+        self._engines: dict[Path, AnyEngine] = {}
+        self._users: dict[Path, int] = {}
+        self._loading = asyncio.Lock()
+
+    async def generate(
+        self,
+        folder: Path,
+        messages: Sequence[Mapping[str, Any]],
+        request: Any,
+        too_long: Literal["cut", "refuse"],
+        on_text: Callable[[str], None] | None = None,
+    ) -> Any:
+        """The reply of the model in `folder`; `request` has all but its prompt, and a max_tokens of 0 stands for no limit of the caller's.
+
+        too_long: what happens to a prompt beyond the context. Cancelling the task stops the generation. Raises UserError for a request
+        that cannot be met, TrainingError when generating breaks off.
+        """
+        engine = await self._engine(folder)
+        try:
+            prompt, context = engine.chat.prompt(messages), engine.chat.context
+            limit = request.max_tokens or max(1, min(UNLIMITED, context - len(prompt)))
+            if too_long == "cut":
+                limit = min(limit, context // 2)
+                prompt = engine.chat.cut(prompt, context - limit)
+            return await asyncio.wrap_future(engine.submit(replace(request, prompt=prompt, max_tokens=limit), on_text))
+        finally:
+            self._users[folder] -= 1
+
+    def close(self) -> None:
+        """Stop all engines."""
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
+
+    async def _engine(self, folder: Path) -> AnyEngine:
+        """The engine of a folder, which now counts as busy with one more call."""
+        async with self._loading:
+            engine = self._engines.pop(folder, None)
+            if engine is None:
+                self._make_room()
+                engine = await asyncio.to_thread(self._build, folder)
+            self._engines[folder] = engine  # at the end: the one used last
+            self._users[folder] = self._users.get(folder, 0) + 1
+        return engine
+
+    def _make_room(self) -> None:
+        for folder in list(self._engines):
+            if len(self._engines) < self._max:
+                return
+            if not self._users.get(folder):
+                self._engines.pop(folder).close()
+
+
+def engine_factory(choice: str, max_batch_size: int) -> Callable[[Path], AnyEngine]:
+    """What builds engines. choice: `torch`, `vllm`, or `auto`: vllm where there is a GPU and it is installed.
+
+    Raises UserError for an engine that is unknown or not installed.
+    """
+    from nip_ray.serving.vllm_engine import vllm_is_usable
+
+    if choice not in ("auto", "torch", "vllm"):
+        raise UserError(f"engine: {choice!r} is unknown; choose auto, torch or vllm")
+    if choice == "vllm" or (choice == "auto" and vllm_is_usable()):
+        from nip_ray.serving.vllm_engine import VllmEngine
+
+        return lambda folder: VllmEngine(folder, max_batch_size)
+    from nip_ray.serving.engine import Engine
+
+    return lambda folder: Engine(folder, max_batch_size)

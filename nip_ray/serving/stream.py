@@ -1,0 +1,34 @@
+"""Turning the tokens of a reply into text piece by piece.
+
+Decisions that matter here: a character whose bytes are not all there yet is held back, and so is what may be the beginning of a stop text.
+So what was passed on never has to be taken back, and all pieces together are the whole text.
+"""
+
+from collections.abc import Callable, Sequence
+
+_PARTIAL = "�"
+
+
+class TextStream:
+    """The text of one reply so far. stopped: a stop text occurred; the text ends before it."""
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...] = ()) -> None:
+        self.text, self.stopped = "", False
+        self._decode, self._stop = decode, stop
+
+    def advance(self, tokens: Sequence[int], final: bool = False) -> str:
+        """What can be told now that the reply has these tokens, beyond what was told before. final: none will follow."""
+        whole = self._decode(tokens)
+        found = [at for text in self._stop if (at := whole.find(text)) >= 0]
+        if found:
+            self.stopped, safe = True, whole[: min(found)]
+        else:
+            safe = whole if final else self._certain(whole)
+        piece, self.text = safe[len(self.text) :], safe
+        return piece
+
+    def _certain(self, whole: str) -> str:
+        """`whole` without an end that may still change: cut characters, and beginnings of stop texts."""
+        whole = whole.rstrip(_PARTIAL)
+        held = [size for text in self._stop for size in range(1, len(text)) if whole.endswith(text[:size])]
+        return whole[: len(whole) - max(held, default=0)]

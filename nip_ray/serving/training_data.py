@@ -1,0 +1,126 @@
+"""Reading fine-tuning data in the OpenAI form, and turning it into tokens.
+
+    supervised: {"messages": [{"role", "content", "name"?, "weight"?}, ...]}
+    dpo:        {"input": {"messages": [...]}, "preferred_output": [message], "non_preferred_output": [message]}
+
+Decisions that matter here:
+- supervised learning is on what assistants say, and on nothing else: each assistant message, from the first token after its role marker to
+  the token that ends it, unless its weight is 0;
+- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked;
+- a chat that is too long loses its middle, as a prompt does.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.serving.chat_format import ChatFormat
+from nip_ray.text.fine_tuning import Method
+
+IGNORED = -100
+"""The label of a token that is not learned."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line. supervised: `messages` alone. dpo: `messages` is the input, `preferred` and `rejected` are what was said to it."""
+
+    messages: list[dict[str, Any]]
+    preferred: str = ""
+    rejected: str = ""
+
+
+def parse_examples(data: bytes, method: Method) -> list[Example]:
+    """All examples. Raises UserError that names the line where the data is not of the form that `method` needs."""
+    examples = []
+    for number, line in enumerate(data.splitlines(), 1):
+        if line.strip():
+            try:
+                examples.append(_example(json.loads(line), method))
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
+                reason = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
+                raise UserError(f"training data: line {number} is not of the form for {method}: {reason}") from None
+    if not examples:
+        raise UserError("training data: there is no example in it")
+    return examples
+
+
+def supervised_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
+    """For each example `input_ids` and `labels` (T,); labels are the ids where they are learned, else IGNORED."""
+    rows = []
+    for example in examples:
+        ids, learned = _with_labels(example.messages, chat)
+        labels = [token if wanted else IGNORED for token, wanted in zip(ids, learned)]
+        rows.append({"input_ids": chat.cut(ids, chat.context), "labels": chat.cut(labels, chat.context)})
+    return rows
+
+
+def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[str, list[int]]]:
+    """For each example `prompt_ids`, `chosen_ids` and `rejected_ids`, each output with the token that ends it."""
+    rows = []
+    for example in examples:
+        prompt = chat.prompt(example.messages)
+        chosen, rejected = (completion_tokens(example.messages, said, chat) for said in (example.preferred, example.rejected))
+        room = chat.context - max(len(chosen), len(rejected))
+        rows.append({"prompt_ids": chat.cut(prompt, max(room, 1)), "chosen_ids": chosen, "rejected_ids": rejected})
+    return rows
+
+
+def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: ChatFormat) -> list[int]:
+    """The tokens by which a model would say `said` after `messages`, with the one that ends it. Half the context is the most."""
+    prompt = chat.prompt(messages)
+    whole = chat.completed([*messages, {"role": "assistant", "content": said}])
+    return _up_to_end(whole[_common(prompt, whole) :], chat)[: chat.context // 2]
+
+
+def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:
+    """All tokens of a chat, up to the end of its last learned message, and which of them are learned."""
+    own = [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1) != 0]
+    ids, learned = chat.completed(messages[: own[-1] + 1]), []
+    for index in own:
+        start = _common(chat.prompt(messages[:index]), ids)
+        end = len(_up_to_end(ids[start:], chat)) + start
+        learned += [False] * (start - len(learned)) + [True] * (end - start)
+    return ids[: len(learned)], learned
+
+
+def _up_to_end(tokens: list[int], chat: ChatFormat) -> list[int]:
+    """`tokens` up to the first that ends a reply; one is added where the template has none."""
+    for index, token in enumerate(tokens):
+        if token in chat.ends:
+            return tokens[: index + 1]
+    return [*tokens, *sorted(chat.ends)[:1]]
+
+
+def _common(first: list[int], second: list[int]) -> int:
+    pairs = zip(first, second)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
+
+
+def _example(line: Any, method: Method) -> Example:
+    if method == "supervised":
+        messages = _messages(line["messages"])
+        if not any(message["role"] == "assistant" and message.get("weight", 1) != 0 for message in messages):
+            raise ValueError("no message in it is by an assistant (with a weight other than 0)")
+        return Example(messages)
+    return Example(_messages(line["input"]["messages"]), _output(line["preferred_output"]), _output(line["non_preferred_output"]))
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not given:
+        raise ValueError("messages are a list of at least one")
+    for message in given:
+        if message["role"] not in _ROLES:
+            raise ValueError(f"the role of a message is one of {', '.join(_ROLES)}, not {message['role']!r}")
+        if not isinstance(message["content"], str) or not isinstance(message.get("name") or "", str):
+            raise ValueError("the content and the name of a message are text")
+    return given
+
+
+def _output(given: Any) -> str:
+    if not isinstance(given, list) or len(given) != 1 or given[0]["role"] != "assistant":
+        raise ValueError("an output is a list of one message by an assistant")
+    return _messages(given)[0]["content"]

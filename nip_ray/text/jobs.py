@@ -1,0 +1,218 @@
+"""`ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
+
+Decisions that matter here:
+- a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
+  we were about to do with it: so who comes after a crash can ask whether it was done;
+- look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
+  provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made anew;
+- who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
+  too long ago to have been on its way;
+- no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
+  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and counted;
+- failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
+  made by who resumes (`next_attempt`).
+
+The journal's entries, all with "key": intent (what for), submit (about to ask for creation), refused (it was not created), in_doubt,
+job (the id; adopted or not), duplicate (another job with the key), final (how it ended). Times are seconds since 1970, by our clock.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.text.fine_tuning import FINAL, FineTuneBackend, FineTuneJob, FineTuneSpec, InDoubt, Method
+from nip_ray.text.journal import Journal
+
+_LONGEST_REQUEST_S = 900.0  # a request that began longer ago than this is not on its way any more
+_MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
+_PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
+
+Reserve = Callable[[FineTuneSpec], Awaitable[None]]
+
+
+class Busy(InDoubt):
+    """The provider said clearly that it created nothing, and to come back: a rate or daily limit. wait_s: its own proposal, or none."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method, model: str, attempt: int = 0) -> str:
+    """64 hex digits that name a job by what it is for. attempt: 0, and one more for each time that it failed (`next_attempt`)."""
+    parts = {
+        "run_id": run_id,
+        "iteration": iteration,
+        "group": group,
+        "data": hashlib.sha256(data).hexdigest(),
+        "method": method,
+        "model": model,
+        "attempt": attempt,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
+    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's key.
+
+    The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a resume.
+    """
+    attempt = 0
+    while (final := journal.last("final", key=key_of(attempt))) is not None and final["status"] != "succeeded":
+        attempt += 1
+    return attempt
+
+
+def num_duplicates(journal: Journal) -> int:
+    """How many jobs too many a provider made, as far as the journal knows."""
+    return len({entry["id"] for entry in journal.entries("duplicate")})
+
+
+async def ensure_job(
+    backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str, reserve: Reserve | None = None
+) -> FineTuneJob:
+    """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
+
+    data: JSON lines to learn from. name: of the file. reserve: sets money aside; called before a creation, never for a job that is
+    found. Call it for one key at a time. Raises what the backend and `reserve` raise, TrainingError when creating stays unclear.
+    """
+    key = spec.key
+    known = _ended(journal, key)
+    if known is not None:
+        return known
+    if journal.last("intent", key=key) is None:
+        journal.append("intent", key=key, model=spec.model, method=spec.method, suffix=spec.suffix, examples=spec.num_examples)
+    job = await _ask(backend, journal, key, _rest_of_doubt(journal, key, backend.doubt_s))
+    if job is not None:
+        return job
+    if reserve is not None:
+        await reserve(spec)
+    return await _create(backend, journal, spec, await backend.upload(name, data))
+
+
+async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
+    """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
+
+    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled.
+    """
+    key = job.key
+    known = _ended(journal, key)
+    if known is not None:
+        job = known
+    else:
+        while job.status not in FINAL:
+            await asyncio.sleep(backend.poll_interval_s)
+            job = replace(await backend.poll(job.id), key=key)
+        await _cancel_others(backend, journal, key, job.id)
+        journal.append("final", key=key, id=job.id, status=job.status, model=job.model, trained_tokens=job.trained_tokens, error=job.error)
+    if job.status != "succeeded":
+        what = "failed" if job.status == "failed" else "was cancelled"
+        raise TrainingError(
+            f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. "
+            "Mend the cause and resume the run: that makes a new attempt"
+        )
+    if job.model is None:
+        raise TrainingError(f"fine-tuning job {job.id} succeeded, but the provider names no model; ask it, then resume the run")
+    return job
+
+
+def _ended(journal: Journal, key: str) -> FineTuneJob | None:
+    """The job as the journal has it, once it was over."""
+    final = journal.last("final", key=key)
+    if final is None:
+        return None
+    return FineTuneJob(final["id"], key, final["status"], final["model"], final["trained_tokens"], final["error"])
+
+
+def _rest_of_doubt(journal: Journal, key: str, doubt_s: float) -> float:
+    """For how many seconds more a job may appear that was asked for before this process began."""
+    last = None
+    for entry in journal.entries(key=key):
+        last = entry if entry["kind"] in ("submit", "refused", "in_doubt") else last
+    if last is None or last["kind"] == "refused":
+        return 0.0
+    ends = last["at"] + doubt_s + (_LONGEST_REQUEST_S if last["kind"] == "submit" else 0.0)
+    return min(max(ends - time.time(), 0.0), doubt_s)  # never longer than doubt_s, even if the clock was put back
+
+
+async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: float) -> FineTuneJob | None:
+    """Adopt a job with this key, asking again and again until `wait_s` have passed; the last look comes after that."""
+    ends, pause = time.monotonic() + wait_s, min(0.25, wait_s / 8)
+    while True:
+        is_last = time.monotonic() >= ends
+        job = await _adopt(backend, journal, key, adopted=True)
+        if job is not None or is_last:
+            return job
+        await asyncio.sleep(max(min(pause, ends - time.monotonic()), 0.0))
+        pause = min(2 * pause, 5.0)
+
+
+async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: bool) -> FineTuneJob | None:
+    """The job with this key: the one in the journal, else the oldest that is alive, else the oldest. Others are cancelled."""
+    found = await backend.find(key)
+    known = journal.last("job", key=key)
+    if known is not None:
+        job = next((job for job in found if job.id == known["id"]), None) or await backend.poll(known["id"])
+    elif found:
+        job = next((job for job in found if job.status not in ("failed", "cancelled")), found[0])
+        journal.append("job", key=key, id=job.id, adopted=adopted)
+    else:
+        return None
+    await _cancel_others(backend, journal, key, job.id, found)
+    return replace(job, key=key)
+
+
+async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None) -> None:
+    for job in await backend.find(key) if found is None else found:
+        if job.id == kept:
+            continue
+        if journal.last("duplicate", key=key, id=job.id) is None:
+            warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} is cancelled, {kept} stays", stacklevel=2)
+            journal.append("duplicate", key=key, id=job.id)
+        if job.status not in FINAL:
+            await backend.cancel(job.id)
+
+
+async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
+    """Ask for creation until it is clear that there is a job."""
+    doubts, pause, patience_ends = 0, 1.0, time.monotonic() + _PATIENCE_S
+    while True:
+        job, wait_s = await _submit(backend, journal, spec, file_id)
+        if job is not None:
+            return job
+        if wait_s is None:
+            doubts += 1
+            job = await _ask(backend, journal, spec.key, backend.doubt_s)
+        else:
+            await asyncio.sleep(wait_s or pause)
+            pause = min(2 * pause, 3600.0)
+            job = await _adopt(backend, journal, spec.key, adopted=True)
+        if job is not None:
+            return job
+        if doubts >= _MAX_DOUBTS or time.monotonic() > patience_ends:
+            raise TrainingError(f"the provider made no fine-tuning job in {doubts or 'many'} requests; when it works again, resume the run")
+
+
+async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> tuple[FineTuneJob | None, float | None]:
+    """One request. (job, None), or (None, None) in doubt, or (None, seconds to wait) when it is clear that none was made."""
+    key = spec.key
+    journal.append("submit", key=key, file=file_id, at=time.time())
+    try:
+        job = await backend.submit(spec, file_id)
+    except Busy as busy:
+        journal.append("refused", key=key, at=time.time(), reason=str(busy))
+        return None, busy.wait_s or 0.0
+    except InDoubt as doubt:
+        journal.append("in_doubt", key=key, at=time.time(), reason=str(doubt))
+        return None, None
+    except UserError as error:  # of any other exception nobody knows what it means: the request stays open, as after a kill
+        journal.append("refused", key=key, at=time.time(), reason=str(error))
+        raise
+    journal.append("job", key=key, id=job.id, adopted=False)
+    await _cancel_others(backend, journal, key, job.id)
+    return replace(job, key=key), None

@@ -1,0 +1,70 @@
+"""Fills the judges' templates, with what is judged fenced off as data.
+
+Decisions that matter here:
+- the texts under judgement are values, never templates: nothing in them is evaluated;
+- a fence is a code of 64 bits from the seed and the place of the question. Whoever wrote the texts cannot know it, and if it occurs in them
+  by chance the next one is taken;
+- the code stands beside every sender's name as well, so that nobody can put words into another's mouth by writing a line like ours.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nip_ray.play.dialogue import Chat
+from nip_ray.seeding import stable_seed
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+FOLDER = Path(__file__).parent
+
+
+def messages(
+    name: str,
+    data: Mapping[str, str],
+    said: Sequence[tuple[str, str]],
+    words: Mapping[str, str],
+    seed: int,
+    place: tuple[str | int, ...],
+) -> Chat:
+    """The chat that puts judge `name`'s question.
+
+    data: what is judged, by name. said: the transcript, (sender, message). words: what is ours (agent, stance). place: where it was said.
+    """
+    code = fence([*data.values(), *(text for _, text in said)], seed, place)
+    transcript = "\n\n".join(f"[{sender} {code}]\n{text}" for sender, text in said)
+    values = {**data, **words, "transcript": transcript, "fence": code}
+    return [
+        {"role": "system", "content": _environment().get_template("system.jinja").render(values)},
+        {"role": "user", "content": _environment().get_template(f"{name}.jinja").render(values)},
+    ]
+
+
+def fence(texts: Sequence[str], seed: int, place: tuple[str | int, ...]) -> str:
+    """16 hexadecimal digits that occur in none of the texts."""
+    return next(code for code in _codes(seed, place) if not any(code in text for text in texts))
+
+
+def call_key(run: str, place: tuple[str | int, ...], model: str, chat: Chat) -> str:
+    """The key of a call: it changes with the run, the place, the model and every word of the prompt, and with nothing else."""
+    words = [model, *(part for message in chat for part in (message["role"], message["content"]))]
+    digest = hashlib.blake2b("\x1f".join([run, *map(str, place), *words]).encode(), digest_size=16)
+    return f"judge/{place[0]}/{place[1]}/{digest.hexdigest()}"
+
+
+def _codes(seed: int, place: tuple[str | int, ...]) -> Iterator[str]:
+    number = 0
+    while True:
+        yield f"{stable_seed(seed, 'judge fence', *place, number):016x}"
+        number += 1
+
+
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    # the result is plain text for a model, not a page: escaping would change the programs
+    return Environment(loader=FileSystemLoader(FOLDER), undefined=StrictUndefined, autoescape=False, trim_blocks=True)

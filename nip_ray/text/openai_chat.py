@@ -1,0 +1,302 @@
+"""The chat client of services that speak the OpenAI protocol, over the unmodified `openai` SDK.
+
+Decisions that matter here:
+- one attempt per SDK call; retries are ours, so that they keep to the budget, the rate limits and one idempotency key per call;
+- the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: the same request at
+  about a third of the processor time. What comes back is checked here;
+- an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
+  set aside anew before the next attempt;
+- the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Exceptions are raised outside the
+  handlers of the SDK's, whose requests hold it.
+"""
+
+import asyncio
+import difflib
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+from urllib.parse import quote
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.budget import Purse, Reservation
+from nip_ray.text.chat import ChatReply, ChatRequest, FinishReason
+from nip_ray.text.errors import BudgetExhausted, require, with_uncertain
+from nip_ray.text.limits import Throttle
+from nip_ray.text.openai_failures import Failure, backoff_s, lost, refused
+from nip_ray.text.prices import (
+    Price,
+    PriceList,
+    call_cost,
+    estimated_prompt_tokens,
+    estimated_tokens,
+    worst_call_cost,
+    worst_prompt_tokens,
+)
+from nip_ray.text.secrets import Redactor
+from nip_ray.text.spending import NOTHING, Amount, MeteredReply, Spending
+
+if TYPE_CHECKING:
+    import httpx2
+    from openai import AsyncOpenAI
+
+DEFAULT_BASE_URL = "https://api.openai.com/v1"
+FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "content_filter": "content_filter"}
+
+_PLAIN_KEY = re.compile(r"[\x21-\x7e]{1,200}")
+_USER = re.compile(r"//[^/@]*@")
+_NO_MODELS_ENDPOINT = (403, 404, 405, 501)  # 403: keys may be allowed to call and not to list
+
+
+def base_url(provider: OpenAIProvider) -> str:
+    """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's."""
+    return (provider.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+
+
+def api_key(provider: OpenAIProvider) -> str:
+    """The key. Raises UserError naming the variable when it is not set."""
+    key = os.environ.get(provider.api_key_variable, "").strip()
+    if not key:
+        raise UserError(f"${provider.api_key_variable} is not set; it must hold the key of {base_url(provider)}")
+    return key
+
+
+def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI":
+    """The SDK's client for this service: no retries of its own, a connection for every call in flight."""
+    openai = require("openai", "text")
+    httpx2 = require("httpx2", "text")
+    limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
+    http = openai.DefaultAioHttpClient(limits=limits)  # aiohttp is there: ray[default] needs it
+    key, url = api_key(provider), base_url(provider)
+    return openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=provider.timeout_s, http_client=http)
+
+
+def idempotency_key(key: str) -> str:
+    """`key` as a header may carry it: as it is, or hashed where it is long or not plain ASCII."""
+    return key if _PLAIN_KEY.fullmatch(key) else hashlib.blake2b(key.encode(), digest_size=32).hexdigest()
+
+
+@dataclass
+class _Call:
+    """A call on its way. worst: of one attempt. estimate: of its tokens. attempts: that failed. renamed: its limit of tokens was
+    sent by its other name. uncertain: what failed attempts may have cost.
+    """
+
+    request: ChatRequest
+    price: Price
+    worst: Amount
+    estimate: int
+    attempts: int = 0
+    renamed: bool = False
+    uncertain: Amount = NOTHING
+
+
+class OpenAIChat:
+    """See `nip_ray.text.chat.ChatClient`. All tasks of one event loop may use it at once."""
+
+    def __init__(self, provider: OpenAIProvider, limiter: Throttle, budget: Purse, *, max_in_flight: int = 64, seed: int = 0) -> None:
+        """max_in_flight: requests at once, further ones wait. seed: of the retries' jitter.
+
+        Raises UserError when the key or the SDK is missing.
+        """
+        self._provider, self._limiter, self._budget, self._seed = provider, limiter, budget, seed
+        self._sdk = openai_client(provider, max_in_flight)
+        self._where = _USER.sub("//", base_url(provider))
+        self._redact = Redactor([provider.api_key_variable])
+        self._slots = asyncio.Semaphore(max_in_flight)
+        self._renamed: set[str] = set()
+        self.prices = PriceList(provider.prices, needed=budget.in_usd)
+        self._raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
+        self._lost_errors = _transport_errors()
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """The reply to one call; a refusal for its content is a reply with the finish reason content_filter and no content.
+
+        Raises UserError for a key, model or request that the service does not accept, BudgetExhausted, and TrainingError when
+        `max_retries` more attempts did not help.
+        """
+        price, prompt = self.prices.of(request.model), worst_prompt_tokens(request.messages)
+        worst = Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
+        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens)
+        while True:
+            outcome = await self._attempt(call)
+            if isinstance(outcome, ChatReply):
+                return outcome
+            await self._react(call, outcome)
+
+    async def check_models(self, names: Iterable[str]) -> None:
+        """Raises UserError for a name that the service does not know, with those that are near; TrainingError when it does not answer.
+
+        A service that cannot be asked is trusted.
+        """
+        known = _ids(await self._get("/models"))
+        if known is None:
+            return
+        for name in dict.fromkeys(names):
+            if name in known or await self._get(f"/models/{quote(name, safe='')}") is not None:
+                continue
+            near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+            hint = f"; near it: {', '.join(near)}" if near else ""
+            raise UserError(f"{self._where} has no model {name!r}{hint}")
+
+    async def close(self) -> None:
+        """Gives connections back."""
+        await self._sdk.close()
+
+    async def _attempt(self, call: _Call) -> ChatReply | Failure:
+        """One request, with its money set aside before and settled after."""
+        try:
+            reservation = await self._budget.reserve(call.worst)
+        except BudgetExhausted as error:
+            raise with_uncertain(error, call.uncertain) from None
+        sent = False
+        try:
+            async with self._slots:
+                await self._limiter.acquire(call.estimate)
+                sent = True
+                outcome = await self._send(call.request)
+        except BaseException:
+            reservation.lose() if sent else reservation.release()
+            raise
+        return self._settle(call, reservation, outcome)
+
+    async def _send(self, request: ChatRequest) -> Any:
+        """The parsed body of a success, or a Failure."""
+        options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
+        try:
+            async with asyncio.timeout(self._provider.timeout_s):
+                response = await self._sdk.post("/chat/completions", cast_to=self._raw, body=self._body(request), options=options)
+                return json.loads(response.content)
+        except self._lost_errors as error:
+            return self._failure(error, request.model)
+        except (ValueError, RecursionError):
+            return lost(f"{self._where} sent something that is not JSON")
+
+    def _body(self, request: ChatRequest) -> dict[str, Any]:
+        limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"
+        body: dict[str, Any] = {"model": request.model, "messages": request.messages, limit: request.max_tokens}
+        optional = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+        return body | {name: value for name, value in optional.items() if value is not None}
+
+    def _failure(self, error: Exception, model: str) -> Failure:
+        """What the SDK's exception means; none of it is kept."""
+        import aiohttp
+        import openai
+
+        if isinstance(error, openai.APIStatusError):
+            body = self._redact(error.response.text)  # before it is cut to length: part of a key would not be found
+            variable = self._provider.api_key_variable
+            return refused(error.status_code, body, error.response.headers, self._where, variable, model)
+        causes = _causes(error)
+        if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
+            return Failure("retry", f"{self._where} cannot be reached")
+        if any(isinstance(cause, TimeoutError) for cause in causes):
+            return lost(f"{self._where} did not answer within {self._provider.timeout_s:g} s")
+        return lost(f"the connection to {self._where} was lost")
+
+    def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:
+        """Book an attempt."""
+        reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
+        if reply is None:
+            reply = lost(f"{self._where} sent something that is not a chat completion")
+        if not isinstance(reply, Failure):
+            reservation.settle(Spending.of_call(call.request.model, reply.prompt_tokens, reply.completion_tokens, reply.cost_pusd))
+            self._limiter.correct(call.estimate, reply.prompt_tokens + reply.completion_tokens)
+            return reply
+        if reply.lost:
+            reservation.lose()
+            call.uncertain += call.worst
+        else:
+            reservation.release()
+        if reply.reaction == "refused":
+            return MeteredReply(None, "content_filter", 0, 0, uncertain=call.uncertain)
+        return reply
+
+    async def _react(self, call: _Call, failure: Failure) -> None:
+        """Get ready for the next attempt, or raise what ends the call."""
+        if failure.reaction == "rename_limit" and not call.renamed:  # the model may be renamed already: others were in flight
+            call.renamed = True
+            self._renamed.add(call.request.model)
+            return
+        if failure.reaction not in ("retry", "pause"):
+            raise with_uncertain(failure.error(), call.uncertain)
+        if call.attempts >= self._provider.max_retries:
+            message = f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is well"
+            raise with_uncertain(TrainingError(message), call.uncertain)
+        jitter = backoff_s(self._seed, call.request.key, call.attempts)
+        call.attempts += 1
+        if failure.reaction == "pause":
+            self._limiter.pause(jitter if failure.wait_s is None else failure.wait_s)
+        await asyncio.sleep(jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter)
+
+    async def _get(self, path: str) -> Any:
+        """The body of an answer, None where the service has no such thing. Raises UserError or TrainingError."""
+        failure = lost("")
+        for attempt in range(self._provider.max_retries + 1):
+            try:
+                async with asyncio.timeout(self._provider.timeout_s):
+                    return json.loads((await self._sdk.get(path, cast_to=self._raw)).content)
+            except self._lost_errors as error:
+                failure = self._failure(error, "")
+            except (ValueError, RecursionError):
+                return None
+            if failure.status in _NO_MODELS_ENDPOINT:
+                return None
+            if failure.reaction not in ("retry", "pause"):
+                break
+            await asyncio.sleep(failure.wait_s or backoff_s(self._seed, path, attempt))
+        raise failure.error()
+
+
+def _ids(body: Any) -> list[str] | None:
+    """The names in a list of models, None when it is none."""
+    rows = body.get("data") if isinstance(body, dict) else None
+    if not isinstance(rows, list):
+        return None
+    return [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """All that the SDK and the transports below it raise for a request that did not work."""
+    names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
+    found = [getattr(require(module, "text"), name) for module, name in names.items()]
+    return (*found, TimeoutError, OSError)
+
+
+def _causes(error: BaseException | None) -> list[BaseException]:
+    """An exception and what led to it: the SDK and its transport give their own names to what the network said."""
+    found: list[BaseException] = []
+    while error is not None:
+        found.append(error)
+        error = error.__cause__
+    return found
+
+
+def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
+    """The reply in a body, None when it is no chat completion."""
+    try:
+        choice = body["choices"][0]
+        content, finish = choice["message"].get("content"), choice.get("finish_reason")
+    except (KeyError, IndexError, TypeError, AttributeError):
+        return None
+    if content is not None and not isinstance(content, str):
+        return None
+    counts = _usage(body.get("usage"))
+    prompt, completion = counts or (estimated_prompt_tokens(call.request.messages), estimated_tokens(content or ""))
+    cost = call_cost(call.price, prompt, completion)
+    reason = FINISH_REASONS.get(finish, "unknown") if isinstance(finish, str) else "unknown"
+    return MeteredReply(content, reason, prompt, completion, cost, estimated=counts is None, uncertain=call.uncertain)
+
+
+def _usage(usage: Any) -> tuple[int, int] | None:
+    """Tokens of prompt and completion, None where they are not told."""
+    if not isinstance(usage, dict):
+        return None
+    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
+    if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
+        return prompt, completion
+    return None

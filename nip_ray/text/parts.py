@@ -1,0 +1,278 @@
+"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs.
+
+Decisions that matter here:
+- `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
+  what is wanted, before a run folder is made and before anything is paid for;
+- with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes.
+"""
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.plugins import import_plugins
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogue_records import transcript_record
+from nip_ray.protocols import from_settings
+from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.ray_session import start_ray
+from nip_ray.scenarios.code_validation.item import CodeItem
+from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
+from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.text.budget import Budget, Reservation
+from nip_ray.text.code_data import make_items, store_items, stored_items
+from nip_ray.text.fine_tuning import FineTuneBackend
+from nip_ray.text.journal import Journal
+from nip_ray.text.lessons import METHODS
+from nip_ray.text.malt import Node
+from nip_ray.text.prices import PriceList, job_cost
+from nip_ray.text.records import total
+from nip_ray.text.spending import Amount, Spending
+from nip_ray.text.state import PaidJob, TextState, load_state
+from nip_ray.text.talk import Progress, Sitting, Table
+from nip_ray.text.talkers import Talkers
+from nip_ray.text.tasks import Task
+from nip_ray.text.voices import Switchboard
+
+JOBS = "jobs.jsonl"
+USUAL_EPOCHS = 4
+"""Epochs that money is set aside for when a provider chooses their number."""
+_BYTES_PER_TOKEN = 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the user wrote, read. items: by split."""
+
+    scenario: CodeValidation
+    items: dict[str, list[CodeItem]]
+
+
+def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepared:
+    """Read everything. run_dir: of a run that has its items already. Raises UserError for what cannot be used."""
+    import_plugins(config.plugins)
+    scenario = build_text_scenario(from_settings(config.protocol), config.scenario)
+    items = stored_items(run_dir) if run_dir is not None else None
+    return Prepared(scenario, make_items(config.scenario.data, config.seed) if items is None else items)
+
+
+class Parts:
+    """See the top of this file. `close` gives everything back."""
+
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, jobs: Sequence[PaidJob] = ()) -> None:
+        """jobs: that the run has paid for. Starts Ray where actors are needed. Raises UserError for missing keys and libraries."""
+        self.config, self.run_dir, self.scenario, self.items = config, folder.path, prepared.scenario, prepared.items
+        self.by_id = {split: {item.id: item for item in found} for split, found in self.items.items()}
+        if stored_items(folder.path) is None:
+            store_items(folder.path, self.items)
+        self.journal = Journal(folder.path / JOBS)
+        spent = total(folder.path)
+        for job in jobs:
+            spent.add(spending_of(job))
+        self._stack = ExitStack()
+        self._hosts = self._stack.enter_context(local_hosts(config, list(_used(config)), folder.path))
+        self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
+        self._purse = Budget(config.budget, spent)
+        self.board = Switchboard(config, folder.path, self._purse, self._hosts)
+        self._backends: dict[str, FineTuneBackend] = {}
+
+    # ----------------------------------------------------------------------------------------------------------- talk
+
+    async def dialogues(
+        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], progress: Progress | None = None
+    ) -> list[Dialogue]:
+        """One dialogue for each task. models: group -> the model that speaks for it. Raises what clients raise."""
+        if self._talkers is not None:
+            return await self._talkers.hold(models, sitting, tasks, None, progress)
+        async with self.board.voices(models, sitting.iteration) as voices:
+            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight)
+            return await table.dialogues(tasks, progress)
+
+    async def trees(
+        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None
+    ) -> list[Node]:
+        """One tree for each task."""
+        if self._talkers is not None:
+            return await self._talkers.hold(models, sitting, tasks, num_responses, progress)
+        async with self.board.voices(models, sitting.iteration) as voices:
+            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight)
+            return await table.trees(tasks, num_responses, progress)
+
+    def transcript(self, dialogue: Dialogue) -> dict[str, Any]:
+        """A dialogue for readers."""
+        return transcript_record(self.scenario, dialogue)
+
+    # ---------------------------------------------------------------------------------------------------------- money
+
+    def spending(self) -> Spending:
+        """What the run has cost so far."""
+        return self._purse.spending if self._talkers is None else self._talkers.spending()
+
+    async def reserve(self, amount: Amount) -> Reservation:
+        """Set money aside for a job. Raises BudgetExhausted."""
+        return await (self._purse if self._talkers is None else self._talkers.purse).reserve(amount)
+
+    def book(self, spending: Spending) -> None:
+        """Book what was spent without a reservation."""
+        if self._talkers is None:
+            self._purse.book(spending)
+        else:
+            self._talkers.book(spending)
+
+    def job_cost(self, group: str, model: str, tokens: int) -> int:
+        """Picodollars of a fine-tuning of `model` on so many tokens."""
+        provider = self.config.providers[self._provider_of(group)]
+        return job_cost(PriceList(getattr(provider, "prices", {})).of(model), tokens, 1)
+
+    @staticmethod
+    def count_tokens(data: bytes) -> int:
+        """About how many tokens a fine-tuning file has, more rather than fewer."""
+        return math.ceil(len(data) / _BYTES_PER_TOKEN)
+
+    # ----------------------------------------------------------------------------------------------------------- jobs
+
+    def backend(self, group: str) -> FineTuneBackend:
+        """Who fine-tunes the model of `group`. Raises UserError for a missing key or library."""
+        name = self._provider_of(group)
+        if name not in self._backends:
+            self._backends[name] = connect(name, self.config, self.run_dir, self._hosts)
+        return self._backends[name]
+
+    def _provider_of(self, group: str) -> str:
+        return language_agents(self.config)[groups(self.config)[group][0]].provider
+
+    async def close(self) -> None:
+        """Give connections, actors and files back."""
+        self.journal.close()
+        await asyncio.gather(*(backend.close() for backend in self._backends.values()))
+        if self._talkers is not None:
+            self._talkers.stop()
+        self._stack.close()
+
+    def base_models(self, state: TextState) -> TextState:
+        """`state` with the models that the base run had in this iteration."""
+        return with_base_models(self.config, state)
+
+
+def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mapping[str, Any]) -> FineTuneBackend:
+    """The provider `name` as one that fine-tunes. hosts: of local providers. Raises UserError for a missing key or library."""
+    provider = config.providers[name]
+    if isinstance(provider, OpenAIProvider):
+        from nip_ray.text.openai_jobs import OpenAIJobs
+
+        return OpenAIJobs(provider)
+    if isinstance(provider, LocalProvider):
+        from nip_ray.text.local_jobs import LocalJobs
+
+        return LocalJobs(hosts[name])
+    if isinstance(provider, TrainingServiceProvider):
+        from nip_ray.text.training_service import TrainingServiceJobs
+
+        return TrainingServiceJobs(provider, run_dir / f"training-{name}")
+    from nip_ray.text.dummy_jobs import DummyJobs
+
+    return DummyJobs(run_dir / f"dummy-{name}.json")
+
+
+async def check_providers(config: TextExperimentConfig) -> None:
+    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for."""
+    settings, method = language_agents(config), METHODS[type(config.algorithm)]
+    for name, provider in _used(config).items():
+        if not isinstance(provider, OpenAIProvider):
+            continue
+        client: Any = Switchboard(config, Path(), Budget(config.budget)).client(name)
+        backend = connect(name, config, Path(), {}) if provider.fine_tuning else None
+        try:
+            await client.check_models(sorted({found.model for found in settings.values() if found.provider == name}))
+            for model in sorted(_to_be_tuned(config, name)):
+                if backend is not None:
+                    await backend.check(model, method)
+        finally:
+            await client.close()
+            if backend is not None:
+                await backend.close()
+
+
+def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
+    """The base models of a provider that will be fine-tuned."""
+    rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
+    if rerun or (config.iterations == 1 and not config.algorithm.fine_tune_after_last):
+        return set()
+    return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
+
+
+def spending_of(job: PaidJob) -> Spending:
+    """What a job has cost."""
+    return Spending.of_job(job.model, job.trained_tokens, job.cost_pusd)
+
+
+def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
+    """`state`, begun with the models of the config's base run. Raises UserError when that run has none for a group."""
+    base = config.base_run
+    if base is None:
+        return state
+    if base.kind == "rerun_tests":
+        return replace(with_base_models(config, state), stage="test")
+    return _with_models(state, _other(base.run_dir).models(), base.run_dir)
+
+
+def with_base_models(config: TextExperimentConfig, state: TextState) -> TextState:
+    """`state` with the models of the base run's iteration of the same number. Raises UserError when it did not get there."""
+    run_dir = "" if config.base_run is None else config.base_run.run_dir
+    history = _other(run_dir).history
+    if state.iteration >= len(history):
+        raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; ask for at most that")
+    return _with_models(state, history[state.iteration], run_dir)
+
+
+def _other(run_dir: str) -> TextState:
+    with RunFolder.open(run_dir) as folder:
+        return load_state(folder)
+
+
+def _with_models(state: TextState, models: Mapping[str, str], run_dir: str) -> TextState:
+    for group in state.groups:
+        if group not in models:
+            raise UserError(f"base_run.run_dir: {run_dir} has no group {group!r}, it has {', '.join(models)}; let groups agree")
+        state = state.group(group, model=models[group])
+    return state
+
+
+def _used(config: TextExperimentConfig) -> dict[str, Any]:
+    """Provider name -> settings, of those that speak."""
+    names = {agent.provider for agent in language_agents(config).values()}
+    return {name: provider for name, provider in config.providers.items() if name in names}
+
+
+@contextmanager
+def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
+    """Of these providers the local ones, started, until the end; Ray is started or joined where that or talkers need it.
+
+    Raises UserError for missing libraries.
+    """
+    local = {name: provider for name in names if isinstance(provider := config.providers[name], LocalProvider)}
+    start_ray(config.runtime, _cpus(config, list(local.values())))
+    hosts: dict[str, Any] = {}
+    try:
+        for name, provider in local.items():
+            from nip_ray.serving.host import start_host
+
+            hosts[name] = start_host(provider, run_dir)
+        yield hosts
+    finally:
+        for host in hosts.values():
+            from nip_ray.serving.host import stop_host
+
+            stop_host(host)
+
+
+def _cpus(config: TextExperimentConfig, local: Sequence[LocalProvider]) -> float:
+    talkers = config.talk.num_talkers * config.talk.num_cpus_per_talker
+    return sum(2 * provider.num_cpus for provider in local) + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)

@@ -1,0 +1,147 @@
+"""`run_text_experiment` and `resume_text_experiment`: a run of language agents, from a config or from wherever it was stopped."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.rules import check
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.runs.experiment import ExperimentResult
+from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.progress import progress_line
+from nip_ray.text.parts import Parts, Prepared, base_state, check_providers, prepare
+from nip_ray.text.state import STATE, TextState, first_state, load_state, save_state
+from nip_ray.text.trainer import TextTrainer
+
+CHANGEABLE = ("iterations", "budget", "talk", "runtime", "providers")
+"""What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
+
+
+def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False) -> ExperimentResult:
+    """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
+
+    Raises UserError for what cannot work, before a call is made; TrainingError when training breaks down or the budget is spent, with
+    everything saved that was paid for.
+    """
+    check(config)
+    config = with_absolute_paths(config)
+    path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
+    state = new_state(config)
+    prepared = prepare(config)
+    asyncio.run(check_providers(config))
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        folder.write_json("environment.json", environment())
+        save_state(folder, state)
+        return train(config, folder, prepared, state, quiet)
+
+
+def resume_text_experiment(
+    run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
+) -> ExperimentResult:
+    """Go on with the run in `run_dir` from the stage that was begun last.
+
+    iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``budget.usd=50``.
+    Raises UserError as `run_text_experiment` does, and for a setting that may not change.
+    """
+    with RunFolder.open(run_dir, write=True) as folder:
+        config = changed_config(folder, [*settings, *([f"iterations={iterations}"] if iterations is not None else [])])
+        if not (folder.path / STATE).is_file():  # killed before the first stage began
+            save_state(folder, new_state(config))
+        state = reopened(load_state(folder), config)
+        prepared = prepare(config, folder.path)
+        asyncio.run(check_providers(config))
+        write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        return train(config, folder, prepared, state, quiet)
+
+
+def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
+    """Do all stages that are left, then write the evaluation and the report."""
+    trainer = TextTrainer(config, folder, Parts(config, folder, prepared, state.jobs), state)
+    try:
+        with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
+            while not trainer.state.over:
+                before = trainer.state.iteration
+
+                def show(over: int, total: int, done: int = before, stage: str = trainer.state.stage) -> None:
+                    report(done, {"dialogues": f"{stage} {over}/{total}"})
+
+                trainer.progress = show
+                trainer.run_stage()
+                if trainer.state.iteration > before:
+                    report(trainer.state.iteration, next(iter(folder.metrics()[-1:]), {}))
+        return finish(folder, trainer)
+    finally:
+        trainer.close()
+
+
+def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
+    """Write `evaluation.json`, `cost.json` and the report of a run that is over."""
+    from nip_ray.evaluation.report import write_report
+
+    record = trainer.final_record()
+    if record is not None:
+        folder.write_json("evaluation.json", record)
+    trainer.write_cost()
+    write_report(folder.path)
+    rows = folder.metrics()
+    last: dict[str, Any] = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
+    return ExperimentResult(folder.path, {**next(iter(rows[-1:]), {}), **last}, trainer.config.iterations)
+
+
+def new_state(config: TextExperimentConfig) -> TextState:
+    """Where a run begins: with the models of the config, or with those of its base run."""
+    settings = language_agents(config)
+    bases = {group: settings[agents[0]].model for group, agents in groups(config).items()}
+    return first_state(bases) if config.base_run is None else base_state(config, first_state(bases))
+
+
+def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
+    """`state` under a config whose number of iterations may have changed: a run that was over goes on where it would not have ended.
+
+    Raises UserError when more iterations are done already.
+    """
+    if state.iteration > config.iterations:
+        raise UserError(f"iterations: {state.iteration} are done already; ask for more than that")
+    if not state.over or state.iteration == config.iterations:
+        return state
+    rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
+    if rerun or config.algorithm.fine_tune_after_last:
+        return replace(state, over=False)
+    return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")
+
+
+def changed_config(folder: RunFolder, overrides: Sequence[str]) -> TextExperimentConfig:
+    """The config of a run with overrides. Raises UserError for one that a resumed run may not change."""
+    for override in overrides:
+        top = override.partition("=")[0].strip().partition(".")[0]
+        if top not in CHANGEABLE:
+            raise UserError(f"--set {override}: a resumed run can change {', '.join(CHANGEABLE)} only; start a new run")
+    config = load_config(folder.path / CONFIG, checked=False)
+    if overrides:
+        config = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), overrides))
+    if not isinstance(config, TextExperimentConfig):
+        raise UserError(f"{folder.path}: no run of language agents")
+    check(config)
+    return config
+
+
+def with_absolute_paths(config: TextExperimentConfig) -> TextExperimentConfig:
+    """Data files, prompts, models, plugins and the base run by absolute path, so that a run can be resumed from anywhere."""
+    dumped = config.model_dump(mode="json")
+    dumped["plugins"] = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
+    data = dumped["scenario"]["data"]
+    places = [(data, "train"), (data, "test"), (dumped["scenario"], "prompts"), (dumped["base_run"] or {}, "run_dir")]
+    for agent in dumped["scenario"]["agents"].values():
+        provider = config.providers.get(agent["provider"])
+        if provider is not None and provider.name == "local" and agent["model"] != "default":
+            places.append((agent, "model"))
+    for part, key in places:
+        if part.get(key) is not None:
+            part[key] = os.path.abspath(part[key])
+    return TextExperimentConfig.model_validate(dumped)

@@ -1,0 +1,134 @@
+"""Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
+
+Decisions that matter here:
+- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so whoever holds
+  the dialogue again after a crash makes the same calls, and finds those that were answered in the records;
+- when one dialogue fails (the budget is spent, the provider stays away), no new call is made, but those on their way are waited for:
+  they are paid for, and their replies are recorded;
+- dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few dialogues.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nip_ray.play.dialogue import Chat, Dialogue
+from nip_ray.play.dialogues import Answer, play_dialogue, play_round
+from nip_ray.scenarios.code_validation.dummy import dummy_reply
+from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.text.chat import ChatClient, ChatRequest
+from nip_ray.text.malt import Node, grow
+from nip_ray.text.tasks import Task
+from nip_ray.text.together import PaidCalls, gather_or_cancel
+
+Made = TypeVar("Made")
+Progress = Callable[[int, int], None]
+"""Called with (dialogues that are over, dialogues in all)."""
+_SEED_BITS = 31  # what providers take
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
+
+    client: None for the dummy provider, whose replies are random, from `seed`.
+    """
+
+    client: ChatClient | None
+    model: str
+    settings: LanguageAgentSettings
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0."""
+
+    run: str
+    seed: int
+    split: str
+    iteration: int
+
+    def call(self, *place: str | int) -> tuple[str, int]:
+        """(key, seed) of a call. The key is a run's own; the seed is the same in all runs of a config."""
+        parts = (self.split, self.iteration, *place)
+        text = "\x1f".join([self.run, *map(str, parts)])
+        key = hashlib.sha256(text.encode()).hexdigest()[:40]
+        return key, stable_seed(self.seed, "call", *parts) % 2**_SEED_BITS
+
+
+class Table:
+    """Where dialogues are held: at most `max_in_flight` calls at once, until somebody fails."""
+
+    def __init__(self, scenario: CodeValidation, voices: Mapping[str, Voice], sitting: Sitting, max_in_flight: int) -> None:
+        self.scenario, self.voices, self.sitting, self.max_in_flight = scenario, voices, sitting, max_in_flight
+        self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
+
+    async def dialogues(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Dialogue]:
+        """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come back."""
+
+        async def hold(task: Task) -> Dialogue:
+            return await play_dialogue(self.scenario, task.item, task.seed, self._ask(task.number))
+
+        return await self._all(tasks, hold, progress)
+
+    async def trees(self, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None) -> list[Node]:
+        """One tree of replies for each task (`nip_ray.text.malt`), in order. Raises as `dialogues` does."""
+
+        async def hold(task: Task) -> Node:
+            ask = self._ask(task.number)
+
+            async def one_more(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+                return await play_round(self.scenario, dialogue, ask, path)
+
+            return await grow(self.scenario, task.item, task.seed, num_responses, one_more)
+
+        return await self._all(tasks, hold, progress)
+
+    async def _all(self, tasks: Sequence[Task], hold: Callable[[Task], Awaitable[Made]], progress: Progress | None) -> list[Made]:
+        begun = asyncio.Semaphore(2 * self.max_in_flight)
+        over = 0
+
+        async def one(task: Task) -> Made:
+            nonlocal over
+            async with begun:
+                made = await hold(task)
+            over += 1
+            if progress is not None:
+                progress(over, len(tasks))
+            return made
+
+        try:
+            return await gather_or_cancel(one(task) for task in tasks)
+        finally:
+            await self._calls.rest()
+
+    def _ask(self, number: int) -> Callable[..., Awaitable[Answer]]:
+        async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:
+            voice = self.voices[agent]
+            key, seed = self.sitting.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
+            if voice.client is None:
+                return Answer(self.invent(dialogue, agent, seed))
+            request = ChatRequest(
+                key=key,
+                model=voice.model,
+                messages=chat,
+                max_tokens=voice.settings.reply_tokens,
+                temperature=voice.settings.temperature,
+                top_p=voice.settings.top_p,
+                seed=seed,
+                agent=agent,
+            )
+            async with self._gate:
+                reply = await self._calls.wait(voice.client.complete(request))
+            return Answer(reply.content, reply.finish_reason)
+
+        return ask
+
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """A random reply of the right form."""
+        return dummy_reply(self.scenario, dialogue, agent, seed)

@@ -1,0 +1,147 @@
+"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its talker dies.
+
+Decisions that matter here:
+- a talker that comes after another makes the same calls under the same keys, and finds what was answered in the records of the run
+  folder, which all nodes must see: so a lost node costs no reply;
+- budget and limits are kept by actors that the driver makes: an actor made inside another's placement group would die with it.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.budget import SharedBudget, budget_actor
+from nip_ray.text.limits import SharedLimiter, limiter_actor
+from nip_ray.text.openai_chat import api_key, base_url
+from nip_ray.text.spending import Spending
+from nip_ray.text.talk import Progress, Sitting, Table
+from nip_ray.text.tasks import Task
+from nip_ray.text.voices import Switchboard
+
+_PARTS_PER_TALKER = 4
+_MAX_DEATHS = 5
+"""Of the talkers that were given one part, after which the stage fails."""
+
+
+class Talker:
+    """One process that talks. An actor on an event loop, one part of a stage at a time."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        scenario: CodeValidation,
+        run_dir: Path,
+        worker: str,
+        keeper: Any,
+        hosts: Mapping[str, Any],
+        limiters: Mapping[str, Any],
+    ) -> None:
+        """config: dumped. worker: its name. keeper, hosts, limiters: handles of actors."""
+        self._config, self._scenario = TextExperimentConfig.model_validate(config), scenario
+        self._run_dir, self._worker = run_dir, worker
+        self._keeper, self._hosts, self._limiters = keeper, hosts, limiters
+
+    async def hold(self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
+        """Dialogues, or with `num_responses` trees, of these tasks."""
+        config = self._config
+        purse = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
+        throttles = {name: SharedLimiter(handle) for name, handle in self._limiters.items()}
+        board = Switchboard(config, self._run_dir, purse, self._hosts, {**throttles}, self._worker)
+        in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
+        try:
+            async with board.voices(models, sitting.iteration) as voices:
+                table = Table(self._scenario, voices, sitting, in_flight)
+                return await (table.dialogues(tasks) if num_responses is None else table.trees(tasks, num_responses))
+        finally:
+            await purse.flush()
+
+
+class Talkers:
+    """The driver's side. Ray must be running."""
+
+    def __init__(
+        self, config: TextExperimentConfig, scenario: CodeValidation, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
+    ) -> None:
+        """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
+        self._config = config
+        self._keeper = budget_actor(config.budget, spent)
+        self.purse = SharedBudget(self._keeper, "driver", config.budget.usd is not None)
+        limiters = {name: _limiter(provider) for name, provider in config.providers.items() if isinstance(provider, OpenAIProvider)}
+        dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
+
+        def talker(number: int) -> Any:
+            kind: Any = ray.remote(Talker)
+            options = kind.options(num_cpus=config.talk.num_cpus_per_talker, max_restarts=-1)
+            return options.remote(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters)
+
+        self._talkers = [talker(number) for number in range(config.talk.num_talkers)]
+
+    async def hold(
+        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
+    ) -> list[Any]:
+        """See `Talker.hold`; in the order of the tasks. Raises what a talker raises, once the parts on their way are over."""
+        parts = _parts(tasks, len(self._talkers) * _PARTS_PER_TALKER)
+        waiting = list(enumerate(parts))
+        made: dict[int, list[Any]] = {}
+
+        async def work(number: int) -> None:
+            while waiting:
+                index, part = waiting.pop(0)
+                made[index] = await self._held(number, (models, sitting, part, num_responses))
+                if progress is not None:
+                    progress(sum(map(len, made.values())), len(tasks))
+
+        done = await asyncio.gather(*(work(number) for number in range(len(self._talkers))), return_exceptions=True)
+        for error in done:
+            if isinstance(error, BaseException):
+                raise error
+        return [one for index in range(len(parts)) for one in made[index]]
+
+    def spending(self) -> Spending:
+        """What the run has cost so far."""
+        return ray.get(self._keeper.spending.remote())
+
+    def book(self, spending: Spending) -> None:
+        """Book what was spent without a reservation."""
+        ray.get(self._keeper.book.remote(spending))
+
+    def stop(self) -> None:
+        """End the actors."""
+        for actor in (*self._talkers, self._keeper):
+            ray.kill(actor)
+
+    async def _held(self, number: int, work: tuple[Any, ...]) -> list[Any]:
+        for _ in range(_MAX_DEATHS):
+            try:
+                return await self._talkers[number].hold.remote(*work)
+            except RayActorError:
+                await self._keeper.forfeit.remote(str(number))
+            except RayError as error:
+                raise _ours(error) from None
+        raise TrainingError(f"talker {number} died {_MAX_DEATHS} times at the same dialogues; see the logs of Ray, then resume the run")
+
+
+def _ours(error: RayError) -> Exception:
+    """The error behind one that came through Ray."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if isinstance(cause, UserError | TrainingError):
+        return type(cause)(*cause.args)
+    return TrainingError(f"a talker failed: {type(cause).__name__}: {cause}")
+
+
+def _limiter(provider: OpenAIProvider) -> Any:
+    return limiter_actor(base_url(provider), api_key(provider), provider.requests_per_minute, provider.tokens_per_minute)
+
+
+def _parts(tasks: Sequence[Task], count: int) -> list[list[Task]]:
+    """At most `count` runs of consecutive tasks, about equally long."""
+    size = max(1, -(-len(tasks) // count))
+    return [list(tasks[start : start + size]) for start in range(0, len(tasks), size)]

@@ -1,0 +1,284 @@
+"""`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
+
+    sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
+
+Decisions that matter here:
+- a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
+  ones come from the records), and puts its results into place in one step. So a kill at any moment costs time and no money;
+- k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the models that the
+  iteration sampled with, before they are fine-tuned;
+- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration.
+"""
+
+import asyncio
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.runs.folder import RunFolder
+from nip_ray.settings.text_training import MaltSettings
+from nip_ray.text.budget import Reservation
+from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec
+from nip_ray.text.jobs import await_job, ensure_job, job_key, next_attempt
+from nip_ray.text.lessons import METHODS, Lesson, lesson
+from nip_ray.text.malt import label_tree, mid_points
+from nip_ray.text.malt_figures import tree_statistics
+from nip_ray.text.metrics import dialogue_metrics, dialogue_record
+from nip_ray.text.openai_jobs import encode
+from nip_ray.text.parts import USUAL_EPOCHS, Parts
+from nip_ray.text.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
+from nip_ray.text.spending import Amount, Spending
+from nip_ray.text.state import PaidJob, Stage, TextState, save_state
+from nip_ray.text.talk import Progress, Sitting
+from nip_ray.text.tasks import Task, test_tasks, training_tasks
+
+GROUPS = {"difficulty": lambda item: item.difficulty}
+"""By what of an item accuracy is told apart."""
+TRANSCRIPTS = 50
+"""Dialogues of an iteration that are written out for readers."""
+
+
+class TextTrainer:
+    """One process's work on a run. folder: open for writing. parts: whom to ask. state: where to go on."""
+
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState) -> None:
+        self.config, self.folder, self.parts, self.state = config, folder, parts, state
+        self.groups = groups(config)
+        self.progress: Progress | None = None
+        self._reserved: dict[str, Reservation] = {}
+        self._runner = asyncio.Runner()
+
+    @property
+    def rerun(self) -> bool:
+        """Whether only the tests of another run are done again."""
+        return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
+
+    def run_stage(self) -> Stage:
+        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); the state is then as before."""
+        stage = self.state.stage
+        work = {
+            "sample": self._sample,
+            "log": self._log,
+            "test": self._test,
+            "create_jobs": self._create_jobs,
+            "await_jobs": self._await_jobs,
+        }[stage]
+        try:
+            self._advance(self._runner.run(work()))
+        finally:
+            self.write_cost()
+        return stage
+
+    def close(self) -> None:
+        """Gives connections and files back."""
+        try:
+            self._runner.run(self.parts.close())
+        finally:
+            self._runner.close()
+
+    def write_cost(self) -> None:
+        """Write `cost.json`: jobs, tokens, usd, and their parts."""
+        self.folder.write_json("cost.json", self.spending().summary())
+
+    def spending(self) -> Spending:
+        """What the run has cost so far."""
+        return self.parts.spending()
+
+    # ---------------------------------------------------------------------------------------------------------- stages
+
+    async def _sample(self) -> TextState:
+        state, rule = self.state, self.config.algorithm
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
+        sitting, path = self._sitting("train"), rollout_file(self.folder.path, "train", state.iteration)
+        if isinstance(rule, MaltSettings):
+            roots = await self.parts.trees(state.models(), sitting, tasks, rule.num_responses, self.progress)
+            write_trees(path, self.parts.scenario, tasks, roots)
+        else:
+            dialogues = await self.parts.dialogues(state.models(), sitting, tasks, self.progress)
+            write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        return state
+
+    async def _log(self) -> TextState:
+        dialogues = self._played("train")
+        self._write_transcripts("", dialogues)
+        return self.state
+
+    async def _test(self) -> TextState:
+        began, iteration = time.perf_counter(), self.state.iteration
+        row: dict[str, Any] = {"iteration": iteration + 1}
+        if not self.rerun:
+            row |= {f"train/{name}": value for name, value in dialogue_metrics(self._played("train"), self.protocol, GROUPS).items()}
+            row |= self._learning_figures()
+        if self._is_tested(iteration):
+            await self._play_tests()
+            found = dialogue_metrics(self._played("test"), self.protocol, GROUPS)
+            row |= {f"eval_sampled/{name}": value for name, value in found.items()}
+        spent = self.spending()
+        row |= {"cost/usd": spent.summary()["usd"], "cost/tokens": spent.amount.tokens, "cost/jobs": spent.jobs}
+        row["time/test_s"] = time.perf_counter() - began
+        self.folder.rewind_metrics(iteration)
+        self.folder.append_metrics(row)
+        self.folder.sync()
+        return replace(self.state, history=(*self.state.history[:iteration], self.state.models()))
+
+    async def _create_jobs(self) -> TextState:
+        state = self.state
+        for group in self.trained_groups():
+            made = self._lesson(group)
+            least = self.config.algorithm.fine_tuning.min_examples
+            if len(made.lines) < least:
+                warnings.warn(f"{group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is", stacklevel=1)
+                state = state.group(group, job_key=None)
+                continue
+            state = state.group(group, job_key=(await self._create_job(group, made)).key)
+        return state
+
+    async def _await_jobs(self) -> TextState:
+        waiting = [group for group in self.trained_groups() if self.state.groups[group].job_key is not None]
+        done = await asyncio.gather(*(self._await_job(group) for group in waiting))
+        state = self.state
+        for group, job in zip(waiting, done, strict=True):
+            paid = self._paid(group, job)
+            self._settle(group, paid)
+            state = replace(state.group(group, model=job.model, job_key=None), jobs=(*state.jobs, paid))
+        return state
+
+    def _advance(self, state: TextState) -> None:
+        """Save the state after a stage, with what is to be done next."""
+        iteration = state.iteration
+        last = iteration + 1 >= self.config.iterations
+        following: dict[Stage, Stage] = {"sample": "log", "log": "test", "test": "create_jobs", "create_jobs": "await_jobs"}
+        if self.rerun or state.stage == "await_jobs" or (state.stage == "test" and not self._is_trained(last)):
+            state = replace(state, iteration=iteration + 1, stage="test" if self.rerun else "sample", over=last)
+        else:
+            state = replace(state, stage=following[state.stage])
+        if self.rerun and not state.over:
+            state = self.parts.base_models(state)
+        save_state(self.folder, state)
+        self.state = state
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    @property
+    def protocol(self) -> Any:
+        """Who speaks when."""
+        return self.parts.scenario.protocol
+
+    def trained_groups(self) -> list[str]:
+        """The groups that are fine-tuned."""
+        settings = language_agents(self.config)
+        return [group for group, agents in self.groups.items() if not settings[agents[0]].frozen]
+
+    def _is_trained(self, last: bool) -> bool:
+        return bool(self.trained_groups()) and (not last or self.config.algorithm.fine_tune_after_last)
+
+    def _is_tested(self, iteration: int) -> bool:
+        last = iteration + 1 >= self.config.iterations
+        return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.config.algorithm.test_scheme]
+
+    def _sitting(self, split: str) -> Sitting:
+        return Sitting(self.state.run_id, self.config.seed, split, self.state.iteration)
+
+    def _test_tasks(self) -> list[Task]:
+        rule = self.config.algorithm
+        return test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats)
+
+    async def _play_tests(self) -> None:
+        tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
+        dialogues = await self.parts.dialogues(self.state.models(), self._sitting("test"), tasks, self.progress)
+        write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        self._write_transcripts("test-", dialogues)
+
+    def _played(self, split: str) -> list[Dialogue]:
+        path = rollout_file(self.folder.path, split, self.state.iteration)
+        return read_dialogues(path, self.parts.by_id[split])
+
+    def _write_transcripts(self, prefix: str, dialogues: Sequence[Dialogue]) -> None:
+        records = (self.parts.transcript(dialogue) for dialogue in dialogues[:TRANSCRIPTS])
+        self.folder.write_transcripts(f"{prefix}{self.state.iteration + 1:06d}", records)
+
+    def _lesson(self, group: str) -> Lesson:
+        items = self.parts.by_id["train"]
+        return lesson(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
+
+    def _learning_figures(self) -> dict[str, float]:
+        """How much there is to learn, and for malt what the trees look like."""
+        found: dict[str, float] = {}
+        for group in self.trained_groups():
+            found |= {f"learn/{name}": value for name, value in self._lesson(group).figures.items()}
+        if isinstance(self.config.algorithm, MaltSettings):
+            thresholds, agents = mid_points(self.protocol, self.config.algorithm), self.protocol.agents
+            trees = read_trees(rollout_file(self.folder.path, "train", self.state.iteration), self.parts.by_id["train"])
+            figures = tree_statistics([label_tree(tree, agents, thresholds) for tree in trees], agents)
+            found |= {f"train/{name}": value for name, value in figures.items()}
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ jobs
+
+    async def _create_job(self, group: str, made: Lesson) -> FineTuneJob:
+        data, state = encode(made.lines), self.state
+        method, model = METHODS[type(self.config.algorithm)], self._starting_model(group)
+
+        def key_of(attempt: int) -> str:
+            return job_key(state.run_id, state.iteration, group, data, method, model, attempt)
+
+        rule, attempt = self.config.algorithm.fine_tuning, next_attempt(self.parts.journal, key_of)
+        spec = FineTuneSpec(
+            key=key_of(attempt),
+            method=method,
+            model=model,
+            suffix=f"{self.config.name}-{state.iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
+            num_examples=len(made.lines),
+            num_tokens=self.parts.count_tokens(data),
+            seed=self.config.seed,
+            **{name: getattr(rule, name) for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta")},
+        )
+
+        async def reserve(spec: FineTuneSpec) -> None:
+            self._reserved[group] = await self.parts.reserve(self._worst_case(group, spec))
+
+        name = f"{state.iteration + 1:06d}-{group}.jsonl"
+        return await ensure_job(self.parts.backend(group), self.parts.journal, spec, data, name, reserve)
+
+    def _starting_model(self, group: str) -> str:
+        settings = language_agents(self.config)[self.groups[group][0]]
+        found = self.state.groups[group]
+        return found.base if settings.fine_tune_from_scratch else found.model
+
+    async def _await_job(self, group: str) -> FineTuneJob:
+        key = self.state.groups[group].job_key or ""
+        entry = self.parts.journal.last("job", key=key)
+        job_id = "" if entry is None else entry["id"]
+        return await await_job(self.parts.backend(group), self.parts.journal, FineTuneJob(job_id, key, "pending"))
+
+    def _worst_case(self, group: str, spec: FineTuneSpec) -> Amount:
+        tokens = spec.num_tokens * (spec.num_epochs or USUAL_EPOCHS)
+        return Amount(self.parts.job_cost(group, spec.model, tokens), tokens)
+
+    def _paid(self, group: str, job: FineTuneJob) -> PaidJob:
+        tokens = job.trained_tokens or 0
+        model = self._starting_model(group)
+        return PaidJob(job.key, group, self.state.iteration, model, tokens, self.parts.job_cost(group, model, tokens))
+
+    def _settle(self, group: str, paid: PaidJob) -> None:
+        spending = Spending.of_job(paid.model, paid.trained_tokens, paid.cost_pusd)
+        reservation = self._reserved.pop(group, None)
+        if reservation is None:  # the job was made by an earlier process
+            self.parts.book(spending)
+        else:
+            reservation.settle(spending)
+
+    def final_record(self) -> Mapping[str, Any] | None:
+        """The figures of the last test, with intervals; None if there was none."""
+        tested = [i for i in range(self.state.iteration) if rollout_file(self.folder.path, "test", i).is_file()]
+        if not tested:
+            return None
+        dialogues = read_dialogues(rollout_file(self.folder.path, "test", tested[-1]), self.parts.by_id["test"])
+        items = len({dialogue.item.id for dialogue in dialogues})
+        record = dialogue_record(dialogues, self.protocol, groups=GROUPS)
+        return {"iteration": tested[-1] + 1, "split": "test", "num_instances": items, "wl_ceiling": None, "sampled": record}

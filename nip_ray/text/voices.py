@@ -1,0 +1,85 @@
+"""From a config to the voices of its agents: one recorded client for each provider that speaks, in whatever process talks.
+
+A `Switchboard` is what such a process needs to reach the providers. It can be sent to another process: budgets and limits are then
+handles of the actors that keep them.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.text.budget import Purse
+from nip_ray.text.chat import ChatClient
+from nip_ray.text.limits import Limiter, Throttle
+from nip_ray.text.prices import PriceList
+from nip_ray.text.records import RecordedChat
+from nip_ray.text.talk import Voice
+
+
+@dataclass
+class Switchboard:
+    """config: of the run. run_dir: where calls are recorded. purse: what calls are paid from. hosts: of local providers, by name.
+
+    throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
+    """
+
+    config: TextExperimentConfig
+    run_dir: Path
+    purse: Purse
+    hosts: Mapping[str, Any] = field(default_factory=dict)
+    throttles: dict[str, Throttle] = field(default_factory=dict)
+    worker: str = ""
+
+    @asynccontextmanager
+    async def voices(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, Voice]]:
+        """Agent -> its voice, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
+        settings = language_agents(self.config)
+        group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
+        used = {agent.provider for agent in settings.values() if not isinstance(self.config.providers[agent.provider], DummyProvider)}
+        clients = {name: self._recorded(name, iteration) for name in sorted(used)}
+        try:
+            yield {
+                agent: Voice(clients.get(found.provider), models[group_of[agent]], found, self.config.seed)
+                for agent, found in settings.items()
+            }
+        finally:
+            for client in clients.values():
+                await client.close()
+
+    def client(self, name: str) -> ChatClient:
+        """A client of the provider `name`. Raises UserError for a missing key or library."""
+        provider = self.config.providers[name]
+        if isinstance(provider, OpenAIProvider):
+            from nip_ray.text.openai_chat import OpenAIChat
+
+            return OpenAIChat(
+                provider, self._throttle(name), self.purse, max_in_flight=self.config.talk.max_in_flight, seed=self.config.seed
+            )
+        if isinstance(provider, LocalProvider):
+            from nip_ray.text.local_chat import LocalChat
+
+            return LocalChat(self.hosts[name])
+        if isinstance(provider, TrainingServiceProvider):
+            from nip_ray.text.training_service import TrainingServiceChat
+
+            return TrainingServiceChat(provider, self.purse)
+        raise UserError(f"providers.{name}: {provider.name} answers no calls; choose another provider")
+
+    def _recorded(self, name: str, iteration: int) -> RecordedChat:
+        writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
+        prices = getattr(self.config.providers[name], "prices", {})
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, PriceList(prices, self.purse.in_usd))
+
+    def _throttle(self, name: str) -> Throttle:
+        provider = self.config.providers[name]
+        if name not in self.throttles:
+            requests, tokens = (getattr(provider, key, None) for key in ("requests_per_minute", "tokens_per_minute"))
+            self.throttles[name] = Limiter(requests, tokens)
+        return self.throttles[name]

@@ -1,0 +1,60 @@
+"""Verdict scales: what may be said, and what it means."""
+
+import pytest
+
+from nip_ray.play.dialogue_rules import verdict_of
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
+from nip_ray.scenarios.code_validation.scales import SCALES
+
+
+def test_the_settings_know_all_scales() -> None:
+    from typing import get_args, get_type_hints
+
+    from nip_ray.settings.code_validation import CodeValidationSettings
+
+    assert set(SCALES) == set(get_args(get_type_hints(CodeValidationSettings)["verdict_scale"]))
+
+
+@pytest.mark.parametrize(
+    ("scale", "stated", "confidence", "verdict"),
+    [
+        ("accept_reject", "accept", 1.0, ACCEPT),
+        ("accept_reject", " REJECT ", 0.0, REJECT),
+        ("accept_reject", "accepted", None, None),
+        ("accept_reject", "1", None, None),
+        ("one_to_seven", "1", 0.0, REJECT),
+        ("one_to_seven", "3", 2 / 6, REJECT),
+        ("one_to_seven", "4", 0.5, CONTINUE),
+        ("one_to_seven", "5", 4 / 6, ACCEPT),
+        ("one_to_seven", "7", 1.0, ACCEPT),
+        ("one_to_seven", "0", None, None),
+        ("one_to_seven", "8", None, None),
+        ("one_to_seven", "5%", None, None),
+        ("one_to_seven", "accept", None, None),
+        ("percent", "0", 0.0, REJECT),
+        ("percent", "49 %", 0.49, REJECT),
+        ("percent", "50", 0.5, CONTINUE),
+        ("percent", "51%", 0.51, ACCEPT),
+        ("percent", "100", 1.0, ACCEPT),
+        ("percent", "101", None, None),
+        ("percent", "-1", None, None),
+        ("percent", "72.5", None, None),
+        ("percent", "٧", None, None),
+        ("percent", "", None, None),
+    ],
+)
+def test_what_is_stated(scale: str, stated: str, confidence: float | None, verdict: int | None) -> None:
+    assert SCALES[scale].confidence(stated) == confidence
+    assert (None if confidence is None else verdict_of(confidence)) == verdict
+
+
+@pytest.mark.parametrize(
+    ("scale", "reject", "accept"),
+    [
+        ("accept_reject", "Decision: reject", "Decision: accept"),
+        ("one_to_seven", "Decision: 1", "Decision: 7"),
+        ("percent", "Decision: 0", "Decision: 100"),
+    ],
+)
+def test_decisions_for_a_label(scale: str, reject: str, accept: str) -> None:
+    assert [SCALES[scale].decision(float(label)) for label in (REJECT, ACCEPT)] == [reject, accept]

@@ -1,0 +1,364 @@
+"""What each agent is shown, under every protocol, and a protocol of one's own with templates of one's own."""
+
+import asyncio
+import pickle
+import re
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path as File
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, Turn
+from nip_ray.play.dialogue_rules import rulebook
+from nip_ray.play.dialogues import Answer, advance, play_dialogue, start_dialogue
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Payment, Protocol, build, wrap
+from nip_ray.scenarios.code_validation.dummy import dummy_reply
+from nip_ray.scenarios.code_validation.item import CodeItem
+from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES, generic_name, roles_of
+from nip_ray.scenarios.code_validation.scenario import EMPTY, CodeValidation, build_text_scenario
+from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.settings.protocol import ProtocolParams
+
+NAMES = tuple(ROLES)
+ITEM = CodeItem(3, "Add two numbers.", "print(sum(map(int, input().split())))", 1, 0)
+SETTINGS = settings(max_examples=60, deadline=None, database=None)
+
+
+def made(name: str = "nip", randomize_prover_stance: bool = False, verdict_scale: Any = "accept_reject", **params: Any) -> CodeValidation:
+    chosen = CodeValidationSettings(randomize_prover_stance=randomize_prover_stance, verdict_scale=verdict_scale)
+    return build_text_scenario(build(name, **params), chosen)
+
+
+def talked(scenario: CodeValidation, rounds: int, seed: int = 0, silent: tuple[tuple[int, str], ...] = ()) -> Dialogue:
+    """`rounds` rounds in which everyone says who speaks, when and where; those in `silent` give no usable reply."""
+    dialogue = start_dialogue(ITEM, seed)
+    for r in range(rounds):
+        turns = []
+        for agent, channels in rulebook(scenario.protocol).speakers(r, dialogue.seed).items():
+            messages = {channel: f"{agent} {r} {channel}" for channel in channels}
+            turn = Turn(agent, f"raw of {agent} {r}", messages)
+            if (r, agent) in silent:
+                turn = replace(turn, messages=dict.fromkeys(channels, ""), invalid=True)
+            turns.append(turn)
+        dialogue = advance(scenario, dialogue, turns)
+    return dialogue
+
+
+def short(chat: Chat) -> list[tuple[str, str]]:
+    """(who speaks, what) of all but the system prompt, which must come first."""
+    assert chat[0]["role"] == "system"
+    assert all(entry["role"] != "user" or set(entry) <= {"role", "content", "name"} for entry in chat)
+    return [("notice" if entry["role"] == "system" else entry.get("name", entry["role"]), entry["content"]) for entry in chat[1:]]
+
+
+def test_nip() -> None:
+    scenario = made(max_rounds=5)
+    assert short(scenario.chat(talked(scenario, 0), "verifier")) == []
+    assert short(scenario.chat(talked(scenario, 1), "prover")) == [("Verifier", "verifier 0 main")]
+    assert short(scenario.chat(talked(scenario, 4), "verifier")) == [
+        ("assistant", "raw of verifier 0"),
+        ("Expert", "prover 1 main"),
+        ("assistant", "raw of verifier 2"),
+        ("Expert", "prover 3 main"),
+        ("notice", LAST_NOTICE),
+    ]
+    assert short(scenario.chat(talked(scenario, 3), "prover")) == [
+        ("Verifier", "verifier 0 main"),
+        ("assistant", "raw of prover 1"),
+        ("Verifier", "verifier 2 main"),
+    ]
+
+
+def test_the_notice_comes_before_the_last_turn_of_the_verifier_even_if_a_prover_has_the_last_round() -> None:
+    for rounds, last in ((8, 6), (9, 8)):
+        scenario = made(max_rounds=rounds)
+        for r in range(0, rounds, 2):
+            assert (LAST_NOTICE in scenario.chat(talked(scenario, r), "verifier")[-1]["content"]) == (r == last)
+    scenario = made("debate", sequential=True, verifier_first=False, max_rounds=7)  # it speaks in rounds 2 and 5
+    assert ("notice", LAST_NOTICE) not in short(scenario.chat(talked(scenario, 2), "verifier"))
+    assert short(scenario.chat(talked(scenario, 5), "verifier"))[-1] == ("notice", LAST_NOTICE)
+    assert ("notice", LAST_NOTICE) not in short(scenario.chat(talked(scenario, 6), "prover0"))
+
+
+@pytest.mark.parametrize("name", ["adp", "merlin_arthur", "solo_verifier"])
+def test_verifiers_of_one_turn_get_no_notice(name: str) -> None:
+    scenario = made(name)
+    chat = scenario.chat(talked(scenario, scenario.protocol.max_rounds - 1), "verifier")
+    assert ("notice", LAST_NOTICE) not in short(chat)
+
+
+def test_merlin_arthur_hides_who_speaks() -> None:
+    scenario = made("merlin_arthur")
+    for seed, speaker in ((2, "prover0"), (3, "prover1")):
+        assert short(scenario.chat(talked(scenario, 1, seed), "verifier")) == [("user", f"{speaker} 0 main")]
+
+
+def test_debaters_read_everything_but_not_what_is_said_at_once() -> None:
+    scenario = made("debate")
+    first = [("Verifier", "verifier 0 prover1_channel"), ("Verifier", "verifier 0 prover0_channel")]
+    assert short(scenario.chat(talked(scenario, 1), "prover0")) == first
+    assert short(scenario.chat(talked(scenario, 3), "prover0")) == [
+        *first,
+        ("assistant", "raw of prover0 1"),
+        ("Expert_2", "prover1 1 prover1_channel"),
+        ("Verifier", "verifier 2 prover1_channel"),
+        ("Verifier", "verifier 2 prover0_channel"),
+    ]
+    sequential = made("debate", sequential=True)
+    assert short(sequential.chat(talked(sequential, 2), "prover1"))[-1] == ("Expert_1", "prover0 1 prover0_channel")
+
+
+def test_a_round_in_which_an_agent_hears_nothing_is_no_end() -> None:
+    """Sequential mnip: prover0 hears nothing while prover1 answers, and still sees all rounds after that."""
+    scenario = made("mnip", sequential=True, max_rounds=9)
+    assert short(scenario.chat(talked(scenario, 7), "prover0")) == [
+        ("Verifier", "verifier 0 prover0_channel"),
+        ("assistant", "raw of prover0 1"),
+        ("Verifier", "verifier 3 prover0_channel"),
+        ("assistant", "raw of prover0 4"),
+        ("Verifier", "verifier 6 prover0_channel"),
+    ]
+    assert short(scenario.chat(talked(scenario, 8), "prover1"))[-1] == ("Verifier", "verifier 6 prover1_channel")
+
+
+def test_the_verifier_reads_two_channels_in_a_seeded_order() -> None:
+    scenario = made("mnip", max_rounds=9)
+    orders = Counter(
+        tuple(content.split()[2] for name, content in short(scenario.chat(talked(scenario, 2, seed), "verifier")) if name != "assistant")
+        for seed in range(200)
+    )
+    assert set(orders) == {("prover0_channel", "prover1_channel"), ("prover1_channel", "prover0_channel")}
+    assert min(orders.values()) > 60
+    one = talked(scenario, 8, 11)
+    assert scenario.chat(one, "verifier") == scenario.chat(one, "verifier")
+    by_round = [content.split()[2] for name, content in short(scenario.chat(one, "verifier")) if name.startswith("Expert")][::2]
+    assert len({tuple(by_round)} | {("prover0_channel",) * 4, ("prover1_channel",) * 4}) == 3  # not the same in all rounds
+    fixed = build_text_scenario(scenario.protocol, replace(scenario.settings, randomize_channel_order=False))
+    firsts = {short(fixed.chat(talked(fixed, 2, seed), "verifier"))[1][0] for seed in range(20)}
+    assert firsts == {"Expert_1"}
+
+
+def test_silence_is_shown_to_others_and_not_to_oneself() -> None:
+    scenario = made()
+    dialogue = talked(scenario, 3, silent=((0, "verifier"), (1, "prover")))
+    assert short(scenario.chat(dialogue, "prover")) == [("Verifier", EMPTY), ("Verifier", "verifier 2 main")]
+    assert short(scenario.chat(talked(scenario, 2, silent=((1, "prover"),)), "verifier")) == [
+        ("assistant", "raw of verifier 0"),
+        ("Expert", EMPTY),
+    ]
+
+
+def test_a_decision_that_comes_too_early_is_silence_to_others() -> None:
+    scenario = made(min_rounds=3)
+    early = advance(scenario, start_dialogue(ITEM, 0), [Turn("verifier", "Decision: accept", {}, ACCEPT, 1.0)])
+    assert not early.ended
+    assert short(scenario.chat(early, "prover")) == [("Verifier", EMPTY)]
+
+
+@SETTINGS
+@given(
+    st.sampled_from(("nip", "adp", "debate", "merlin_arthur", "mnip")),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 65535),
+    st.integers(0, 8),
+)
+def test_everyone_sees_exactly_what_the_protocol_shows(name: str, verifier_first: bool, sequential: bool, seed: int, rounds: int) -> None:
+    params: dict[str, Any] = {"verifier_first": verifier_first} if name in ("nip", "debate", "mnip") else {}
+    params |= {"sequential": sequential} if name in ("debate", "mnip") else {}
+    scenario = made(name, **params)
+    rounds = min(rounds, scenario.protocol.max_rounds - 1)
+    dialogue = talked(scenario, rounds, seed)
+    for agent in scenario.protocol.agents:
+        heard = [content for who, content in short(scenario.chat(dialogue, agent)) if who not in ("assistant", "notice")]
+        said = [turn for turns in dialogue.rounds for turn in turns if turn.agent != agent]
+        wanted = [text for turn in said for channel, text in turn.messages.items() if channel in scenario.protocol.sees[agent]]
+        assert sorted(heard) == sorted(wanted)
+        assert [int(content.split()[1]) for content in heard] == sorted(int(content.split()[1]) for content in heard)
+        own = [turn.raw for turns in dialogue.rounds for turn in turns if turn.agent == agent]
+        assert [content for who, content in short(scenario.chat(dialogue, agent)) if who == "assistant"] == own
+
+
+def test_training_chats_are_what_was_seen() -> None:
+    """Every chat that an agent was asked with is rebuilt from the ended dialogue."""
+    for name in NAMES:
+        scenario = made(name)
+        seen: dict[tuple[int, str], Chat] = {}
+
+        async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...], made=scenario, seen=seen) -> Answer:
+            seen[len(dialogue.rounds), agent] = chat
+            return Answer(dummy_reply(made, dialogue, agent, 4))
+
+        dialogue = asyncio.run(play_dialogue(scenario, ITEM, 8, ask))
+        for (r, agent), chat in seen.items():
+            assert scenario.training_chat(dialogue, agent, r) == (chat, next(t.raw for t in dialogue.rounds[r] if t.agent == agent))
+        assert sorted(seen) == sorted((r, agent) for agent in scenario.protocol.agents for r in scenario.usable_rounds(dialogue, agent))
+
+
+def test_unusable_turns_are_not_trained_on() -> None:
+    scenario = made()
+    dialogue = talked(scenario, 3, silent=((0, "verifier"),))
+    assert scenario.usable_rounds(dialogue, "verifier") == [2]
+    for agent, r in (("verifier", 0), ("prover", 0)):
+        with pytest.raises(ValueError, match=f"no usable reply in round {r}"):
+            scenario.training_chat(dialogue, agent, r)
+
+
+@pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
+def test_a_replaced_guess_reads_as_the_true_verdict(scale: str) -> None:
+    scenario = made(verdict_scale=scale)
+    dialogue = talked(scenario, 2)
+    for label in (REJECT, ACCEPT):
+        chat, _ = scenario.training_chat(talked(scenario, 3), "verifier", 2)
+        example = scenario.with_verdict(chat, label)
+        assert example[:-1] == chat == scenario.chat(dialogue, "verifier")
+        assert example[-1] == {"role": "assistant", "content": scenario.verdict_text(label)}
+        parsed = scenario.parse(dialogue, "verifier", example[-1]["content"])
+        assert (parsed.decision, parsed.confidence) == (label, float(label))
+
+
+def test_stances() -> None:
+    assert [made("nip").stance(ITEM, agent) for agent in ("prover", "verifier")] == [ACCEPT, None]
+    assert made("nip", randomize_prover_stance=True).stance(ITEM, "prover") == REJECT
+    assert [made("debate").stance(ITEM, agent) for agent in ("prover0", "prover1")] == [REJECT, ACCEPT]
+    assert [made("mnip").stance(ITEM, agent) for agent in ("prover0", "prover1", "verifier")] == [ACCEPT, ACCEPT, None]
+
+
+@pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
+@pytest.mark.parametrize("name", NAMES)
+def test_dummy_replies_are_valid_and_seeded(name: str, scale: str) -> None:
+    scenario = made(name, verdict_scale=scale)
+    for seed in range(10):
+        dialogue = start_dialogue(ITEM, seed)
+        while not dialogue.ended:
+            turns = []
+            for agent in rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed):
+                reply = dummy_reply(scenario, dialogue, agent, seed)
+                assert reply == dummy_reply(scenario, dialogue, agent, seed)
+                parsed = scenario.parse(dialogue, agent, reply)
+                turns.append(Turn(agent, reply, parsed.messages, parsed.decision, parsed.confidence))
+            dialogue = advance(scenario, dialogue, turns)
+
+
+def test_dummy_verifiers_decide_two_times_out_of_five() -> None:
+    scenario = made("debate")
+    found = Counter(
+        scenario.parse(start_dialogue(ITEM, 0), "verifier", dummy_reply(scenario, start_dialogue(ITEM, 0), "verifier", seed)).decision
+        for seed in range(1000)
+    )
+    assert 540 < found[CONTINUE] < 660
+    assert min(found[REJECT], found[ACCEPT]) > 150
+
+
+def cross_examination(params: ProtocolParams) -> Protocol:
+    """A judge writes to two advocates, who answer on a stand that all see."""
+    notes = ("accuser_note", "defender_note")
+    return Protocol(
+        name="cross_examination",
+        agents=("judge", "accuser", "defender"),
+        channels=("stand", *notes),
+        sees={"judge": ("stand", *notes), "accuser": ("stand", notes[0]), "defender": ("stand", notes[1])},
+        turns=(((("judge", notes[0]), ("judge", notes[1])), (("accuser", "stand"),), (("defender", "stand"),)),),
+        max_rounds=params.max_rounds or 7,
+        min_rounds=params.min_rounds or 1,
+        payment=Payment.from_params(params, {"accuser": REJECT, "defender": ACCEPT}),
+        verifier="judge",
+    )
+
+
+def test_a_protocol_of_ones_own_needs_templates_alone(tmp_path: File) -> None:
+    room = tmp_path / "cross_examination"
+    room.mkdir()
+    (room / "judge.j2").write_text('{% include "_parts/item.j2" %}\n{{ headers.accuser_note }} {{ names.accuser }} {{ max_questions }}')
+    for agent in ("accuser", "defender"):
+        (room / f"{agent}.j2").write_text("You are {{ name }}. Convince {{ verifier_name }} to {{ stance_word }}.")
+    chosen = CodeValidationSettings(prompts=str(tmp_path))
+    scenario = build_text_scenario(cross_examination(ProtocolParams()), chosen)
+    assert scenario.system_prompt(ITEM, "accuser") == "You are Accuser. Convince Judge to reject."
+    assert scenario.system_prompt(ITEM, "judge").endswith("To Accuser: Accuser 2")
+    said = {"judge": "To Accuser: go\nTo Defender: wait", "accuser": "It is wrong.", "defender": "It is right."}
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
+        return Answer("Decision: accept" if len(dialogue.rounds) == 3 else said[agent])
+
+    dialogue = asyncio.run(play_dialogue(scenario, ITEM, 0, ask))
+    assert short(scenario.training_chat(dialogue, "defender", 2)[0]) == [("Judge", "To Defender: wait"), ("Accuser", "It is wrong.")]
+    assert (dialogue.verdict, dialogue.total("defender"), dialogue.total("judge")) == (ACCEPT, 1.0, 1.0)
+    with pytest.raises(UserError, match=r"no prompts for 'cross_examination'.*judge\.j2"):
+        build_text_scenario(cross_examination(ProtocolParams()), CodeValidationSettings())
+
+
+def test_names_are_fit_for_requests() -> None:
+    assert [generic_name(name) for name in ("prover", "prover3", "judge", "Grand jury!", "x" * 99)][:3] == ["Expert", "Expert_4", "Judge"]
+    for name in ("prover", "prover12", "a b", "näme", "", "x" * 99, "prover" + "9" * 40):
+        if name:
+            assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", generic_name(name))
+    twins = replace(
+        cross_examination(ProtocolParams()), agents=("judge", "a b", "a_b"), sees=dict.fromkeys(("judge", "a b", "a_b"), ("stand",))
+    )
+    assert len({role.name for role in roles_of(twins).values()}) == 3
+    for roles in ROLES.values():
+        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", role.name) for role in roles.values())
+
+
+def test_what_cannot_be_played_is_refused() -> None:
+    plain = CodeValidationSettings()
+    with pytest.raises(UserError, match="game without a verifier"):
+        build_text_scenario(build("matrix_game"), plain)
+    with pytest.raises(UserError, match="zero_knowledge"):
+        build_text_scenario(wrap(build("nip"), ProtocolParams(zero_knowledge=True)), plain)
+    for name in ("debate", "merlin_arthur", "solo_verifier"):
+        with pytest.raises(UserError, match=r"randomize_prover_stance.*nip, adp, mnip"):
+            made(name, randomize_prover_stance=True)
+    with pytest.raises(UserError, match=r"scenario\.agents\.prover0.*prover, verifier, _default"):
+        build_text_scenario(build("nip"), replace(plain, agents={"prover0": LanguageAgentSettings()}))
+
+
+def test_settings_of_agents() -> None:
+    agents = {"prover": LanguageAgentSettings(max_invalid_replies=2), "_default": LanguageAgentSettings(max_invalid_replies=5)}
+    scenario = build_text_scenario(build("nip"), CodeValidationSettings(agents=agents))
+    assert [scenario.max_invalid_replies(agent) for agent in ("prover", "verifier")] == [2, 5]
+    assert made().max_invalid_replies("prover") == LanguageAgentSettings().max_invalid_replies
+
+
+def test_a_scenario_can_be_sent_to_other_processes() -> None:
+    scenario = made("mnip", verdict_scale="percent")
+    dialogue = talked(scenario, 3, seed=5)
+    copy = pickle.loads(pickle.dumps(scenario))
+    for agent in scenario.protocol.agents:
+        assert copy.chat(dialogue, agent) == scenario.chat(dialogue, agent)
+
+
+def test_prompts_are_kept_by_item_not_by_id() -> None:
+    """Ids of two splits may be equal."""
+    scenario = made()
+    other = replace(ITEM, question="Subtract two numbers.")
+    assert scenario.system_prompt(ITEM, "prover") != scenario.system_prompt(other, "prover")
+
+
+def test_a_call_costs_little_beside_a_language_model() -> None:
+    """The claim is 0.3 ms of CPU a call, new prompts included; ten times that would still be lost beside any model's answer."""
+    scenario = made(max_rounds=9)
+    calls = 0
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
+        nonlocal calls
+        calls += 1
+        return Answer(f"Question for Expert: {'word ' * 100}")
+
+    async def all_of_them() -> None:
+        for number in range(50):
+            await play_dialogue(scenario, replace(ITEM, id=number), number, ask)
+
+    asyncio.run(play_dialogue(scenario, ITEM, 0, ask))
+    calls, began = 0, time.process_time()
+    asyncio.run(all_of_them())
+    spent = (time.process_time() - began) / calls
+    assert calls == 450
+    assert spent < 0.003

@@ -1,0 +1,90 @@
+"""The default model: reproducible, complete, and able to write any text."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nip_ray.serving.default_model import SPECIAL, VOCABULARY, default_model, default_tokenizer, save_default_model
+from nip_ray.serving.vocabulary import learn_vocabulary
+
+TOKENIZER = default_tokenizer()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_seed_gives_the_same_bytes(default_dir: Path, tmp_path: Path) -> None:
+    again, other = save_default_model(tmp_path / "again", 0), save_default_model(tmp_path / "other", 1)
+    assert contents(again) == contents(default_dir)
+    assert contents(other)["model.safetensors"] != contents(default_dir)["model.safetensors"]
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_that_is_there_is_left_alone(default_dir: Path) -> None:
+    before = (default_dir / "model.safetensors").stat().st_mtime_ns
+    save_default_model(default_dir, 5)
+    assert (default_dir / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    default_model(0, 300)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@given(st.text(max_size=60))
+def test_every_text_survives(text: str) -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode(text, split_special_tokens=True)) == text
+
+
+def test_every_byte_is_a_token() -> None:
+    """2-byte and 4-byte characters that were in no training text are spelled by bytes, none is unknown."""
+    everything = "".join(chr(code) for code in range(0x20, 0x300)) + "\x00\x01\x7f😀漢"
+    assert TOKENIZER.decode(TOKENIZER.encode(everything)) == everything
+    single = [token for token in TOKENIZER.get_vocab() if len(token) == 1]
+    assert len(single) == 256
+
+
+def test_special_tokens_come_first_and_stay_whole() -> None:
+    assert [TOKENIZER.convert_tokens_to_ids(token) for token in SPECIAL] == list(range(len(SPECIAL)))
+
+
+def test_learning_a_vocabulary_is_reproducible() -> None:
+    texts = ["def f(x): return x + 1\n" * 3, "the verifier accepts the solution " * 4]
+    made = learn_vocabulary(texts, 300)
+    assert made == learn_vocabulary(texts, 300)
+    assert "accept" not in made or made.count('"') > 500
+
+
+def test_the_shipped_vocabulary_was_made_by_this_code() -> None:
+    """Same special tokens, alphabet and splitting as a vocabulary learned now."""
+    import json
+
+    shipped, now = json.loads(VOCABULARY.read_text()), json.loads(learn_vocabulary(["a"], 300))
+    for part in ("added_tokens", "pre_tokenizer", "decoder", "normalizer", "post_processor"):
+        assert shipped[part] == now[part]
+    assert len(shipped["model"]["vocab"]) == len(TOKENIZER)
+
+
+@pytest.mark.slow
+def test_it_loads_anywhere_without_our_code(default_dir: Path, tmp_path: Path) -> None:
+    """A process that never imports nip_ray, offline and with an empty home, loads it and generates."""
+    source = f"""
+from transformers import pipeline
+import sys
+chat = pipeline("text-generation", model={str(default_dir)!r})
+out = chat([{{"role": "user", "content": "hello"}}], max_new_tokens=4)
+assert out[0]["generated_text"][-1]["role"] == "assistant"
+assert not any(name.startswith("nip_ray") for name in sys.modules)
+"""
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-I", "-c", source], env=env, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -1,0 +1,177 @@
+"""The engine against plain transformers, one reply at a time; and that neighbours, arrivals and departures change nothing."""
+
+from concurrent.futures import CancelledError
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from threading import Event
+
+import pytest
+import torch
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.serving.chat_format import load_model
+from nip_ray.serving.engine import Engine, GenerationRequest, TooLong
+from nip_ray.serving.sampling import draw, uniforms
+from nip_ray.serving.slots import Slots
+
+
+def request(number: int, max_tokens: int = 12, **changes: object) -> GenerationRequest:
+    """A prompt of random tokens; some share a beginning."""
+    source = Random(number)
+    shared = [source.randrange(6, 2000) for _ in range(40)] if number % 3 else list(range(100, 140))
+    prompt = shared + [source.randrange(6, 2000) for _ in range(source.randint(1, 60))]
+    made = GenerationRequest(prompt, max_tokens, seed=number)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def by_transformers(model: torch.nn.Module, wanted: GenerationRequest) -> list[int]:
+    """The same reply, by computing the whole text anew for every token."""
+    tokens, numbers = list(wanted.prompt), uniforms(wanted.seed, wanted.max_tokens)
+    for number in numbers:
+        logits = model(torch.tensor([tokens])).logits[:, -1]
+        options = torch.tensor([[wanted.temperature], [wanted.top_p], [float(number)]], dtype=torch.float64)
+        tokens.append(int(draw(logits, *options)))
+        if tokens[-1] == 1:
+            break
+    return tokens[len(wanted.prompt) :]
+
+
+@pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}], ids=["plain", "greedy", "nucleus"])
+def test_replies_are_those_of_transformers(engine: Engine, default_dir: Path, changes: dict[str, float]) -> None:
+    """Ten requests through four slots: they wait, join, leave, and reuse one another's beginnings."""
+    model = load_model(default_dir)
+    wanted = [request(number, max_tokens=5 + number % 7, **changes) for number in range(10)]
+    made = engine.generate(wanted)
+    assert [reply.tokens for reply in made] == [by_transformers(model, one) for one in wanted]
+    assert [reply.prompt_tokens for reply in made] == [len(one.prompt) for one in wanted]
+    assert all(reply.finish_reason == ("stop" if reply.tokens[-1] == 1 else "length") for reply in made)
+
+
+def test_neighbours_do_not_matter(engine: Engine) -> None:
+    alone = engine.generate([request(7)])[0]
+    among = engine.generate([request(3), request(7), request(8), request(9), request(11)])[1]
+    assert alone == among
+    assert engine.generate([request(7, seed=70)])[0].tokens != alone.tokens
+
+
+def test_long_prompts_are_computed_in_pieces(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load_model(default_dir)
+    monkeypatch.setattr("nip_ray.serving.engine.PREFILL", 16)
+    wanted = [request(number) for number in range(5)]
+    with Engine(default_dir, max_batch_size=3) as small:
+        assert [reply.tokens for reply in small.generate(wanted)] == [by_transformers(model, one) for one in wanted]
+
+
+def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a later prompt shares with an earlier one is not computed again."""
+    with Engine(default_dir, max_batch_size=2) as small:
+        computed: list[int] = []
+        forward = small._forward
+        monkeypatch.setattr(small, "_forward", lambda ids, *rest: computed.append(ids.shape[1]) or forward(ids, *rest))
+        prompt = list(range(50, 250))
+        first = small.generate([GenerationRequest(prompt, 1)])[0]
+        second = small.generate([GenerationRequest(prompt, 1)])[0]
+        small.generate([GenerationRequest([*prompt[:150], 7, 8], 1)])
+    assert first == second
+    assert computed == [200, 1, 2]
+
+
+def test_a_cancelled_request_frees_its_slot(default_dir: Path) -> None:
+    with Engine(default_dir, max_batch_size=1) as small:
+        begun = Event()
+        endless = small.submit(replace(request(1), max_tokens=5000), lambda piece: begun.set())
+        assert begun.wait(60)
+        waiting = small.submit(request(2))
+        assert endless.cancel()
+        assert waiting.result(60).tokens
+        with pytest.raises(CancelledError):
+            endless.result()
+
+
+def test_pieces_make_up_the_text(engine: Engine) -> None:
+    pieces: list[str] = []
+    made = engine.submit(request(5, max_tokens=60), pieces.append).result(60)
+    assert len(pieces) > 10
+    assert "".join(pieces) == made.text
+
+
+def test_a_stop_text_ends_the_reply(engine: Engine) -> None:
+    whole = engine.generate([request(5, max_tokens=60)])[0].text
+    stop = whole[20:23]
+    made = engine.generate([request(5, max_tokens=60, stop=(stop,))])[0]
+    assert (made.text, made.finish_reason) == (whole[: whole.find(stop)], "stop")
+    assert made.completion_tokens < 60
+
+
+def test_what_does_not_fit_is_refused(engine: Engine) -> None:
+    with pytest.raises(TooLong, match="8192"):
+        engine.submit(GenerationRequest([1] * 8000, 200))
+    with pytest.raises(UserError, match="at least one token"):
+        engine.submit(GenerationRequest([], 5))
+
+
+def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Engine(default_dir)
+    closed.close()
+    closed.close()
+    with pytest.raises(TrainingError, match="closed"):
+        closed.submit(request(1))
+    broken = Engine(default_dir)
+    monkeypatch.setattr(broken, "_forward", lambda *_: 1 / 0)
+    with pytest.raises(TrainingError, match="ZeroDivisionError"):
+        broken.submit(request(1)).result(60)
+    broken.close()
+
+
+def test_no_model_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"config\.json is missing"):
+        Engine(tmp_path)
+
+
+def test_unsupported_attention_is_refused(default_dir: Path, tmp_path: Path) -> None:
+    import shutil
+
+    import transformers
+
+    config = transformers.Qwen2Config(
+        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        use_sliding_window=True, sliding_window=8, max_window_layers=1,
+    )  # fmt: skip
+    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path / "sliding")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(default_dir / name, tmp_path / "sliding")
+    with pytest.raises(UserError, match="sliding_attention"):
+        Engine(tmp_path / "sliding")
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX"])
+def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Path, family: str) -> None:
+    """Learned positions, normed keys, parallel blocks: the slots know nothing of them."""
+    import shutil
+
+    import transformers
+
+    common = {"vocab_size": 2048, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    if family == "GPT2":
+        common = {"vocab_size": 2048, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    if family == "Qwen3":
+        common |= {"num_key_value_heads": 2, "head_dim": 8}
+    config = getattr(transformers, f"{family}Config")(**common, initializer_range=0.2, eos_token_id=1, bos_token_id=1)
+    kind = getattr(transformers, f"{family}LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM")
+    kind(config).save_pretrained(tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(default_dir / name, tmp_path / "model")
+    model = load_model(tmp_path / "model")
+    wanted = [request(number) for number in range(6)]
+    with Engine(tmp_path / "model", max_batch_size=4) as made:
+        assert [reply.tokens for reply in made.generate(wanted)] == [by_transformers(model, one) for one in wanted]
+
+
+def test_slots_find_the_longest_beginning() -> None:
+    slots = Slots(3, 64)
+    slots.tokens = [[1, 2, 3], [1, 2, 3, 4, 9], []]
+    assert slots.shared_beginning([1, 2, 3, 4, 5]) == (1, 4)
+    assert slots.shared_beginning([1, 2, 3]) == (0, 2), "one token is left to compute"
+    assert slots.shared_beginning([7, 7])[1] == 0

@@ -1,0 +1,182 @@
+"""The local provider end to end, through Ray: chats, jobs, deaths."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import mean
+
+import pytest
+import ray
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.serving.host import LocalHost, start_host, stop_host
+from nip_ray.serving.scoring import Scorer
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.chat import ChatReply, ChatRequest
+from nip_ray.text.fine_tuning import FINAL, FineTuneJob, FineTuneSpec
+from nip_ray.text.local_chat import LocalChat
+from nip_ray.text.local_jobs import LocalJobs
+
+from .data import chats, preferences, supervised
+
+SMALL = LocalProvider(num_cpus=0.1, method="full", num_threads=1)
+SPEC = FineTuneSpec("f" * 64, "supervised", "default", "verifier", 96, 3000, num_epochs=4, learning_rate=3e-3)
+ASK = [{"role": "user", "content": "Is it right?"}]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def host(ray_session: None, folder: Path) -> Iterator[LocalHost]:
+    made = start_host(SMALL, folder)
+    yield made
+    stop_host(made)
+
+
+def ask(host: LocalHost, *requests: ChatRequest) -> list[ChatReply]:
+    async def all_at_once() -> list[ChatReply]:
+        return await asyncio.gather(*(LocalChat(host).complete(request) for request in requests))
+
+    return asyncio.run(all_at_once())
+
+
+async def finished(jobs: LocalJobs, job: FineTuneJob, limit_s: float = 240) -> FineTuneJob:
+    end = time.monotonic() + limit_s
+    while job.status not in FINAL and time.monotonic() < end:
+        await asyncio.sleep(jobs.poll_interval_s)
+        job = await jobs.poll(job.id)
+    return job
+
+
+def test_chat(host: LocalHost) -> None:
+    first, again, other = ask(host, *(ChatRequest(key, "default", ASK, 8) for key in ("a", "a", "b")))
+    assert first == again
+    assert first.content != other.content
+    assert first.prompt_tokens > 5
+    assert 1 <= first.completion_tokens <= 8
+    assert (first.cost_pusd, first.finish_reason in ("stop", "length")) == (0, True)
+    seeded = [ask(host, ChatRequest(key, "default", ASK, 8, 0.7, 0.9, seed=4))[0] for key in ("a", "b")]
+    assert seeded[0] == seeded[1]
+
+
+def test_a_prompt_beyond_the_context_loses_its_middle(host: LocalHost) -> None:
+    long = [{"role": "user", "content": "word " * 20_000}]
+    reply = ask(host, ChatRequest("long", "default", long, 5))[0]
+    assert reply.prompt_tokens == 8192 - 5
+
+
+def test_unknown_models(host: LocalHost) -> None:
+    with pytest.raises(UserError, match="no local model 'other'"):
+        ask(host, ChatRequest("a", "other", ASK, 8))
+    with pytest.raises(UserError, match="no local model"):
+        asyncio.run(LocalJobs(host).check("other", "dpo"))
+
+
+def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
+    """A job by the interface makes a model that answers by the rule, under its new name; asked for again it is the same job."""
+
+    async def run() -> FineTuneJob:
+        jobs = LocalJobs(host)
+        await jobs.check("default", "supervised")
+        file_id = await jobs.upload("data.jsonl", supervised(chats(0, 96)))
+        job = await jobs.submit(SPEC, file_id)
+        done = await finished(jobs, job)
+        assert await jobs.submit(SPEC, file_id) == done
+        assert await jobs.find(SPEC.key) == [done]
+        assert await jobs.cancel(done.id) == done
+        return done
+
+    done = asyncio.run(run())
+    assert (done.status, done.key, done.model, done.error) == ("succeeded", SPEC.key, "verifier-ffffffffffff", None)
+    assert done.trained_tokens
+    held_out = chats(77, 12)
+    before, after = Scorer(folder / "models" / "default"), Scorer(folder / "models" / str(done.model))
+    assert mean(after.logprob(m, right) - before.logprob(m, right) for m, right, _ in held_out) > 10
+    reply = ask(host, ChatRequest("x", str(done.model), held_out[0][0], 20, temperature=0))[0]
+    assert (reply.content or "").startswith("Decision: ")
+    assert reply.finish_reason == "stop"
+
+
+def test_preferences_end_to_end(host: LocalHost, folder: Path) -> None:
+    async def run() -> FineTuneJob:
+        jobs = LocalJobs(host)
+        spec = replace(SPEC, key="d" * 64, method="dpo", num_epochs=3)
+        return await finished(jobs, await jobs.submit(spec, await jobs.upload("data.jsonl", preferences(chats(0, 96)))))
+
+    done = asyncio.run(run())
+    assert (done.status, done.error) == ("succeeded", None)
+    before, after = Scorer(folder / "models" / "default"), Scorer(folder / "models" / str(done.model))
+    margin = [
+        after.logprob(m, right) - after.logprob(m, wrong) - before.logprob(m, right) + before.logprob(m, wrong)
+        for m, right, wrong in chats(78, 12)
+    ]
+    assert mean(margin) > 0.3
+
+
+def test_bad_data_fails_the_job(host: LocalHost) -> None:
+    async def run() -> FineTuneJob:
+        jobs = LocalJobs(host)
+        return await finished(jobs, await jobs.submit(replace(SPEC, key="bad"), await jobs.upload("x", b"not json")))
+
+    done = asyncio.run(run())
+    assert (done.status, "line 1" in (done.error or "")) == ("failed", True)
+
+
+def test_cancel_while_others_chat(host: LocalHost) -> None:
+    """A running job is cancelled after its step; one that waits behind it at once; chats are answered all the time."""
+
+    async def run() -> list[FineTuneJob]:
+        jobs = LocalJobs(host)
+        file_id = await jobs.upload("data.jsonl", supervised(chats(0, 96)))
+        long = await jobs.submit(replace(SPEC, key="long", num_epochs=10_000), file_id)
+        behind = await jobs.submit(replace(SPEC, key="behind"), file_id)
+        while (await jobs.poll(long.id)).status != "running":
+            await asyncio.sleep(0.05)
+        await LocalChat(host).complete(ChatRequest("meanwhile", "default", ASK, 8))
+        assert (await jobs.cancel(behind.id)).status == "cancelled"
+        await jobs.cancel(long.id)
+        return [await finished(jobs, long), await jobs.poll(behind.id)]
+
+    assert [job.status for job in asyncio.run(run())] == ["cancelled", "cancelled"]
+
+
+@pytest.mark.usefixtures("ray_session")
+def test_jobs_survive_their_host(tmp_path: Path) -> None:
+    """The host dies in the middle of a job; the next one on the folder finishes it, with the model an undisturbed host makes."""
+
+    async def submit(host: LocalHost) -> FineTuneJob:
+        jobs = LocalJobs(host)
+        job = await jobs.submit(SPEC, await jobs.upload("data.jsonl", supervised(chats(0, 96))))
+        while job.status == "pending":
+            await asyncio.sleep(0.02)
+            job = await jobs.poll(job.id)
+        return job
+
+    first = start_host(SMALL, tmp_path / "died")
+    job = asyncio.run(submit(first))
+    assert job.status == "running"
+    stop_host(first)
+    with pytest.raises(TrainingError):
+        ask(first, ChatRequest("a", "default", ASK, 8))
+    hosts = [start_host(SMALL, tmp_path / name) for name in ("died", "undisturbed")]
+    try:
+        asyncio.run(submit(hosts[1]))
+        done = [asyncio.run(finished(LocalJobs(host), job)) for host in hosts]
+        assert [one.status for one in done] == ["succeeded", "succeeded"]
+        weights = {(tmp_path / name / "models" / str(done[0].model) / "model.safetensors").read_bytes() for name in ("died", "undisturbed")}
+        assert len(weights) == 1
+    finally:
+        for host in hosts:
+            stop_host(host)
+
+
+def test_actors_come_back_by_themselves(host: LocalHost) -> None:
+    """A killed chat actor is restarted and the call repeated: the caller sees the same reply."""
+    before = ask(host, ChatRequest("k", "default", ASK, 8))[0]
+    ray.kill(host.chat, no_restart=False)
+    assert ask(host, ChatRequest("k", "default", ASK, 8))[0] == before

@@ -1,0 +1,285 @@
+"""The server, driven by the unmodified openai SDK."""
+
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+import ray
+
+from nip_ray.errors import UserError
+from nip_ray.serving.app import ServerSettings, server_settings, start_server
+from nip_ray.serving.protocol import ApiError, multipart, page
+from nip_ray.serving.shelf import ModelFolders
+from nip_ray.settings.providers import LocalProvider
+
+from .data import chats, supervised
+
+KEY = "key-of-the-test"
+ASK: Any = [{"role": "user", "content": "Is it right?"}]
+HYPER: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 8}}}
+
+
+@pytest.fixture(scope="module")
+def base_url(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from ray import serve
+
+    folders = ModelFolders(tmp_path_factory.mktemp("served"), any_path=False)
+    settings = ServerSettings(folders, max_batch_size=8, key_digest=sha256(KEY.encode()).hexdigest(), num_threads=1)
+    provider = LocalProvider(num_cpus=0.1, method="full", num_threads=1)
+    url, training = start_server(settings, provider, num_cpus=0.1)
+    yield url
+    serve.shutdown()
+    ray.kill(training)
+
+
+@pytest.fixture(scope="module")
+def client(base_url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=base_url, api_key=KEY, max_retries=0, timeout=120) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def file_id(client: openai.OpenAI) -> str:
+    return client.files.create(file=("train.jsonl", supervised(chats(0, 24))), purpose="fine-tune").id
+
+
+def wait_for(client: openai.OpenAI, job_id: str, *wanted: str) -> Any:
+    end = time.monotonic() + 240
+    while (job := client.fine_tuning.jobs.retrieve(job_id)).status not in wanted:
+        assert time.monotonic() < end, job
+        time.sleep(0.1)
+    return job
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    options: Any = {"model": "default", "messages": ASK, "max_tokens": 10, "seed": 3}
+    reply = client.chat.completions.create(**options)
+    again = client.chat.completions.create(**options)
+    assert reply.choices[0].message.content == again.choices[0].message.content
+    assert reply.id != again.id
+    assert (reply.object, reply.model, reply.choices[0].message.role) == ("chat.completion", "default", "assistant")
+    assert reply.usage is not None
+    assert 1 <= reply.usage.completion_tokens <= 10
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    assert reply.choices[0].finish_reason in ("stop", "length")
+    unseeded = {client.chat.completions.create(model="default", messages=ASK, max_completion_tokens=10).choices[0].message.content for _ in "ab"}
+    assert len(unseeded) == 2
+
+
+def test_stream(client: openai.OpenAI) -> None:
+    options: Any = {"model": "default", "messages": ASK, "max_tokens": 30, "seed": 3}
+    whole = client.chat.completions.create(**options)
+    chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert len(chunks) > 8
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
+    assert chunks[-1].usage == whole.usage
+
+
+def test_a_stop_text(client: openai.OpenAI) -> None:
+    options: Any = {"model": "default", "messages": ASK, "max_tokens": 40, "seed": 3}
+    whole = client.chat.completions.create(**options).choices[0].message.content or ""
+    stopped = client.chat.completions.create(**options, stop=whole[10:12]).choices[0]
+    assert (stopped.message.content, stopped.finish_reason) == (whole[: whole.find(whole[10:12])], "stop")
+
+
+def test_many_at_once_are_as_alone(client: openai.OpenAI) -> None:
+    def reply(seed: int) -> str | None:
+        made = client.chat.completions.create(model="default", messages=ASK, max_tokens=12, seed=seed)
+        return made.choices[0].message.content
+
+    with ThreadPoolExecutor(16) as pool:
+        together = list(pool.map(reply, range(16)))
+    assert together[:4] == [reply(seed) for seed in range(4)]
+    assert len(set(together)) == 16
+
+
+def test_a_closed_stream_frees_its_slot(client: openai.OpenAI) -> None:
+    """More endless streams than slots, each closed after its first words, do not keep the next reply from coming."""
+    for seed in range(12):
+        stream = client.chat.completions.create(model="default", messages=ASK, max_tokens=8000, seed=seed, stream=True)
+        next(iter(stream))
+        stream.close()
+    started = time.monotonic()
+    client.chat.completions.create(model="default", messages=ASK, max_tokens=2)
+    assert time.monotonic() - started < 30
+
+
+def test_idempotency(client: openai.OpenAI) -> None:
+    headers = {"Idempotency-Key": "one-call"}
+    options: Any = {"model": "default", "messages": ASK, "max_tokens": 10, "extra_headers": headers}
+    first, again = (client.chat.completions.create(**options) for _ in "ab")
+    assert first == again
+    with pytest.raises(openai.BadRequestError, match="another request"):
+        client.chat.completions.create(**{**options, "max_tokens": 11})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 3}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 2}, "n: "),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: this parameter"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": "x " * 20_000}]}, "context of this model is 8192"),
+        ({"max_tokens": 9000}, "context of this model is 8192"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_requests(client: openai.OpenAI, changes: dict[str, Any], message: str, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match=message) as refused:
+        client.chat.completions.create(**{"model": "default", "messages": ASK, "max_tokens": 5, "stream": stream, **changes})
+    assert refused.value.type == "invalid_request_error"
+    assert (refused.value.code == "context_length_exceeded") == ("context" in message)
+
+
+def test_unknown_things(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-x", messages=ASK)
+    assert missing.value.code == "model_not_found"
+    for call in (
+        lambda: client.chat.completions.create(model="/etc", messages=ASK),
+        lambda: client.models.retrieve("gpt-x"),
+        lambda: client.files.retrieve("file-x"),
+        lambda: client.files.content("file-..%2F..%2Fx"),
+        lambda: client.fine_tuning.jobs.retrieve("ftjob-x"),
+        lambda: client.fine_tuning.jobs.cancel("ftjob-x"),
+        lambda: client.embeddings.create(model="default", input="x"),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            call()
+
+
+def test_raw_garbage(base_url: str) -> None:
+    with httpx2.Client(base_url=base_url, headers={"Authorization": f"Bearer {KEY}"}) as raw:
+        for content in (b"", b"{", b"[]", b"\xff", b'{"model": 1}'):
+            answer = raw.post("/chat/completions", content=content)
+            assert answer.status_code == 400
+            assert answer.json()["error"]["type"] == "invalid_request_error"
+        assert raw.post("/files", content=b"x").status_code == 400
+
+
+def test_the_key_is_asked_for(base_url: str) -> None:
+    with openai.OpenAI(base_url=base_url, api_key="wrong", max_retries=0) as stranger, pytest.raises(openai.AuthenticationError):
+        stranger.models.list()
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert client.models.list().data[0].id == "default"
+    assert client.models.retrieve("default").owned_by == "local"
+
+
+def test_files(client: openai.OpenAI) -> None:
+    content = b"line one\r\n--not a boundary\r\n\xff\x00\n"
+    made = client.files.create(file=("a b.jsonl", BytesIO(content)), purpose="fine-tune")
+    assert (made.filename, made.bytes, made.purpose) == ("a b.jsonl", len(content), "fine-tune")
+    assert client.files.retrieve(made.id) == made
+    assert client.files.content(made.id).read() == content
+    assert made.id in [file.id for file in client.files.list(purpose="fine-tune")]
+    assert client.files.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(made.id)
+    with pytest.raises(openai.BadRequestError, match="purpose"):
+        client.files.create(file=("x", b"x"), purpose="vision")
+
+
+def test_a_job_makes_a_model(client: openai.OpenAI, file_id: str) -> None:
+    wanted: Any = {"nip_key": "a-key"}
+    job = client.fine_tuning.jobs.create(
+        model="default", training_file=file_id, suffix="judge", seed=5, metadata=wanted, method=HYPER
+    )
+    assert (job.status in ("queued", "running"), job.training_file, job.metadata) == (True, file_id, wanted)
+    done = wait_for(client, job.id, "succeeded", "failed")
+    assert (done.status, done.error, done.seed) == ("succeeded", None, 5)
+    assert done.trained_tokens and done.finished_at and done.fine_tuned_model and done.fine_tuned_model.startswith("judge-")
+    events = list(client.fine_tuning.jobs.list_events(job.id, limit=4))
+    assert [event.data["step"] for event in events] == [6, 5, 4, 3, 2, 1], "pages, the newest first"  # type: ignore[index]
+    assert done.fine_tuned_model in [model.id for model in client.models.list()]
+    reply = client.chat.completions.create(model=done.fine_tuned_model, messages=ASK, max_tokens=5)
+    assert reply.model == done.fine_tuned_model
+    found = client.fine_tuning.jobs.list(metadata=wanted)
+    assert [one.id for one in found.data] == [job.id]
+    with pytest.raises(openai.BadRequestError, match="over"):
+        client.fine_tuning.jobs.cancel(job.id)
+
+
+def test_jobs_are_made_once_by_key(client: openai.OpenAI, file_id: str) -> None:
+    headers = {"Idempotency-Key": "one-job"}
+    options: Any = {"model": "default", "training_file": file_id, "method": HYPER, "extra_headers": headers}
+    first, again = (client.fine_tuning.jobs.create(**options) for _ in "ab")
+    assert first.id == again.id
+    with pytest.raises(openai.BadRequestError, match="another job"):
+        client.fine_tuning.jobs.create(**options, seed=8)
+    wait_for(client, first.id, "succeeded")
+
+
+def test_cancel_and_pages(client: openai.OpenAI, file_id: str) -> None:
+    endless: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 100_000}}}
+    jobs = [client.fine_tuning.jobs.create(model="default", training_file=file_id, method=endless) for _ in range(3)]
+    newest = client.fine_tuning.jobs.list(limit=2)
+    assert [one.id for one in newest.data] == [jobs[2].id, jobs[1].id]
+    assert newest.has_more
+    assert jobs[0].id in [one.id for one in client.fine_tuning.jobs.list(limit=1)], "the SDK walks the pages"
+    wait_for(client, jobs[0].id, "running")
+    for job in reversed(jobs):
+        client.fine_tuning.jobs.cancel(job.id)
+    assert {wait_for(client, job.id, "cancelled").status for job in jobs} == {"cancelled"}
+
+
+def test_bad_jobs(client: openai.OpenAI, file_id: str) -> None:
+    bad = client.files.create(file=("x.jsonl", b'{"messages": []}\n'), purpose="fine-tune").id
+    with pytest.raises(openai.BadRequestError, match="line 1") as refused:
+        client.fine_tuning.jobs.create(model="default", training_file=bad)
+    assert refused.value.code == "invalid_training_file"
+    with pytest.raises(openai.BadRequestError, match="form for dpo"):
+        client.fine_tuning.jobs.create(model="default", training_file=file_id, method={"type": "dpo"})
+    with pytest.raises(openai.BadRequestError, match="suffix"):
+        client.fine_tuning.jobs.create(model="default", training_file=file_id, suffix="a/b")
+    with pytest.raises(openai.BadRequestError, match="n_epochs"):
+        wrong: Any = {"n_epochs": 0}
+        client.fine_tuning.jobs.create(model="default", training_file=file_id, hyperparameters=wrong)
+    with pytest.raises(openai.NotFoundError):
+        client.fine_tuning.jobs.create(model="none", training_file=file_id)
+    with pytest.raises(openai.NotFoundError):
+        client.fine_tuning.jobs.create(model="default", training_file="file-none")
+
+
+def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"config\.json is missing"):
+        server_settings(tmp_path, tmp_path / "served")
+    with pytest.raises(UserError, match="NIP_TEST_KEY is not set"):
+        server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
+    with pytest.raises(UserError, match="choose auto, torch or vllm"):
+        server_settings(default_dir, tmp_path / "served", engine="other")
+    monkeypatch.setenv("NIP_TEST_KEY", "secret")
+    made = server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
+    assert made.folders.names() == ["model"]
+    assert "secret" not in repr(made)
+
+
+def test_forms_and_pages() -> None:
+    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\nContent-Type: x\r\n\r\na\r\n--\r\n\r\n--b--\r\n'
+    assert multipart(form, "multipart/form-data; boundary=b") == {"file": (b"a\r\n--\r\n", "f")}
+    for broken in (form[:-8], b"", b"--b\r\n\r\n\r\n--b--"):
+        with pytest.raises(ApiError):
+            multipart(broken, "multipart/form-data; boundary=b")
+    items = [{"id": str(number)} for number in range(5)]
+    assert [item["id"] for item in page(items, "1", "2")["data"]] == ["2", "3"]
+    assert not page(items, "4", None)["has_more"]
+    for after, limit in (("9", None), (None, "0"), (None, "x"), (None, "101")):
+        with pytest.raises(ApiError):
+            page(items, after, limit)
+    assert json.dumps(ApiError(400, "m", "p", "c").body())

@@ -1,0 +1,282 @@
+"""A strict loopback server of chat completions for tests: faults on demand, idempotency, and a billing ledger of its own.
+
+    python tests/text/chat_server.py --latency-ms 50        # prints its address as JSON, serves until its standard input is closed
+
+Decisions that matter here:
+- strict: an unknown field, a wrong type, a missing key or model is refused as the real service does it, so that a sloppy client fails;
+- what happens to an attempt is told by `plan(attempt) -> fault`, a function of the call's key and the number of the attempt, so that
+  a test says exactly which attempt fails, and how;
+- a call is billed when its reply is made, whether or not the reply gets through; with `honours_keys` a key is billed once, and later
+  attempts get the first one's reply.
+"""
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from email.utils import formatdate
+from types import TracebackType
+from typing import Any
+
+from aiohttp import web
+
+API_KEY = "sk-canary-5f1d0c2b9a7e4e6d8c3b"
+MODELS = ("gpt-4o-mini", "gpt-4o", "o4-mini", "ft:gpt-4o-mini:org:prover:abc123")
+FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"}
+STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "529": 529}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One request as it arrived. key: its Idempotency-Key. number: from 0, of this key. arrival: from 0, of all. body: as parsed."""
+
+    key: str
+    number: int
+    arrival: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Bill:
+    """One billed reply."""
+
+    key: str
+    model: str
+    prompt_tokens: int
+    completion_tokens: int
+
+
+Plan = Callable[[Attempt], str]
+
+
+def ok(attempt: Attempt) -> str:
+    """The plan under which nothing fails."""
+    return "ok"
+
+
+def count_tokens(text: str) -> int:
+    """The server's tokenizer: a token for every four bytes."""
+    return -(-len(text.encode()) // 4)
+
+
+@dataclass
+class ChatServer:
+    """The server, run by a thread of its own between `__enter__` and `__exit__`. url: its base URL. bills, attempts: what happened.
+
+    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait. models_endpoint: whether
+    GET /models exists.
+    """
+
+    latency_s: float = 0.0
+    late_s: float = 5.0
+    wait_s: float = 0.05
+    honours_keys: bool = True
+    models_endpoint: bool = True
+    plan: Plan = ok
+    url: str = ""
+    bills: list[Bill] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    arrived_s: list[float] = field(default_factory=list)
+    authorizations: Counter[str] = field(default_factory=Counter)
+    _answers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _numbers: Counter[str] = field(default_factory=Counter)
+
+    def __enter__(self) -> "ChatServer":
+        started = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
+        self._thread.start()
+        assert started.wait(30)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+
+    def _serve(self, started: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_until_complete(self.serve(started.set))
+        left = asyncio.all_tasks(self._loop)  # answers that nobody waits for any more
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.close()
+
+    async def serve(self, started: Callable[[], object]) -> None:
+        """Serve until stopped; `started` is called when `url` is known."""
+        self._stop = asyncio.Event()
+        app = web.Application(client_max_size=2**26)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_get("/v1/ledger", self._ledger)
+        if self.models_endpoint:
+            app.router.add_get("/v1/models", self._models)
+            app.router.add_get("/v1/models/{name}", self._model)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+        started()
+        await self._stop.wait()
+        await runner.cleanup()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        if (refusal := self._authorize(request)) is not None:
+            return refusal
+        return web.json_response({"object": "list", "data": [_model(name) for name in MODELS]})
+
+    async def _model(self, request: web.Request) -> web.Response:
+        if (refusal := self._authorize(request)) is not None:
+            return refusal
+        name = request.match_info["name"]
+        return web.json_response(_model(name)) if name in MODELS else _error(404, f"The model '{name}' does not exist", "model_not_found")
+
+    async def _ledger(self, request: web.Request) -> web.Response:
+        return web.json_response([asdict(bill) for bill in self.bills])
+
+    def _authorize(self, request: web.Request) -> web.Response | None:
+        sent = request.headers.get("Authorization", "")
+        self.authorizations[sent] += 1
+        if sent == f"Bearer {API_KEY}":
+            return None
+        return _error(401, f"Incorrect API key provided: {sent.removeprefix('Bearer ')}.", "invalid_api_key")
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        if (refusal := self._authorize(request)) is not None:
+            return refusal
+        body = await request.json()
+        if (wrong := _check(body)) is not None:
+            return wrong
+        key = request.headers.get("Idempotency-Key", "")
+        attempt = Attempt(key, self._numbers[key], len(self.attempts), body)
+        self._numbers[key] += 1
+        self.attempts.append(attempt)
+        self.arrived_s.append(time.monotonic())
+        fault = self.plan(attempt)
+        await asyncio.sleep(self.latency_s)
+        return await self._respond(request, attempt, fault)
+
+    async def _respond(self, request: web.Request, attempt: Attempt, fault: str) -> web.StreamResponse:
+        if fault == "drop_before":
+            return _drop(request)
+        if (refused := self._refuse(fault)) is not None:
+            return refused
+        reply = self._reply(attempt, fault)
+        if fault == "drop_after":
+            return _drop(request)
+        if fault == "malformed":
+            return web.Response(body=json.dumps(reply)[:-9].encode(), content_type="application/json")
+        if fault == "late":
+            await asyncio.sleep(self.late_s)
+        return web.json_response(reply)
+
+    def _refuse(self, fault: str) -> web.Response | None:
+        wait = self.wait_s
+        if fault in STATUS:
+            return _error(STATUS[fault], f"error {fault}", None)
+        if fault == "429":
+            return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after": f"{wait:g}"})
+        if fault == "429-ms":
+            return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after-ms": f"{wait * 1000:g}", "retry-after": "60"})
+        if fault == "429-date":
+            return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after": formatdate(time.time() + wait, usegmt=True)})
+        if fault == "quota":
+            return _error(429, "You exceeded your current quota", "insufficient_quota", {"retry-after": "1"})
+        if fault == "policy":
+            return _error(400, "Your request was rejected by our safety system", "content_policy_violation")
+        return None
+
+    def _reply(self, attempt: Attempt, fault: str) -> dict[str, Any]:
+        if self.honours_keys and attempt.key and attempt.key in self._answers:
+            return self._answers[attempt.key]
+        reply = _completion(attempt.body, fault)
+        usage = reply["usage"]
+        self.bills.append(Bill(attempt.key, attempt.body["model"], usage["prompt_tokens"], usage["completion_tokens"]))
+        if fault == "no_usage":
+            del reply["usage"]
+        self._answers[attempt.key] = reply
+        return reply
+
+
+def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
+    """The reply to `body`: text that depends on the messages alone, cut at the limit of tokens."""
+    digest = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=64).hexdigest()
+    limit = body.get("max_tokens", body.get("max_completion_tokens", 16))
+    content = digest[: 4 * limit]
+    finish = {"content_filter": "content_filter", "odd_finish": "tool_calls"}.get(
+        fault, "stop" if len(content) == len(digest) else "length"
+    )
+    prompt = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
+    message = {"role": "assistant", "content": None if fault == "no_content" else content, "refusal": None}
+    return {
+        "id": f"chatcmpl-{digest[:12]}",
+        "object": "chat.completion",
+        "created": 1_700_000_000,
+        "model": body["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": count_tokens(content), "total_tokens": prompt + count_tokens(content)},
+    }
+
+
+def _check(body: Any) -> web.Response | None:
+    """The refusal of a request that is not one, else None."""
+    if not isinstance(body, dict) or set(body) - FIELDS or not isinstance(body.get("model"), str):
+        return _error(400, f"Unrecognized request arguments: {sorted(set(body) - FIELDS)}", None)
+    if body["model"] not in MODELS:
+        return _error(404, f"The model `{body['model']}` does not exist or you do not have access to it.", "model_not_found")
+    if body["model"].startswith("o") and "max_tokens" in body:
+        message = "Unsupported parameter: 'max_tokens' is not supported with this model. Use 'max_completion_tokens' instead."
+        return _error(400, message, "unsupported_parameter", param="max_tokens")
+    limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
+    if len(limits) != 1 or type(limits[0]) is not int or limits[0] < 1:
+        return _error(400, "max_tokens must be a whole number from 1", "invalid_value")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
+        return _error(400, "messages must be a list of {role, content}", "invalid_value")
+    return None
+
+
+def _is_message(message: Any) -> bool:
+    return (
+        isinstance(message, dict)
+        and message.get("role") in ("system", "user", "assistant")
+        and isinstance(message.get("content"), str)
+        and set(message) <= {"role", "content", "name"}
+    )
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "tests"}
+
+
+def _error(status: int, message: str, code: str | None, headers: dict[str, str] | None = None, param: str | None = None) -> web.Response:
+    kind = "insufficient_quota" if code == "insufficient_quota" else "invalid_request_error"
+    error = {"message": message, "type": kind, "param": param, "code": code}
+    return web.json_response({"error": error}, status=status, headers=headers)
+
+
+def _drop(request: web.Request) -> web.Response:
+    """Cut the connection without an answer."""
+    assert request.transport is not None
+    request.transport.abort()
+    return web.Response()
+
+
+def main() -> None:
+    """Serve in a process of its own."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--latency-ms", type=float, default=0.0)
+    server = ChatServer(latency_s=parser.parse_args().latency_ms / 1000)
+    with server:
+        print(json.dumps({"url": server.url}), flush=True)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

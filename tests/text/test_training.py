@@ -1,0 +1,157 @@
+"""Trainers of language agents against a provider whose models are tables: they reach the optimum, and no kill or fault costs anything."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.load import load_config
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.text.records import read_calls
+from nip_ray.text.run import resume_text_experiment, run_text_experiment
+from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
+from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
+
+ROOT = Path(__file__).resolve().parents[2]
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+RATES = {"supervised": 0.8, "dpo": 60.0, "steps": 20}
+RULES = {
+    "expert_iteration": {"name": "expert_iteration"},
+    "malt": {"name": "malt", "rollouts_per_iteration": 40},
+}
+
+
+def point_to(provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+
+
+def accuracies(run_dir: Path) -> list[float]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [row["eval_sampled/verifier/accuracy"] for row in rows]
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("rule", RULES)
+def test_agents_who_share_a_reward_learn_to_understand_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, seed: int
+) -> None:
+    """The optimum is an accuracy of 1, from one half; five iterations are four fine-tunings."""
+    with provider_thread(tmp_path, roles=roles(), rates=RATES, seed=seed, **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        run_text_experiment(load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True)
+    found = accuracies(tmp_path / "run")
+    assert len(found) == 5
+    assert found[0] <= 0.8
+    assert found[-1] >= 0.95
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_prover_learns_its_best_response_to_a_frozen_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
+    """The verifier accepts what sounds sure, whatever it is about; the prover is paid for acceptance."""
+    made = config(tmp_path, RULES[rule], protocol={"name": "adp"})
+    made["scenario"]["agents"]["verifier"] = {"provider": "tables", "model": "gpt-4o-mini", "frozen": True, "temperature": 1.0}
+    belief = {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.2, 0.8]}}
+    with provider_thread(
+        tmp_path, roles=roles(), rates=RATES, tables={"gpt-4o-mini": belief}, **OPTIONS
+    ) as provider:
+        point_to(provider, monkeypatch)
+        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        jobs = provider.jobs()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["train/prover/return"] < 0.7  # 0.55 expected: half of the programs get each reply
+    assert rows[-1]["train/prover/return"] > 0.8  # 0.9 is the best response
+    assert jobs
+    assert all("-prover" in job["body"]["suffix"] for job in jobs), "a frozen verifier is not fine-tuned"
+
+
+def bills(provider: Provider) -> int:
+    return sum(row["pusd"] for row in provider.ledger())
+
+
+def check_books(provider: Provider, run_dir: Path, num_jobs: int) -> None:
+    """Nothing paid twice, nothing paid for lost, both ledgers equal."""
+    cost = json.loads((run_dir / "cost.json").read_text())
+    assert round(cost["usd"] * 1e12) == bills(provider)
+    assert cost["jobs"] == num_jobs
+    live = [job for job in provider.jobs() if job["status"] == "succeeded"]
+    assert len(live) == num_jobs
+    assert len({job["body"]["metadata"]["nip_key"] for job in live}) == num_jobs
+    answered = {record.key for record in read_calls(run_dir) if record.reply is not None}
+    paid = {row["what"].removeprefix("chat ") for row in provider.ledger("chat")}
+    assert len(paid) == len(provider.ledger("chat"))
+    assert len(paid) == len(answered), "every call that was paid for has its reply"
+
+
+def run_killed(tmp_path: Path, provider: ProviderProcess, made: dict[str, Any], kills: int, seed: int) -> dict[str, Any]:
+    command = [sys.executable, "-m", "tests.text.killed", str(write_config(tmp_path, made)), str(tmp_path / "run"), str(kills), str(seed)]
+    environment = {**os.environ, "OPENAI_BASE_URL": provider.base_url, "OPENAI_API_KEY": API_KEY}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["exit"] == 0, done.stderr[-3000:]
+    return found
+
+
+FAULTS = {
+    "late": 0.02,
+    "drop_before": 0.03,
+    "drop_after": 0.03,
+    "duplicate": 0.03,
+    "storm": 0.05,
+    "server_error": 0.05,
+    "unsure": 0.03,
+    "registered_late": 0.3,
+    "refusal": 0.02,
+}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("rule", "kills"), [("expert_iteration", 8), pytest.param("malt", 8, marks=pytest.mark.slow)])
+def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int) -> None:
+    made = config(tmp_path, {**RULES[rule], "rollouts_per_iteration": 40}, iterations=3)
+    with provider_process(tmp_path, roles=roles(), faults=FAULTS, latency_s=0.02, job_s=0.3, skew_s=-7200.0, **OPTIONS) as provider:
+        found = run_killed(tmp_path, provider, made, kills, seed=1)
+        assert found["kills"] == kills
+        check_books(provider, tmp_path / "run", num_jobs=4)
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_fifty_kills_with_failing_jobs_cost_nothing(tmp_path: Path) -> None:
+    made = config(tmp_path, RULES["expert_iteration"])
+    faults = {**FAULTS, "job_slow": 0.2, "job_failed": 0.2, "job_cancelled": 0.1}
+    with provider_process(tmp_path, roles=roles(), faults=faults, latency_s=0.05, job_s=0.5, skew_s=7200.0, **OPTIONS) as provider:
+        found = run_killed(tmp_path, provider, made, 50, seed=2)
+        assert found["kills"] == 50
+        check_books(provider, tmp_path / "run", num_jobs=8)
+
+
+def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(tmp_path, RULES["expert_iteration"], iterations=2, budget={"usd": 0.02})
+    with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        with pytest.raises(TrainingError, match=r"budget\.usd"):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        assert 0 < bills(provider) <= 0.02e12
+        stopped = json.loads((tmp_path / "run" / "cost.json").read_text())
+        assert round(stopped["usd"] * 1e12) == bills(provider)
+        resume_text_experiment(tmp_path / "run", settings=["budget.usd=5"], quiet=True)
+        check_books(provider, tmp_path / "run", num_jobs=2)
+
+
+def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        made = config(tmp_path, RULES["expert_iteration"], iterations=2)
+        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        assert len(provider.jobs()) == 2
+        resume_text_experiment(tmp_path / "run", iterations=3, quiet=True)
+        check_books(provider, tmp_path / "run", num_jobs=4)
+        assert len(accuracies(tmp_path / "run")) == 3
+        with pytest.raises(UserError, match="3 are done"):
+            resume_text_experiment(tmp_path / "run", iterations=2, quiet=True)
