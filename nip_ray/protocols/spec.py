@@ -160,8 +160,11 @@ class Protocol:
         return int(self.turn_table_SKAC[:, :, self.verifier_index].any(-1).sum(1).min())
 
     def reward_mid_point(self, agent: str) -> float:
-        """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples."""
-        if agent == self.verifier:
+        """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples.
+
+        Provers who share the verifier's reward are measured on its scale.
+        """
+        if agent == self.verifier or (self.payment.shared_reward and agent in self.provers):
             return (self.payment.verifier_reward + self.payment.verifier_incorrect_penalty) / 2
         return self.payment.prover_reward / 2 if agent in self.provers else 0.0
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
+from nip_ray.errors import UserError
 from nip_ray.sandbox.batch import CallResult
 from nip_ray.sandbox.launch import INSIDE, execute
 from nip_ray.sandbox.plans import job, plan_for
@@ -68,6 +69,7 @@ def run_calls(solution: str, function_name: str, calls: Sequence[list[Any]], set
     """What `function_name(*arguments)` of a strange solution returns for each list of arguments, each in a fork of its own.
 
     calls: arguments, as JSON carries them. The results are those of `run_batch`, which is faster for programs that mean no harm.
+    Raises what `run_program` raises, and UserError for the level "container".
     """
     return [_call_result(*output) for output in _outputs(solution, function_name, list(calls), settings)]
 
@@ -114,7 +116,9 @@ def _outputs(solution: str, function: str | None, tests: list[Any], settings: Sa
 def _one_harness(work: dict[str, Any], wanted: int, settings: SandboxSettings) -> list[tuple[str | None, int | None, str]]:
     """Outcomes from one harness: of all tests, or up to the one in which it was lost."""
     nonce = secrets.token_hex(NONCE_BYTES)
-    plan = plan_for("auto" if settings.isolation == "container" else settings.isolation)
+    if settings.isolation == "container":  # never something weaker than was asked for
+        raise UserError("isolation: container runs single programs and `isolate_tests=True`; take namespaces or auto")
+    plan = plan_for(settings.isolation)
     limits = replace(settings, wall_s=(settings.wall_s + 1) * wanted + 5, processes=settings.processes + 1)
     request = job(_harness(), nonce + json.dumps(work), {}, plan, limits)
     outcome = execute(replace(request, output_bytes=wanted * (ESCAPES * settings.output_kb * 1000 + 200)))

@@ -4,8 +4,8 @@ Decisions that matter here:
 - a solution is changed only if it passes its problem's tests. A change counts when the sandbox shows that it is wrong: it writes a wrong
   output in at least one test (share passed < 1 - share of crashes and time-outs), or, failing that, writes another output than the
   original on an input that the model suggested, where the original ends well;
-- per problem at most min(floor(fraction * solutions), max_modifications) solutions are changed, and as many others that pass their tests are
-  kept as they are: every row is balanced;
+- per problem at most min(floor(fraction * solutions), max_modifications) solutions are changed, and as many others that pass their
+  tests are kept as they are: every row is balanced;
 - candidates with dangerous calls are thrown away as a courtesy; what protects is the sandbox, in which all of them run;
 - every finished problem is a line of the output file or of the list of problems without a row beside it, written at once: a run that was
   stopped goes on where it was, and no problem is paid for twice. Rows stand in the order in which they were finished.
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat
+from nip_ray.sandbox.result import DEFAULTS
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import TestReport, run_tests
 from nip_ray.scenarios.code_validation.hub import Row, solutions_of
@@ -55,9 +56,9 @@ DANGEROUS = (
 
 PROMPT = """Below is a programming problem, followed by a Python program that solves it correctly.
 
-Write a version of the program with one subtle mistake, so that it gives a wrong answer for some valid input. The mistake should be one that a
-careful programmer could make and a reviewer could overlook. The program must still run, read its input and write its output as before, and be
-right for most inputs. Do not hint at the mistake: no comments about it, no telling names.
+Write a version of the program with one subtle mistake, so that it gives a wrong answer for some valid input. The mistake should be
+one that a careful programmer could make and a reviewer could overlook. The program must still run, read its input and write its
+output as before, and be right for most inputs. Do not hint at the mistake: no comments about it, no telling names.
 
 The problem:
 
@@ -95,8 +96,8 @@ _INPUT = re.compile(r"PROBLEMATIC INPUT\s*\d*" + _BLOCK, re.DOTALL | re.IGNORECA
 class BuggyOptions:
     """How to make wrong solutions.
 
-    model: the provider's name. fraction_to_modify, max_modifications: see the module. num_problematic_inputs: inputs that the model is asked to
-    suggest, 0 to 10. max_attempts: replies asked for at once for one solution. problems_at_once: worked on at the same time.
+    model: the provider's name. fraction_to_modify, max_modifications: see the module. num_problematic_inputs: inputs that the model is
+    asked to suggest, 0 to 10. max_attempts: replies asked for at once for one solution. problems_at_once: worked on at the same time.
     """
 
     model: str
@@ -154,7 +155,7 @@ class Sandbox(NamedTuple):
     output: Callable[[str, str], str | None]
 
 
-def sandbox(settings: SandboxSettings = SandboxSettings()) -> Sandbox:
+def sandbox(settings: SandboxSettings = DEFAULTS) -> Sandbox:
     """The sandbox of this package, with these limits."""
 
     def output(solution: str, stdin: str) -> str | None:
@@ -190,7 +191,7 @@ def _tests_of(row: Row, where: str) -> tuple[tuple[str, str], ...]:
     """(input, output) of every test, none for a problem whose tests call a function."""
     text = row.values.get("input_output")
     try:
-        tests = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
+        tests: Any = json.loads(text) if isinstance(text, str) and text.strip() else text or {}
         if tests.get("fn_name"):
             return ()
         return tuple(

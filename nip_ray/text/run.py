@@ -33,8 +33,8 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
     state = new_state(config)
-    prepared = prepare(config)
     asyncio.run(check_providers(config))
+    prepared = prepare(config)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
@@ -54,8 +54,8 @@ def resume_text_experiment(
         if not (folder.path / STATE).is_file():  # killed before the first stage began
             save_state(folder, new_state(config))
         state = reopened(load_state(folder), config)
-        prepared = prepare(config, folder.path)
         asyncio.run(check_providers(config))
+        prepared = prepare(config, folder.path)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         return train(config, folder, prepared, state, quiet)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from nip_ray.errors import UserError
 from nip_ray.sandbox.testing import run_calls, run_tests
 from nip_ray.settings.sandbox import SandboxSettings
 
@@ -138,3 +139,11 @@ def f():
     os._exit(0)
 """
     assert run_calls(solution, "f", [[]], replace(SETTINGS, output_kb=256)) == [("error", "NotJSON")]
+
+
+def test_containers_are_not_replaced_by_something_weaker() -> None:
+    settings = replace(SETTINGS, isolation="container")
+    with pytest.raises(UserError, match="container"):
+        run_tests("print(1)", [("", "1")], settings)
+    with pytest.raises(UserError, match="container"):
+        run_calls("def f(): return 1", "f", [[]], settings)

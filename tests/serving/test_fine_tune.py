@@ -30,11 +30,11 @@ def scores(model_dir: Path, held_out: list) -> tuple[float, float]:
     return mean(right), mean(a - b for a, b in zip(right, wrong))
 
 
-def check_learning(method: Method, adaptation: str, seed: int, base: Path, out: Path) -> None:
-    """Trained on 160 chats with a rule: what happens on 40 chats never seen."""
+def check_learning(method: Method, adaptation: str, seed: int, base: Path, out: Path, count: int = 160, epochs: int = 6) -> None:
+    """Trained on chats with a rule: what happens on 40 chats never seen."""
     rate = 3e-3 if adaptation == "full" else 1e-2
-    recipe_ = Recipe(method, seed, num_epochs=6, learning_rate=rate, adaptation=adaptation)
-    train, held_out = chats(seed, 160), chats(1000 + seed, 40)
+    recipe_ = Recipe(method, seed, num_epochs=epochs, learning_rate=rate, adaptation=adaptation)
+    train, held_out = chats(seed, count), chats(1000 + seed, 40)
     data = supervised(train) if method == "supervised" else preferences(train)
     fine_tune(base, data, out, recipe_)
     (likely, margin), (likely_before, margin_before) = scores(out, held_out), scores(base, held_out)
@@ -46,7 +46,7 @@ def check_learning(method: Method, adaptation: str, seed: int, base: Path, out: 
 
 @pytest.mark.parametrize("method", ["supervised", "dpo"])
 def test_learning_quick(method: Method, default_dir: Path, tmp_path: Path) -> None:
-    check_learning(method, "full", 0, default_dir, tmp_path / "out")
+    check_learning(method, "full", 0, default_dir, tmp_path / "out", 80, 3)
 
 
 @pytest.mark.learning

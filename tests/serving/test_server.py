@@ -1,6 +1,11 @@
 """The server, driven by the unmodified openai SDK."""
 
 import json
+import os
+import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +20,7 @@ import pytest
 import ray
 
 from nip_ray.errors import UserError
-from nip_ray.serving.app import ServerSettings, server_settings, start_server
+from nip_ray.serving.app import ServerSettings, free_port, serve_model, server_settings, start_server
 from nip_ray.serving.protocol import ApiError, multipart, page
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.providers import LocalProvider
@@ -70,7 +75,9 @@ def test_chat(client: openai.OpenAI) -> None:
     assert 1 <= reply.usage.completion_tokens <= 10
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.choices[0].finish_reason in ("stop", "length")
-    unseeded = {client.chat.completions.create(model="default", messages=ASK, max_completion_tokens=10).choices[0].message.content for _ in "ab"}
+    unseeded = {
+        client.chat.completions.create(model="default", messages=ASK, max_completion_tokens=10).choices[0].message.content for _ in "ab"
+    }
     assert len(unseeded) == 2
 
 
@@ -198,9 +205,7 @@ def test_files(client: openai.OpenAI) -> None:
 
 def test_a_job_makes_a_model(client: openai.OpenAI, file_id: str) -> None:
     wanted: Any = {"nip_key": "a-key"}
-    job = client.fine_tuning.jobs.create(
-        model="default", training_file=file_id, suffix="judge", seed=5, metadata=wanted, method=HYPER
-    )
+    job = client.fine_tuning.jobs.create(model="default", training_file=file_id, suffix="judge", seed=5, metadata=wanted, method=HYPER)
     assert (job.status in ("queued", "running"), job.training_file, job.metadata) == (True, file_id, wanted)
     done = wait_for(client, job.id, "succeeded", "failed")
     assert (done.status, done.error, done.seed) == ("succeeded", None, 5)
@@ -268,6 +273,32 @@ def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyP
     made = server_settings(default_dir, tmp_path / "served", api_key_variable="NIP_TEST_KEY")
     assert made.folders.names() == ["model"]
     assert "secret" not in repr(made)
+
+
+@pytest.mark.slow
+def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path: Path) -> None:
+    """`serve_model` in a process of its own, with a Ray of its own: it says where, answers, and ends by Ctrl-C, leaving $HOME alone."""
+    (tmp_path / "home").mkdir()
+    port = free_port()
+    source = f"from pathlib import Path; from nip_ray.serving.app import serve_model; serve_model(Path({str(default_dir)!r}), {port}, "
+    source += f"folder=Path({str(tmp_path / 'served')!r}), api_key_variable='NIP_TEST_KEY')"
+    env = {**os.environ, "HOME": str(tmp_path / "home"), "NIP_TEST_KEY": KEY}
+    process = subprocess.Popen([sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        assert process.stdout is not None
+        while not (line := process.stdout.readline()).startswith("serving model at"):
+            assert line, "it ended"
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
+            assert made.chat.completions.create(model="model", messages=ASK, max_tokens=4).usage
+        process.send_signal(signal.SIGINT)
+        assert process.wait(120) != 0, "interrupted"
+    finally:
+        process.kill()
+    assert [path.name for path in (tmp_path / "home").iterdir() if path.name != ".ray"] == []
+    with pytest.raises(UserError, match="cannot be used"), socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        serve_model(default_dir, port, folder=tmp_path / "served")
 
 
 def test_forms_and_pages() -> None:

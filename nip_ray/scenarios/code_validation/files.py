@@ -29,8 +29,8 @@ _HINT = f"the columns {', '.join(COLUMNS)}, or the published ones of {APPS} or {
 def load_items(settings: CodeDataSettings, split: Split, seed: int, runner: Runner) -> list[CodeItem]:
     """The items of a split: from its file if one is named, else made or read from the hub, as `settings.source` says.
 
-    At most `num_train` or `num_test` items. runner: `nip_ray.sandbox.batch.run_batch`, or what does the same; needed only for items that are
-    made. Raises UserError for anything that is wrong with a file, or where no items are left.
+    At most `num_train` or `num_test` items. runner: `nip_ray.sandbox.batch.run_batch`, or what does the same; it is needed for items that
+    are made. Raises UserError for anything that is wrong with a file, or where no items are left.
     """
     num = settings.num_train if split == "train" else settings.num_test
     file = settings.train if split == "train" else settings.test
@@ -147,10 +147,9 @@ def _own_item(row: Row, path: Path) -> CodeItem:
         if name not in row.values:
             _fail(path, row, name, f"is missing (there are: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
     for name in ("question", "solution"):
-        if not isinstance(values[name], str) or not values[name].strip():
-            _fail(
-                path, row, name, "is empty" if isinstance(values[name], str) else f"is {_shown(values[name])}", "a text that is not empty"
-            )
+        text = values[name]
+        if not isinstance(text, str) or not text.strip():
+            _fail(path, row, name, "is empty" if isinstance(text, str) else f"is {_shown(text)}", "a text that is not empty")
     if type(values["id"]) is not int:
         _fail(path, row, "id", f"is {_shown(values['id'])}", "a whole number")
     for name in ("y", "prover_stance"):

@@ -50,10 +50,8 @@ def apps_items(rows: Sequence[Row], where: str, settings: CodeDataSettings) -> l
             _fail(where, row, "problem_id", f"{number} stands in an earlier row, too", "a number of its own for each problem")
         items[number] = _item(number, row, solutions[settings.solution_number], 1, where)
     if not items:
-        raise UserError(
-            f"{where}: has no problem of difficulty {' or '.join(settings.difficulties)} with a solution number {settings.solution_number}; "
-            "expected: at least one"
-        )
+        wanted = f"of difficulty {' or '.join(settings.difficulties)} with a solution number {settings.solution_number}"
+        raise UserError(f"{where}: has no problem {wanted}; expected: at least one")
     return list(items.values())
 
 
@@ -98,9 +96,8 @@ def download(repository: str, split: str) -> list[Row]:
         table = load_dataset(repository, split=split)
     except Exception as error:  # network, authorisation, format: the library raises some twenty kinds
         detail = (str(error).splitlines() or [""])[0][:200]
-        raise UserError(
-            f"{repository}: cannot be read from the hub ({type(error).__name__}: {detail}); name downloaded files as data.train and data.test"
-        ) from error
+        wrong = f"cannot be read from the hub ({type(error).__name__}: {detail})"
+        raise UserError(f"{repository}: {wrong}; name downloaded files as data.train and data.test") from error
     return [Row(f"row {number}", dict(values)) for number, values in enumerate(table, 1)]
 
 

@@ -275,17 +275,12 @@ def _with_body(statement: ast.For | ast.While | ast.If, body: list[ast.stmt]) ->
 
 def _exchange(node: ast.AST, names: list[str]) -> Edits:
     """Two things in the wrong places: arguments, the sides of a difference, the ends of a slice, the cases of a choice."""
-    if (
-        isinstance(node, ast.Call)
-        and len(node.args) == 2
-        and not (isinstance(node.func, ast.Name) and node.func.id in (*_FUNCTIONS, "range"))
-    ):
+    if isinstance(node, ast.Call) and len(node.args) == 2 and getattr(node.func, "id", "") not in (*_FUNCTIONS, "range"):
         yield Edit(node, "args", node.args[::-1])
     for field in ("value", "elt", "left", "right", "test"):
         inner = getattr(node, field, None)
-        if isinstance(inner, ast.BinOp) and isinstance(inner.op, ast.Sub | ast.FloorDiv | ast.Mod | ast.Add):
-            if not isinstance(inner.op, ast.Add) or not isinstance(inner.right, ast.Constant):
-                yield Edit(node, field, ast.BinOp(inner.right, inner.op, inner.left))
+        if isinstance(inner, ast.BinOp) and _order_matters(inner):
+            yield Edit(node, field, ast.BinOp(inner.right, inner.op, inner.left))
         if isinstance(inner, ast.IfExp):
             yield Edit(node, field, ast.IfExp(inner.test, inner.orelse, inner.body))
         if isinstance(inner, ast.Tuple | ast.List) and len(inner.elts) == 2:
@@ -293,6 +288,12 @@ def _exchange(node: ast.AST, names: list[str]) -> Edits:
     if isinstance(node, ast.If) and len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If) and node.body != node.orelse:
         other = node.orelse[0]
         yield Edit(node, "orelse", [ast.If(other.test, node.body, other.orelse, lineno=other.lineno)])
+
+
+def _order_matters(value: ast.BinOp) -> bool:
+    """Whether the result may depend on which side is which; a sum may be one of texts."""
+    is_text = isinstance(value.op, ast.Add) and not isinstance(value.right, ast.Constant)
+    return is_text or isinstance(value.op, ast.Sub | ast.FloorDiv | ast.Mod)
 
 
 def _function(node: ast.AST, names: list[str]) -> Edits:

@@ -132,7 +132,8 @@ def finish(draft: Draft, rng: Random) -> Problem:
     results = run(sources[0], "solve", calls)
     shared = _signature_names(sources, draft.names.split(), rng)
     question = _worded(Template(draft.question).substitute(draft.facts), shared, rng)
-    examples = _examples(shared["solve"], calls[len(draft.edges) :], results[len(draft.edges) :], rng)
+    samples = [(call, result) for call, result in zip(calls, results) if call not in draft.edges]
+    examples = _examples(shared["solve"], samples, rng)
     return Problem(
         f"{question}\n\n{examples}",
         tuple(_renamed(source, shared, rng) for source in sources),
@@ -151,9 +152,9 @@ def run(source: str, name: str, calls: Sequence[list[Any]]) -> list[Any]:
 
 def _calls(draft: Draft) -> list[list[Any]]:
     """The edges and then samples, all different while that is possible."""
-    calls = list(draft.edges)
+    calls = [edge for i, edge in enumerate(draft.edges) if edge not in draft.edges[:i]]
     for _ in range(10 * NUM_CALLS):
-        if len(calls) >= max(NUM_CALLS, len(draft.edges) + 8):
+        if len(calls) >= NUM_CALLS:
             break
         call = draft.sample()
         if call not in calls:
@@ -161,9 +162,9 @@ def _calls(draft: Draft) -> list[list[Any]]:
     return calls
 
 
-def _examples(name: str, calls: Sequence[list[Any]], results: Sequence[Any], rng: Random) -> str:
-    """One or two lines that show calls and results, short ones where there are some."""
-    shown = [f"`{name}({', '.join(map(repr, call))})` returns `{result!r}`" for call, result in zip(calls, results)]
+def _examples(name: str, samples: Sequence[tuple[list[Any], Any]], rng: Random) -> str:
+    """A line that shows one or two calls with their results, short ones where there are some."""
+    shown = [f"`{name}({', '.join(map(repr, call))})` returns `{result!r}`" for call, result in samples]
     short = [text for text in shown if len(text) <= _MOST_EXAMPLE_CHARACTERS]
     chosen = rng.sample(short, 2) if len(short) > 2 else sorted(shown, key=len)[:1]
     if len(chosen) == 1 or rng.random() < 0.5:

@@ -68,7 +68,7 @@ def _rooms(draw: Draw) -> Draft:
     rule = (
         "A room can be used again in the moment in which it becomes free."
         if k == 0
-        else f"After each use a room is cleaned for {k} {'unit' if k == 1 else 'units'} of time, and is free again in the moment in which this ends."
+        else f"After each use a room is cleaned for {k} {'unit' if k == 1 else 'units'} of time; it is free when this ends."
     )
     return Draft(
         "rooms_needed room_count busiest_moment fewest_rooms",

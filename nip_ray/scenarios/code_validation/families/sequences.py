@@ -54,7 +54,7 @@ def _longest_climb(draw: Draw) -> Draft:
 @_family("introductory")
 def _differences(draw: Draw) -> Draft:
     k = draw.number(1, 3)
-    what, start, fold = draw.pick(("the largest", "0", "max"), ("the sum of all", "0", "sum"))
+    what, fold = draw.pick(("the largest", "max"), ("the sum of all", "sum"))
     return Draft(
         "step_sizes difference_figure jump_size total_variation",
         """The distance of two numbers is how far they lie apart, never negative. `solve(values)` returns $what distance$s between

@@ -1,0 +1,149 @@
+"""The families of problems: their solutions are right, their problems differ, and their texts are whole."""
+
+import ast
+import json
+from random import Random
+
+import pytest
+
+from nip_ray.scenarios.code_validation.families import FAMILIES, Family, split_of
+from nip_ray.scenarios.code_validation.families.base import Draft, finish, run
+from nip_ray.scenarios.code_validation.families.names import POOLS
+
+SEEDS = range(6)
+BY_NAME = {family.name: family for family in FAMILIES}
+families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+
+
+@families
+def test_all_solutions_agree(family: Family) -> None:
+    """Two programs that were written differently give the same results: neither has a slip, and the tests fit the statement's limits."""
+    for seed in SEEDS:
+        problem = family.make(Random(seed))
+        for solution in problem.solutions:
+            assert run(solution, problem.function_name, problem.calls) == list(problem.results), solution
+
+
+@families
+def test_problems_are_whole(family: Family) -> None:
+    for seed in SEEDS:
+        problem = family.make(Random(seed))
+        assert len(problem.calls) >= 12
+        assert len({json.dumps(call) for call in problem.calls}) == len(problem.calls), "a test twice"
+        assert len({json.dumps(result) for result in problem.results}) > 1, "every program that returns a constant would do"
+        assert f"`{problem.function_name}(" in problem.question
+        assert not set("$|") & set(problem.question), "a fact or a choice of words is left over"
+        assert "  " not in problem.question
+        assert "solve" not in problem.question
+
+
+@families
+def test_problems_differ(family: Family) -> None:
+    """Enough for a data set: with 40 seeds nearly 40 different questions, and programs that differ in more than one way."""
+    problems = [family.make(Random(seed)) for seed in range(40)]
+    assert len({problem.question for problem in problems}) >= 38
+    assert len({problem.solutions[0] for problem in problems}) >= 30
+
+
+@families
+def test_the_seed_decides(family: Family) -> None:
+    assert family.make(Random(5)) == family.make(Random(5))
+
+
+@families
+def test_programs_define_the_function_of_the_question(family: Family) -> None:
+    """With the parameters that the question names, and without one name for two things."""
+    problem = family.make(Random(1))
+    signatures = set()
+    for solution in problem.solutions:
+        function = next(node for node in ast.parse(solution).body if isinstance(node, ast.FunctionDef))
+        arguments = [argument.arg for argument in function.args.args]
+        signatures.add((function.name, tuple(arguments)))
+        assert len(set(arguments)) == len(arguments)
+        assert f"`{function.name}({', '.join(arguments)})`" in problem.question
+    assert len(signatures) == 1
+    assert signatures.pop()[0] == problem.function_name
+
+
+def test_enough_families_of_every_difficulty() -> None:
+    assert len(BY_NAME) == len(FAMILIES) >= 60
+    for difficulty in ("introductory", "interview", "competition"):
+        splits = [split_of(family.name) for family in FAMILIES if family.difficulty == difficulty]
+        assert 0.1 < splits.count("test") / len(splits) < 0.4
+        assert len(splits) >= 15
+
+
+def test_the_split_of_a_family_is_for_ever() -> None:
+    """A change of the rule would put problems of the one split into the other, between versions of the package."""
+    held_out = {name for name in BY_NAME if split_of(name) == "test"}
+    assert held_out == HELD_OUT
+
+
+HELD_OUT = set(
+    [
+        "best_stretch",
+        "best_window",
+        "cheapest_route",
+        "count_beyond",
+        "differences",
+        "editor",
+        "fewest_jumps",
+        "in_base",
+        "ledger",
+        "longest_rising",
+        "rain_water",
+        "regions",
+        "robot",
+        "rotate_list",
+        "run_lengths",
+        "running_values",
+        "shift_letters",
+        "shrink_number",
+        "stack_machine",
+        "steps_to_one",
+        "wrap_words",
+    ]
+)
+
+
+def test_statements_by_hand() -> None:
+    """Some references against answers worked out by hand, so that not all rests on programs agreeing with each other."""
+    merged = next(
+        p
+        for p in map(BY_NAME["merge_spans"].make, map(Random, range(20)))
+        if "overlap or touch" in p.question and "ascending" in p.question
+    )
+    assert run(merged.solutions[0], merged.function_name, [[[[1, 2], [2, 3], [5, 6]]]]) == [[[1, 3], [5, 6]]]
+    maze = BY_NAME["maze"].make(Random(0))
+    assert run(maze.solutions[1], maze.function_name, [[["..", ".."]]])[0] == (2 if "up, down" in maze.question else 1)
+    rooms = next(p for p in map(BY_NAME["rooms"].make, map(Random, range(20))) if "the moment in which it becomes free" in p.question)
+    assert run(rooms.solutions[0], rooms.function_name, [[[[0, 5], [5, 9], [4, 6]]]]) == [2]
+
+
+def test_words_and_names_are_chosen_alike_everywhere() -> None:
+    draft = Draft(
+        "alpha beta",
+        "<Say|Tell> `solve(values)`: $what of `values`, `other` stays",
+        ["def solve(values):\n    total = 0\n    for value in values:\n        total += value\n    return total\n"],
+        lambda: [[3, len("abcd")]],
+        [[[i]] for i in range(12)],
+        {"what": "the sum"},
+    )
+    seen = set()
+    for seed in range(30):
+        problem = finish(draft, Random(seed))
+        function = ast.parse(problem.solutions[0]).body[0]
+        assert isinstance(function, ast.FunctionDef)
+        parameter = function.args.args[0].arg
+        assert f"`{problem.function_name}({parameter})`: the sum of `{parameter}`, `other` stays" in problem.question
+        assert parameter in POOLS["values"]
+        seen.add((problem.function_name, parameter, problem.question.split()[0]))
+    assert len(seen) > 15
+
+
+def test_pools_have_no_builtins_and_keep_their_own_name() -> None:
+    builtins = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
+    for name, pool in POOLS.items():
+        assert len(set(pool)) == len(pool) > 2, name
+        assert not set(pool) & builtins, name
+        assert all(option.isidentifier() for option in pool), name
