@@ -6,6 +6,7 @@ Decisions that matter here:
 """
 
 import importlib
+import importlib.util
 import logging
 import os
 from types import ModuleType
@@ -32,9 +33,20 @@ def local_llm(name: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except ImportError as error:
-        raise UserError(f"a local language model needs the libraries of an extra ({error}): pip install 'nip_ray[local-llm]'") from None
+        raise _missing(str(error)) from None
     for chatty in ("transformers", "trl", "peft", "accelerate", "datasets"):
         logging.getLogger(chatty).setLevel(logging.ERROR)
     if name == "transformers":
         module.utils.logging.disable_progress_bar()
     return module
+
+
+def check_installed() -> None:
+    """Raise UserError where the extra is not installed, without importing it (actors that fail to start tell less)."""
+    for name in ("transformers", "trl", "peft", "accelerate", "datasets", "safetensors"):
+        if importlib.util.find_spec(name) is None:
+            raise _missing(f"there is no {name}")
+
+
+def _missing(reason: str) -> UserError:
+    return UserError(f"a local language model needs the libraries of an extra ({reason}): pip install 'nip_ray[local-llm]'")

@@ -20,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
+from nip_ray.serving.extras import check_installed
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
@@ -36,6 +37,8 @@ class LocalHost:
 
 def start_host(settings: LocalProvider, folder: Path, engine: str = "auto") -> LocalHost:
     """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
+    check_installed()
+    engine_factory(engine, settings.max_batch_size)  # refuses what is unknown
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
     chat = _actor(ChatHost, settings, 1000, folders, settings, engine)
     training = start_training(settings, folders)
@@ -49,7 +52,8 @@ def start_host(settings: LocalProvider, folder: Path, engine: str = "auto") -> L
 
 
 def start_training(settings: LocalProvider, folders: ModelFolders) -> Any:
-    """The actor that fine-tunes, alone."""
+    """The actor that fine-tunes, alone. Raises UserError for missing libraries."""
+    check_installed()
     return _actor(TrainingHost, settings, 16, folders, settings)
 
 

@@ -1,7 +1,8 @@
 """Learning the byte-level vocabulary of the default model: `python -m nip_ray.serving.vocabulary FILE...` rewrites `vocabulary.json`.
 
-Done once by hand, from the prompts of code validation (each given ten times), its built-in items (a .jsonl file of `nip-ray data code-validation`, of which
-questions and solutions are read) and the documentation: the tokenizer is the shipped file, and stays the same while these change.
+Done once by hand, from the prompts of code validation (each given ten times), its built-in items (a .jsonl file of
+`nip-ray data code-validation`, of which questions and solutions are read) and the documentation. The default model's tokenizer is the
+shipped file, so that it stays the same while these change.
 Decisions that matter here: digits stand alone (a number is read digit by digit); all 256 bytes are in the alphabet whether or not
 the text has them; the special tokens come first.
 """

@@ -87,7 +87,7 @@ PROBLEMATIC INPUT k:
 (the input, as the program reads it)
 ```
 """
-_BLOCK = r"\s*:[ \t*]*\n\s*```[\w+-]*[ \t]*\n(.*?)\n?```"
+_BLOCK = r"[ \t*]*:[ \t*]*\n\s*```[\w+-]*[ \t]*\n(.*?)\n?```"
 _MODIFIED = re.compile(r"MODIFIED SOLUTION" + _BLOCK, re.DOTALL | re.IGNORECASE)
 _INPUT = re.compile(r"PROBLEMATIC INPUT\s*\d*" + _BLOCK, re.DOTALL | re.IGNORECASE)
 

@@ -18,11 +18,11 @@ from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.text.budget import Budget
 from nip_ray.text.judges import JudgeOptions, fitting, judge, judge_figures, plan
 from nip_ray.text.parts import Prepared, local_hosts, prepare, spending_of
-from nip_ray.text.prices import PriceList, usd
+from nip_ray.text.prices import usd
 from nip_ray.text.records import RecordedChat, total
 from nip_ray.text.rollouts import read_dialogues, rollout_file
 from nip_ray.text.state import TextState, load_state
-from nip_ray.text.voices import Switchboard
+from nip_ray.text.voices import Switchboard, price_list
 
 
 def judge_run(
@@ -48,7 +48,7 @@ def judge_run(
         dialogues = read_dialogues(rollout_file(folder.path, "train", number), {item.id: item for item in prepared.items["train"]})
         chosen = fitting(prepared.scenario.protocol) if names is None else list(names)
         name, model = _judge(config, state, provider, model)
-        prices = PriceList(getattr(config.providers[name], "prices", {}))
+        prices = price_list(config.providers[name])
         options = JudgeOptions(seed=config.seed, run=state.run_id, max_in_flight=config.talk.max_in_flight)
         if dry_run:
             made = plan(dialogues, prepared.scenario, chosen, model, options)
@@ -77,7 +77,7 @@ async def _judged(
     purse = Budget(config.budget, spent)
     with local_hosts(config, [provider], folder.path) as hosts:
         board = Switchboard(config, folder.path, purse, hosts)
-        prices = PriceList(getattr(config.providers[provider], "prices", {}))
+        prices = price_list(config.providers[provider])
         client = RecordedChat(board.client(provider), folder.path, iteration, "judge", prices)
         try:
             return await judge(dialogues, prepared.scenario, names, client, model, options)

@@ -32,14 +32,14 @@ from nip_ray.text.fine_tuning import FineTuneBackend
 from nip_ray.text.journal import Journal
 from nip_ray.text.lessons import METHODS
 from nip_ray.text.malt import Node
-from nip_ray.text.prices import PriceList, job_cost
+from nip_ray.text.prices import job_cost
 from nip_ray.text.records import total
 from nip_ray.text.spending import Amount, Spending
 from nip_ray.text.state import PaidJob, TextState, load_state
 from nip_ray.text.talk import Progress, Sitting, Table
 from nip_ray.text.talkers import Talkers
 from nip_ray.text.tasks import Task
-from nip_ray.text.voices import Switchboard
+from nip_ray.text.voices import Switchboard, price_list
 
 JOBS = "jobs.jsonl"
 USUAL_EPOCHS = 4
@@ -128,8 +128,7 @@ class Parts:
 
     def job_cost(self, group: str, model: str, tokens: int) -> int:
         """Picodollars of a fine-tuning of `model` on so many tokens."""
-        provider = self.config.providers[self._provider_of(group)]
-        return job_cost(PriceList(getattr(provider, "prices", {})).of(model), tokens, 1)
+        return job_cost(price_list(self.config.providers[self._provider_of(group)]).of(model), tokens, 1)
 
     @staticmethod
     def count_tokens(data: bytes) -> int:

@@ -14,11 +14,12 @@ from typing import Any
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, PriceSettings, TrainingServiceProvider
 from nip_ray.text.budget import Purse
 from nip_ray.text.chat import ChatClient
 from nip_ray.text.limits import Limiter, Throttle
-from nip_ray.text.prices import PriceList
+from nip_ray.text.metered import MeteredChat
+from nip_ray.text.prices import DEFAULT, PriceList
 from nip_ray.text.records import RecordedChat
 from nip_ray.text.talk import Voice
 
@@ -65,7 +66,7 @@ class Switchboard:
         if isinstance(provider, LocalProvider):
             from nip_ray.text.local_chat import LocalChat
 
-            return LocalChat(self.hosts[name])
+            return MeteredChat(LocalChat(self.hosts[name]), self.purse)
         if isinstance(provider, TrainingServiceProvider):
             from nip_ray.text.training_service import TrainingServiceChat
 
@@ -74,8 +75,7 @@ class Switchboard:
 
     def _recorded(self, name: str, iteration: int) -> RecordedChat:
         writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
-        prices = getattr(self.config.providers[name], "prices", {})
-        return RecordedChat(self.client(name), self.run_dir, iteration, writer, PriceList(prices, self.purse.in_usd))
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.purse.in_usd))
 
     def _throttle(self, name: str) -> Throttle:
         provider = self.config.providers[name]
@@ -83,3 +83,8 @@ class Switchboard:
             requests, tokens = (getattr(provider, key, None) for key in ("requests_per_minute", "tokens_per_minute"))
             self.throttles[name] = Limiter(requests, tokens)
         return self.throttles[name]
+
+
+def price_list(provider: Any, needed: bool = False) -> PriceList:
+    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is set."""
+    return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)

@@ -61,16 +61,18 @@ def test_learning(method: Method, adaptation: str, seed: int, default_dir: Path,
 @pytest.mark.parametrize("method", ["supervised", "dpo"])
 def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, default_dir: Path, tmp_path: Path) -> None:
     data = supervised(chats(0, 24)) if method == "supervised" else preferences(chats(0, 24))
-    made = []
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+
+    def run(name: str, seed: int) -> tuple[dict[str, bytes], list[tuple[int, float]]]:
         steps: list[tuple[int, float]] = []
         how = Recipe(method, seed, 1, learning_rate=1e-3, adaptation=adaptation)
         done = fine_tune(default_dir, data, tmp_path / name, how, on_step=lambda step, loss: steps.append((step, loss)))
         assert [step for step, _ in steps] == [1, 2, 3]
         assert (done.steps, done.loss) == (3, steps[-1][1])
-        made.append((contents(tmp_path / name), steps))
-    assert made[0] == made[1]
-    assert made[0][0]["model.safetensors"] != made[2][0]["model.safetensors"]
+        return contents(tmp_path / name), steps
+
+    first, again, other = run("a", 0), run("b", 0), run("c", 1)
+    assert first == again
+    assert first[0]["model.safetensors"] != other[0]["model.safetensors"]
 
 
 def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path: Path) -> None:

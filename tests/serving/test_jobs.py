@@ -29,7 +29,8 @@ def test_a_job_from_start_to_end(store: JobStore, default_dir: Path) -> None:
     assert begun is not None
     done = run_job(store, begun, FULL, lambda name: default_dir)
     assert (done.status, done.model, done.error, done.starts) == ("succeeded", "verifier-1-aaaaaaaaaaaa", None, 1)
-    assert done.trained_tokens and (store.model_dir(done.model or "") / "config.json").is_file()
+    assert done.trained_tokens
+    assert (store.model_dir(done.model or "") / "config.json").is_file()
     assert [event["step"] for event in store.events(job.id)] == [1, 2]
     assert len(list((store.jobs / job.id / "checkpoints").iterdir())) == 1
     assert (store.get(job.id), store.open_jobs(), store.cancel(job.id)) == (done, [], done)

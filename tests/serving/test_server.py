@@ -209,7 +209,10 @@ def test_a_job_makes_a_model(client: openai.OpenAI, file_id: str) -> None:
     assert (job.status in ("queued", "running"), job.training_file, job.metadata) == (True, file_id, wanted)
     done = wait_for(client, job.id, "succeeded", "failed")
     assert (done.status, done.error, done.seed) == ("succeeded", None, 5)
-    assert done.trained_tokens and done.finished_at and done.fine_tuned_model and done.fine_tuned_model.startswith("judge-")
+    assert done.trained_tokens
+    assert done.finished_at
+    assert done.fine_tuned_model
+    assert done.fine_tuned_model.startswith("judge-")
     events = list(client.fine_tuning.jobs.list_events(job.id, limit=4))
     assert [event.data["step"] for event in events] == [6, 5, 4, 3, 2, 1], "pages, the newest first"  # type: ignore[index]
     assert done.fine_tuned_model in [model.id for model in client.models.list()]
@@ -253,8 +256,8 @@ def test_bad_jobs(client: openai.OpenAI, file_id: str) -> None:
         client.fine_tuning.jobs.create(model="default", training_file=file_id, method={"type": "dpo"})
     with pytest.raises(openai.BadRequestError, match="suffix"):
         client.fine_tuning.jobs.create(model="default", training_file=file_id, suffix="a/b")
+    wrong: Any = {"n_epochs": 0}
     with pytest.raises(openai.BadRequestError, match="n_epochs"):
-        wrong: Any = {"n_epochs": 0}
         client.fine_tuning.jobs.create(model="default", training_file=file_id, hyperparameters=wrong)
     with pytest.raises(openai.NotFoundError):
         client.fine_tuning.jobs.create(model="none", training_file=file_id)
@@ -295,10 +298,11 @@ def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path
     finally:
         process.kill()
     assert [path.name for path in (tmp_path / "home").iterdir() if path.name != ".ray"] == []
-    with pytest.raises(UserError, match="cannot be used"), socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
-        serve_model(default_dir, port, folder=tmp_path / "served")
+
+
+def test_a_taken_port_is_refused(default_dir: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot be used"):
+        serve_model(default_dir, taken.getsockname()[1], folder=tmp_path / "served")
 
 
 def test_forms_and_pages() -> None:

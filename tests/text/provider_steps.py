@@ -167,7 +167,7 @@ class TrainingClient:
         assert loss_fn == "cross_entropy"
         weights = [torch.tensor(datum.loss_fn_inputs["weights"], dtype=torch.float64) for datum in data]
         return self.server.do(
-            "forward_backward", lambda: (-sum((row * w).sum() for row, w in zip(self.logprobs(data), weights))).backward()
+            "forward_backward", lambda: (-torch.cat([row * w for row, w in zip(self.logprobs(data), weights)]).sum()).backward()
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: Callable[..., tuple[Tensor, dict[str, float]]]) -> Future[None]:

@@ -8,6 +8,7 @@ import sys
 import time
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,8 @@ class Backend:
     methods = frozenset({"supervised"})
     poll_interval_s = 0.01
 
-    def __init__(self, doubt_s: float = 0.2, answers: list[tuple[Any, float | None]] | None = None) -> None:
-        self.doubt_s, self.answers = doubt_s, answers or []
+    def __init__(self, doubt_s: float = 0.2, answers: Sequence[tuple[Any, float | None]] = ()) -> None:
+        self.doubt_s, self.answers = doubt_s, answers
         self.made: list[tuple[float, FineTuneJob]] = []
         self.calls: Counter[str] = Counter()
         self.ends: JobStatus = "succeeded"

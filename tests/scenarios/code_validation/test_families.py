@@ -33,7 +33,7 @@ def test_problems_are_whole(family: Family) -> None:
         assert len({json.dumps(result) for result in problem.results}) > 1, "every program that returns a constant would do"
         assert f"`{problem.function_name}(" in problem.question
         assert not set("$|") & set(problem.question), "a fact or a choice of words is left over"
-        assert "  " not in problem.question
+        assert "  " not in problem.question.split("\n\n")[0]
         assert "solve" not in problem.question
 
 
@@ -79,31 +79,29 @@ def test_the_split_of_a_family_is_for_ever() -> None:
     assert held_out == HELD_OUT
 
 
-HELD_OUT = set(
-    [
-        "best_stretch",
-        "best_window",
-        "cheapest_route",
-        "count_beyond",
-        "differences",
-        "editor",
-        "fewest_jumps",
-        "in_base",
-        "ledger",
-        "longest_rising",
-        "rain_water",
-        "regions",
-        "robot",
-        "rotate_list",
-        "run_lengths",
-        "running_values",
-        "shift_letters",
-        "shrink_number",
-        "stack_machine",
-        "steps_to_one",
-        "wrap_words",
-    ]
-)
+HELD_OUT = {
+    "best_stretch",
+    "best_window",
+    "cheapest_route",
+    "count_beyond",
+    "differences",
+    "editor",
+    "fewest_jumps",
+    "in_base",
+    "ledger",
+    "longest_rising",
+    "rain_water",
+    "regions",
+    "robot",
+    "rotate_list",
+    "run_lengths",
+    "running_values",
+    "shift_letters",
+    "shrink_number",
+    "stack_machine",
+    "steps_to_one",
+    "wrap_words",
+}
 
 
 def test_statements_by_hand() -> None:

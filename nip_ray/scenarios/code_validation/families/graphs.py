@@ -89,8 +89,8 @@ def _maze(draw: Draw) -> Draft:
         "shortest_way maze_steps escape_steps path_length",
         """`grid` is a list of texts of equal length, in which '$wall' is a wall and '.' is free. A step leads from a free cell to a
         free cell next to it ($how). `solve(grid)` returns the smallest number of steps from the upper left corner to the lower
-        right one, or `-1` if there is no way <or one of these corners is a wall|; a wall at either corner means that there is
-        none>. <Start and goal may be the same cell.|In a grid of one free cell, it is 0.>""",
+        right one, or `-1` if there is no way<, as when one of these corners is a wall|; there is none when one of these corners is
+        a wall>. <Start and goal may be the same cell.|In a grid of one free cell, it is 0.>""",
         [
             """
             def solve(grid):

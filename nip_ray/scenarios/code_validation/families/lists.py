@@ -176,7 +176,7 @@ def _peaks(draw: Draw) -> Draft:
         [[[]], [[1]], [[1, 2]], [[1, 2, 1]], [[2, 1, 2]], [[1, 2, 2, 1]], [[3, 1, 2, 0, 2, 1, 3]]],
         {
             "name": "peak" if peak else "valley",
-            "than": "larger" if peak else "smaller",
+            "than": "larger than" if peak else "smaller than",
             "what": "the list of positions of all of them, counted from 0" if positions else "how many there are",
             "op": ">" if peak else "<",
             "rev": "<" if peak else ">",
@@ -322,8 +322,8 @@ def _in_chunks(draw: Draw) -> Draft:
     drop = draw.coin()
     return Draft(
         "in_chunks chunk_values block_summary summarise_blocks",
-        """Cut `values` into <blocks|pieces> of `width` neighbouring numbers, from the left. `solve(values, width)` returns the list of
-        $what of each <block|piece>. $rule `width` is at least 1.""",
+        """Cut `values` into blocks of `width` neighbouring numbers, from the left. `solve(values, width)` returns the list of
+        $what of each block. $rule `width` is at least 1.""",
         [
             """
             def solve(values, width):
@@ -364,7 +364,7 @@ def _in_chunks(draw: Draw) -> Draft:
         {
             "what": what,
             "fold": fold,
-            "rule": "A shorter piece at the end is left out." if drop else "The last piece may be shorter.",
+            "rule": "A shorter block at the end is left out." if drop else "The last block may be shorter.",
             "end": " - width + 1" if drop else "",
             "last": "group",
         },

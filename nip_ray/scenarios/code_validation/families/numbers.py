@@ -203,9 +203,9 @@ def _long_years(draw: Draw) -> Draft:
     c = b * draw.number(3, 5)
     return Draft(
         "is_long_year long_year has_extra_day leap_rule",
-        """<On a distant planet|In an invented calendar> a year has an extra day if its number is divisible by $a; <but not if|except
-        when> it is divisible by $b, <unless|and then again if> it is divisible by $c <as well|too>. `solve(n)` <tells
-        whether|returns `True` if> year `n` has the extra day<, else `False`|>.""",
+        """<On a distant planet|In an invented calendar> a year has an extra day if its number is divisible by $a, <but not if|except
+        when> it is divisible by $b, unless it is divisible by $c <as well|too>. `solve(n)` <tells whether|returns `True` if> year
+        `n` has the extra day<, else `False`|>.""",
         [
             """
             def solve(n):

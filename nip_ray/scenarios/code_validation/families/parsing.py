@@ -130,7 +130,7 @@ def _brackets(draw: Draw) -> Draft:
             [first[0] * 2 + first[1]],
         ],
         {
-            "shown": "', '".join(pairs).replace("<>", "< >"),
+            "shown": "', '".join(pairs),
             "opened": opened,
             "closed": closed,
             "table": table,

@@ -94,7 +94,7 @@ def _best_window(draw: Draw) -> Draft:
     return Draft(
         "best_window window_search best_block strongest_stretch",
         """Among all stretches of `width` neighbouring numbers in `values`, look for one with the $kind sum. `solve(values, width)`
-        returns $what<.|;> <if the list is shorter than `width`|for a list shorter than `width`>, it returns `-1`. `width` is at
+        returns $what. <If the list is shorter than `width`|For a list shorter than `width`>, it returns `-1`. `width` is at
         least 1 and no number is negative.""",
         [
             """
@@ -219,7 +219,7 @@ def _all_but_one(draw: Draw) -> Draft:
     return Draft(
         "all_but_one without_self leave_out others_folded",
         """`solve(values)` returns a list as long as `values`: <entry i|its entry i> is the $what of all numbers of `values` $rule.
-        <What has no numbers at all is $unit.|Of no numbers at all, it is $unit.> <Zeros and negative numbers occur.|Zeros may
+        <The $what of no numbers is $unit.|Where no numbers are left, it is $unit.> <Zeros and negative numbers occur.|Zeros may
         occur.>""",
         [
             """

@@ -217,8 +217,8 @@ def _editor(draw: Draw) -> Draft:
         "run_editor edit_text typing_result play_editor",
         """A text is empty at first, and `orders` lists what is done to it. ['type', t] adds the text t at its end; ['$cut'] removes
         its last $count (all, if there are fewer); ['$undo'] takes back the latest 'type' or '$cut' that is not taken back yet, and
-        does nothing if there is none. `solve(orders)` returns the text at the end. <A '$cut' of an empty text counts as an order,
-        too|Also a '$cut' that removes nothing can be taken back>.""",
+        does nothing if there is none. `solve(orders)` returns the text at the end. <Also a ['$cut'] that removes nothing can be
+        taken back|A ['$cut'] counts even if it removes nothing>.""",
         [
             """
             def solve(orders):

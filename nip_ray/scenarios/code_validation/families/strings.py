@@ -16,8 +16,8 @@ def _count_letters(draw: Draw) -> Draft:
     )
     return Draft(
         "count_marked how_many_letters count_special letter_count tally_letters",
-        """<Write|Implement|Define> a function `solve(text)` that <counts|returns how often> $words <occur in|appear in|can be found
-        in> `text`. <Upper and lower case count alike.|Case does not matter.>""",
+        """<Write|Implement|Define> a function `solve(text)` that <counts|returns> how often $words <occur|appear> in `text`. <Upper
+        and lower case count alike.|Case does not matter.>""",
         [
             """
             def solve(text):
@@ -49,17 +49,19 @@ def _count_letters(draw: Draw) -> Draft:
 
 @_family("introductory")
 def _is_mirrored(draw: Draw) -> Draft:
-    words, method = draw.pick(("letters", "isalpha"), ("letters and digits", "isalnum"), ("digits", "isdigit"))
+    words, method, alphabet = draw.pick(
+        ("letters", "isalpha", "abAB1"), ("letters and digits", "isalnum", "abAB12"), ("digits", "isdigit", "123a")
+    )
 
     def sample() -> list[str]:
-        half = draw.text(1, 5, "abAB12")
+        half = draw.text(1, 5, alphabet)
         return [half + draw.pick("", "a", "1", " ", "!") + draw.pick(half[::-1], half[::-1].swapcase(), half, half[::-1] + ".", "b" + half)]
 
     return Draft(
         "is_mirrored reads_same is_palindrome same_both_ways",
-        """<A text is mirrored when|Call a text mirrored when> it reads the same from both ends, <if one looks at|looking only at> its
-        $words and <ignores case|treats upper and lower case alike>. Write `solve(text)` that <tells|returns> whether `text` is
-        mirrored. <A text without any such characters is mirrored.|If nothing is left to compare, the answer is `True`.>""",
+        """<A text is mirrored when|Call a text mirrored when> it reads the same from both ends, if one looks only at its $words and
+        <ignores case|treats upper and lower case alike>. Write `solve(text)` that <tells|returns> whether `text` is mirrored. <A
+        text without any such characters is mirrored.|If nothing is left to compare, the answer is `True`.>""",
         [
             """
             def solve(text):
@@ -83,7 +85,7 @@ def _is_mirrored(draw: Draw) -> Draft:
             """,
         ],
         sample,
-        [[""], ["?!"], ["a"], ["1a"], ["Ab ba"], ["12 21x"], ["aa1b11b1aA"], ["abcA"]],
+        [[""], ["?!"], ["a"], ["1a"], ["Ab ba"], ["12 21x"], ["aa1b11b1aA"], ["abcA"], ["12a"]],
         {"words": words, "method": method},
     )
 
@@ -94,7 +96,7 @@ def _every_kth(draw: Draw) -> Draft:
     ordinal = ("second", "third", "fourth")[first - 1]
     return Draft(
         "every_kth pick_letters thin_out sample_text skip_through",
-        """<Write|Implement> `solve(text)` that returns every $k-th character of `text`, <starting with|beginning at> the $ordinal one
+        """<Write|Implement> `solve(text)` that returns every $kth character of `text`, <starting with|beginning at> the $ordinal one
         (<so|that is,> positions $a, $b, $c and so on, when the first character has position 0). <A text that is too short gives an
         empty string.|Where there is no such character, return an empty string.>""",
         [
@@ -122,7 +124,7 @@ def _every_kth(draw: Draw) -> Draft:
         ],
         lambda: [draw.text(1, 16)],
         [[""], ["ab"], ["abc"], ["abcdefghijklmnop"]],
-        {"k": k, "ordinal": ordinal, "a": first, "b": first + k, "c": first + 2 * k},
+        {"k": k, "kth": ("second", "third", "fourth", "fifth")[k - 2], "ordinal": ordinal, "a": first, "b": first + k, "c": first + 2 * k},
     )
 
 
@@ -175,9 +177,9 @@ def _change_case(draw: Draw) -> Draft:
     k, up = draw.number(2, 4), draw.coin()
     return Draft(
         "change_case restyle mark_letters set_case",
-        """<Write|Create> `solve(text)`. <In the result|In the returned text> every $k-th character of `text` (the $k-th, the $kk-th,
-        and so on, counting from one) is in $case case, and all others are in $opposite case. <Characters that are no letters count,
-        but stay as they are.|Spaces and digits are counted as well, and are not changed.>""",
+        """<Write|Create> `solve(text)`. <In the result|In the returned text> every $kth character of `text` (character $k, character
+        $kk, and so on, counting from one) is in $case case, and all others are in $opposite case. <Characters that are no letters
+        count, but stay as they are.|Spaces and digits are counted as well, and are not changed.>""",
         [
             """
             def solve(text):
@@ -198,6 +200,7 @@ def _change_case(draw: Draw) -> Draft:
         [[""], ["a"], ["aB"], ["abcdefghijkl"], ["ABCDEFGHIJKL"]],
         {
             "k": k,
+            "kth": ("second", "third", "fourth")[k - 2],
             "kk": 2 * k,
             "yes": "upper" if up else "lower",
             "no": "lower" if up else "upper",

@@ -150,9 +150,9 @@ def _ledger(draw: Draw) -> Draft:
     return Draft(
         "run_ledger settle_payments final_balances process_transfers",
         """<Every account starts with `amount` coins.|At the start, each account has `amount` coins.> Each entry of `orders` is a list
-        of payer, receiver and a number of coins, in order of time. A payment is <refused|skipped> if the payer's balance $rule<;|,
-        and then> nothing moves. `solve(orders, amount)` returns the balances of all accounts that occur in `orders`, as a dict by
-        name<, even if their payments were refused|, those of refused payments included>.""",
+        of payer, receiver and a number of coins, in order of time. A payment is <refused|skipped> if the payer's balance $rule, and
+        then <nothing moves|nothing is moved>. `solve(orders, amount)` returns the balances of all accounts that occur in `orders`,
+        as a dict by name<, even if their payments were refused|, those of refused payments included>.""",
         [
             """
             def solve(orders, amount):

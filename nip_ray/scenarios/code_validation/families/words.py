@@ -187,7 +187,7 @@ def _group_anagrams(draw: Draw) -> Draft:
     least = draw.number(1, 3)
     return Draft(
         "group_anagrams letter_families same_letters anagram_groups",
-        """Two words <belong together|are relatives> when one <is made of|uses> exactly the letters of the other, in any order.
+        """Two words belong together when one <is made of|uses> exactly the letters of the other, in any order.
         `solve(words)` returns the groups of words that belong together and have at least $least $members (a repeated word counts
         each time), as lists. <Words keep their order within a group|A group's words stand in the order of `words`>, and groups are
         in the order of their first words.""",

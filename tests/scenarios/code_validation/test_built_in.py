@@ -1,0 +1,202 @@
+"""The built-in data set: labels that are true, balanced and told by nothing else; splits that share nothing; the same bytes again."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple, get_args
+
+import pytest
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.sandbox.batch import run_batch
+from nip_ray.scenarios.code_validation.built_in import Made, choose, make, make_items
+from nip_ray.scenarios.code_validation.create import write_dataset
+from nip_ray.scenarios.code_validation.families import FAMILIES, split_of
+from nip_ray.scenarios.code_validation.files import load_items, read_items
+from nip_ray.scenarios.code_validation.item import CodeItem, stance_of
+from nip_ray.scenarios.code_validation.mutate import OPERATORS, Mutant, normalise
+from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
+
+ALL = get_args(Difficulty)
+NUM = 61
+
+
+@pytest.fixture(scope="module")
+def made() -> list[Made]:
+    return make(NUM, "train", ALL, 3, run_batch)
+
+
+def pairs_of(items: Sequence[CodeItem]) -> dict[str, list[CodeItem]]:
+    """Question -> its items."""
+    found: dict[str, list[CodeItem]] = {}
+    for item in items:
+        found.setdefault(item.question, []).append(item)
+    return found
+
+
+def test_numbers_labels_and_stances(made: list[Made]) -> None:
+    items = [one.item for one in made]
+    assert [item.id for item in items] == list(range(NUM))
+    assert Counter(item.y for item in items) == {1: (NUM + 1) // 2, 0: NUM // 2}
+    assert all(item.prover_stance == stance_of(item.solution) for item in items)
+    assert len({(item.question, item.solution) for item in items}) == NUM
+    assert {item.difficulty for item in items} == set(ALL)
+    labels = "".join(str(item.y) for item in items)
+    assert "1" * 15 not in labels, "in order of labels"
+
+
+def test_questions_tell_nothing_of_labels(made: list[Made]) -> None:
+    """Every question has one right and one wrong program (but the last of an odd number)."""
+    labels = Counter(tuple(sorted(item.y for item in items)) for items in pairs_of([one.item for one in made]).values())
+    assert labels == {(0, 1): NUM // 2, (1,): NUM % 2}
+
+
+def test_layout_tells_nothing_of_labels(made: list[Made]) -> None:
+    assert all(normalise(one.item.solution) == one.item.solution for one in made)
+
+
+def test_families_are_of_the_split(made: list[Made]) -> None:
+    by_name = {family.name: family for family in FAMILIES}
+    assert {split_of(one.item.family) for one in made} == {"train"}
+    assert all(by_name[one.item.family].difficulty == one.item.difficulty for one in made)
+    assert {split_of(item.family) for item in make_items(12, "test", ALL, 3, run_batch)} == {"test"}
+
+
+def test_wrong_programs_have_an_operator_and_differ_from_right_ones(made: list[Made]) -> None:
+    assert all((one.operator in OPERATORS) == (one.item.y == 0) for one in made)
+    assert len({one.operator for one in made if one.operator}) >= 8, "one kind of mistake only"
+
+
+def test_labels_are_true_on_fresh_inputs(made: list[Made]) -> None:
+    """On inputs that they were not chosen by, right and wrong programs for one question differ, too, nearly always."""
+    by_name = {family.name: family for family in FAMILIES}
+    told = total = 0
+    for items in list(pairs_of([one.item for one in made]).values())[:15]:
+        if len(items) < 2:
+            continue
+        calls = [call for seed in range(12) for call in by_name[items[0].family].make(Random(seed)).calls]
+        name = next(line for line in items[0].solution.splitlines() if line.startswith("def "))[4:].split("(")[0]
+        first, second = run_batch([item.solution for item in items], name, calls, 0.05)
+        total += 1
+        told += any(a.value != b.value for a, b in zip(first, second) if a.kind == b.kind == "value")
+    assert told >= total - 1 > 10
+
+
+def test_the_seed_decides() -> None:
+    assert make_items(8, "test", ("interview",), 1, run_batch) == make_items(8, "test", ("interview",), 1, run_batch)
+    assert make_items(8, "test", ("interview",), 1, run_batch) != make_items(8, "test", ("interview",), 2, run_batch)
+
+
+def test_difficulties_are_respected() -> None:
+    assert {item.difficulty for item in make_items(10, "train", ("competition",), 0, run_batch)} == {"competition"}
+
+
+class Outcome(NamedTuple):
+    """A result of the tests' own."""
+
+    kind: str
+    value: Any = None
+
+
+def values(*numbers: Any) -> list[Outcome]:
+    return [Outcome("error", "ValueError") if n == "!" else Outcome("timeout") if n == "?" else Outcome("value", n) for n in numbers]
+
+
+def chosen(*rows: tuple[str, list[Outcome]], seeds: range = range(40)) -> set[str]:
+    """The texts of the mutants that may be chosen for tests whose right results are 1, 2, 3 and 4."""
+    candidates = [(Mutant(text, text[0], 1), row) for text, row in rows]
+    return {mutant.text if (mutant := choose(candidates, [1, 2, 3, 4], Random(seed))) else "none" for seed in seeds}
+
+
+def test_what_makes_a_mutant_wrong() -> None:
+    assert chosen(("a", values(1, 2, 3, 4))) == {"none"}, "right after all"
+    assert chosen(("a", values(1, 2, 3, "!"))) == {"none"}, "it crashes, but returns nothing wrong"
+    assert chosen(("a", values("!", "!", "!", "!"))) == {"none"}
+    assert chosen(("a", values(9, 2, 3, "?"))) == {"none"}, "it may not end"
+    assert chosen(("a", values(9, 2, 3, "!"))) == {"a"}
+    assert chosen(("a", values(9, 9, 9, 9))) == {"a"}
+
+
+def test_subtle_mutants_are_preferred() -> None:
+    assert chosen(("a", values(9, 9, 9, 9)), ("b", values(1, 2, 3, 9))) == {"b"}
+    assert chosen(("a", values(9, 2, 3, "!")), ("b", values(1, 2, 3, 9))) == {"b"}, "crashes count as failures"
+    assert chosen(("a", values(9, 9, 9, 9)), ("b", values(1, 2, 9, 9))) == {"a", "b"}
+
+
+def test_operators_have_equal_chances() -> None:
+    rows = [("b", values(9, 2, 3, 4)), *((f"a{i}", values(9, 2, 3, 4)) for i in range(9))]
+    found = Counter(next(iter(chosen(*rows, seeds=range(seed, seed + 1)))) for seed in range(200))
+    assert 70 < found["b"] < 130
+
+
+def test_a_runner_that_fails_right_programs_is_found_out() -> None:
+    def broken(solutions: Sequence[str], function_name: str, calls: Sequence[list[Any]], per_call_s: float) -> list[list[Outcome]]:
+        return [[Outcome("timeout")] * len(calls) for _ in solutions]
+
+    with pytest.raises(TrainingError, match="runner is broken"):
+        make_items(4, "train", ALL, 0, broken)
+
+
+def test_a_family_that_runs_out_of_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    only = [family for family in FAMILIES if family.name == "is_mirrored"]
+    same = only[0].make(Random(0))
+    monkeypatch.setattr("nip_ray.scenarios.code_validation.families.base.Family.make", lambda self, rng: same)
+    monkeypatch.setattr("nip_ray.scenarios.code_validation.built_in.FAMILIES", only)
+    monkeypatch.setattr("nip_ray.scenarios.code_validation.built_in._ATTEMPTS", 3)
+    with pytest.raises(UserError, match="is_mirrored has no"):
+        make_items(200, "train", ALL, 0, run_batch)
+
+
+@pytest.mark.parametrize(
+    ("num", "split", "difficulties", "message"),
+    [
+        (1, "train", ALL, "data set of 1 items"),
+        (4, "valid", ALL, "split: 'valid'"),
+        (4, "train", ("easy",), "difficulties: easy; expected"),
+        (4, "train", (), "difficulties: none"),
+    ],
+)
+def test_bad_arguments(num: int, split: Any, difficulties: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        make_items(num, split, difficulties, 0, run_batch)
+
+
+def test_writing(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    first = write_dataset(tmp_path / "a" / "x.jsonl", 9, 5, run_batch, progress=lambda done, total: seen.append((done, total)))
+    second = write_dataset(tmp_path / "y.jsonl", 9, 5, run_batch)
+    assert (tmp_path / "a" / "x.jsonl").read_bytes() == (tmp_path / "y.jsonl").read_bytes()
+    assert first["sha256"] == second["sha256"]
+    assert first["labels"] == {0: 4, 1: 5}
+    assert sum(first["operators"].values()) == 4
+    assert sum(first["difficulties"].values()) == first["items"] == 9
+    assert seen[-1] == (9, 9)
+    assert read_items(tmp_path / "y.jsonl") == make_items(9, "train", ALL, 5, run_batch)
+
+
+@pytest.mark.parametrize("name", ["x.csv", "folder.jsonl"])
+def test_bad_places(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder.jsonl").mkdir()
+    with pytest.raises(UserError, match=name):
+        write_dataset(tmp_path / name, 4, 0, run_batch)
+
+
+def test_the_one_door() -> None:
+    settings = CodeDataSettings(num_train=6, num_test=4, difficulties=("interview", "competition"))
+    assert load_items(settings, "train", 2, run_batch) == make_items(6, "train", settings.difficulties, 2, run_batch)
+    assert load_items(settings, "test", 2, run_batch) == make_items(4, "test", settings.difficulties, 2, run_batch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_thousand_items() -> None:
+    """Of every difficulty alone, too: enough different problems, and fast enough to be made when a run starts."""
+    start = time.perf_counter()
+    items = make_items(2000, "train", ALL, 0, run_batch)
+    print(f"2000 items in {time.perf_counter() - start:.1f} s")
+    assert len({(item.question, item.solution) for item in items}) == 2000
+    assert len({item.family for item in items}) == sum(split_of(family.name) == "train" for family in FAMILIES)
+    small = make_items(400, "test", ("competition",), 0, run_batch)
+    assert len({(item.question, item.solution) for item in small}) == 400

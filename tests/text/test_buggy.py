@@ -1,0 +1,314 @@
+"""Wrong solutions written by a model: a chat client that answers by rule, and the real sandbox."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.sandbox.testing import TestReport
+from nip_ray.scenarios.code_validation.files import read_items, write_rows
+from nip_ray.scenarios.code_validation.hub import Row
+from nip_ray.settings.code_validation import CodeDataSettings
+from nip_ray.text.buggy import BuggyOptions, Candidate, ProgrammingProblem, Sandbox, levenshtein, make_buggy, parse_candidate, problems_of
+from nip_ray.text.chat import ChatReply, ChatRequest
+
+RIGHT = "n = int(input())\nprint(n + n)\n"
+ALSO_RIGHT = "print(2 * int(input()))\n"
+NOT_RIGHT = "print(3)\n"
+TESTS = (("1\n", "2\n"), ("2\n", "4\n"), ("5\n", "10\n"))
+
+
+def reply(solution: str, *inputs: str) -> str:
+    """A reply in the form that is asked for."""
+    blocks = "".join(f"\nPROBLEMATIC INPUT {i}:\n```\n{text}\n```\n" for i, text in enumerate(inputs, 1))
+    return f"Here it is.\n\nMODIFIED SOLUTION:\n```python\n{solution}```\n{blocks}"
+
+
+class Script:
+    """A chat client: answers each request by a rule, and counts them."""
+
+    def __init__(self, rule: Callable[[ChatRequest], str | None]) -> None:
+        self.rule, self.requests = rule, []  # type: ignore[var-annotated]
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """The rule's answer, after others had their turn."""
+        self.requests.append(request)
+        await asyncio.sleep(0)
+        return ChatReply(self.rule(request), "stop", 1, 1)
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+def problem(
+    number: int = 1, solutions: Sequence[str] = (RIGHT, ALSO_RIGHT), tests: Sequence[tuple[str, str]] = TESTS
+) -> ProgrammingProblem:
+    return ProgrammingProblem("train", number, "interview", "Read a number and print it doubled.", tuple(solutions), tuple(tests))
+
+
+def make(
+    out: Path, rule: Callable[[ChatRequest], str | None] | Script, problems: Sequence[ProgrammingProblem], **options: Any
+) -> dict[str, int]:
+    client = rule if isinstance(rule, Script) else Script(rule)
+    chosen = BuggyOptions("m", **{"max_attempts": 1, **options})
+    return asyncio.run(make_buggy(problems, client, out, chosen))
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+# ------------------------------------------------------------------------------------------------------------ parsing
+
+
+def test_replies_are_parsed() -> None:
+    assert parse_candidate(reply("a\nb\n", "1\n2", "3")) == Candidate("a\nb", ("1\n2", "3"))
+    assert parse_candidate("modified solution:\n\n```\nx\n```") == Candidate("x", ())
+    assert parse_candidate("MODIFIED SOLUTION:\n```\nfirst\n```\nBetter:\nMODIFIED SOLUTION:\n```\nsecond\n```") == Candidate("second", ())
+
+
+@pytest.mark.parametrize("text", [None, "", "no idea", "```python\nx\n```", "MODIFIED SOLUTION:\nx = 1", "MODIFIED SOLUTION:\n```\n\n```"])
+def test_replies_without_a_program(text: str | None) -> None:
+    assert parse_candidate(text) is None
+
+
+@pytest.mark.parametrize("text", ["import os; os.system('x')", "import subprocess", "x = eval(input())", "__import__('x')"])
+def test_dangerous_programs_are_thrown_away(text: str) -> None:
+    assert parse_candidate(reply(text + "\n")) is None
+
+
+@given(st.text("abc", max_size=7), st.text("abc", max_size=7))
+def test_levenshtein(first: str, second: str) -> None:
+    def plain(a: str, b: str) -> int:
+        if not a or not b:
+            return len(a) + len(b)
+        return min(plain(a[1:], b) + 1, plain(a, b[1:]) + 1, plain(a[1:], b[1:]) + (a[0] != b[0])) if len(a) + len(b) < 9 else -1
+
+    expected = plain(first, second)
+    if expected >= 0:
+        assert levenshtein(first, second) == expected
+    assert levenshtein(first, second) == levenshtein(second, first)
+    assert levenshtein(first, first + second) == len(second)
+
+
+# ------------------------------------------------------------------------------------------------------------- making
+
+
+def test_a_wrong_program_makes_a_row(tmp_path: Path) -> None:
+    wrong = "n = int(input())\nprint(n * n)\n"  # right for 2, wrong for 1 and 5
+    client = Script(lambda request: reply(wrong))
+    assert make(tmp_path / "x.jsonl", client, [problem()]) == {"made": 1, "without_row": 0, "done_before": 0}
+    (row,) = rows(tmp_path / "x.jsonl")
+    (bug,) = row["buggy_solutions"]
+    original = (RIGHT, ALSO_RIGHT)[bug["solution_number"]]
+    assert row["solutions"] == [(RIGHT, ALSO_RIGHT)[1 - bug["solution_number"]]], "the one that was changed is not kept as well"
+    assert {key: row[key] for key in ("apps_split", "apps_problem_id", "difficulty")} == {
+        "apps_split": "train",
+        "apps_problem_id": 1,
+        "difficulty": "interview",
+    }
+    assert bug["solution"] == wrong.strip()
+    assert bug["levenshtein_distance"] == levenshtein(original, wrong.strip())
+    assert bug["normalised_distance"] == bug["levenshtein_distance"] / max(len(original), len(wrong.strip()))
+    assert (bug["passed"], bug["failed"], bug["crashed"], bug["timed_out"], bug["attempts"]) == (1, 2, 0, 0, 1)
+    (request,) = client.requests
+    assert original in request.messages[-1]["content"]
+    assert "Read a number and print it doubled." in request.messages[-1]["content"]
+    assert "PROBLEMATIC" not in request.messages[-1]["content"]
+    items = read_items(tmp_path / "x.jsonl", CodeDataSettings(difficulties=("interview",)))
+    assert [item.y for item in items] == [1, 0], "the rows are those of buggy-APPS"
+
+
+@pytest.mark.parametrize(
+    "candidate",
+    [RIGHT, "print(int(input()) * 2)\n", "raise SystemExit(3)\n", "n = int(input())\nprint(n + n if n < 5 else 1 // 0)\n", "print('a'\n"],
+    ids=["the same", "right", "crashes always", "crashes sometimes", "no Python"],
+)
+def test_what_is_no_bug(tmp_path: Path, candidate: str) -> None:
+    client = Script(lambda request: reply(candidate))
+    assert make(tmp_path / "x.jsonl", client, [problem()])["without_row"] == 1
+    assert not (tmp_path / "x.jsonl").exists()
+    assert len(client.requests) == 2, "both solutions are tried"
+
+
+def test_a_program_that_is_wrong_in_one_test_and_crashes_in_another_is_a_bug(tmp_path: Path) -> None:
+    candidate = "n = int(input())\nprint(n + n if n == 1 else 1 if n == 2 else 1 // 0)\n"
+    assert make(tmp_path / "x.jsonl", lambda request: reply(candidate), [problem()])["made"] == 1
+    bug = rows(tmp_path / "x.jsonl")[0]["buggy_solutions"][0]
+    assert (bug["passed"], bug["failed"], bug["crashed"]) == (1, 1, 1)
+
+
+def test_suggested_inputs_count_where_tests_find_nothing(tmp_path: Path) -> None:
+    candidate = "n = int(input())\nprint(n + n if n < 100 else n)\n"
+    rule = lambda request: reply(candidate, "not a number", "100")  # noqa: E731
+    assert make(tmp_path / "a.jsonl", rule, [problem()])["made"] == 0, "none were asked for"
+    assert make(tmp_path / "b.jsonl", rule, [problem()], num_problematic_inputs=1)["made"] == 0, "the original crashes on the first"
+    client = Script(rule)
+    assert make(tmp_path / "c.jsonl", client, [problem()], num_problematic_inputs=2)["made"] == 1
+    assert "PROBLEMATIC INPUT k:" in client.requests[0].messages[-1]["content"]
+    assert rows(tmp_path / "c.jsonl")[0]["buggy_solutions"][0]["failed"] == 0
+
+
+def test_only_solutions_that_pass_are_used(tmp_path: Path) -> None:
+    wrong = "print(1)\n"
+    client = Script(lambda request: reply(wrong))
+    assert make(tmp_path / "x.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT, ALSO_RIGHT, NOT_RIGHT))])["made"] == 1
+    assert all(NOT_RIGHT not in request.messages[-1]["content"] for request in client.requests)
+    row = rows(tmp_path / "x.jsonl")[0]
+    assert NOT_RIGHT not in row["solutions"]
+    assert make(tmp_path / "y.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT))])["made"] == 0, "nothing is left to be kept"
+
+
+@pytest.mark.parametrize(
+    ("fraction", "most", "count", "expected"), [(0.5, 1, 4, 1), (0.5, 9, 4, 2), (0.5, 9, 5, 2), (0.3, 9, 4, 1), (0.2, 9, 4, 0)]
+)
+def test_how_many_are_changed(tmp_path: Path, fraction: float, most: int, count: int, expected: int) -> None:
+    solutions = [f"{RIGHT}# {i}\n" for i in range(count)]
+    make(
+        tmp_path / "x.jsonl",
+        lambda request: reply("print(1)\n"),
+        [problem(solutions=solutions)],
+        fraction_to_modify=fraction,
+        max_modifications=most,
+    )
+    if expected == 0:
+        assert not (tmp_path / "x.jsonl").exists()
+        return
+    (row,) = rows(tmp_path / "x.jsonl")
+    assert len(row["solutions"]) == len(row["buggy_solutions"]) == expected
+    changed = {bug["solution_number"] for bug in row["buggy_solutions"]}
+    assert len(changed) == expected
+    assert not {solutions[number] for number in changed} & set(row["solutions"])
+
+
+def test_attempts(tmp_path: Path) -> None:
+    """All attempts are asked for at once; the first that is wrong counts, and its number is told."""
+    rule = lambda request: reply("print(1)\n") if request.key.endswith("/2") else None if request.key.endswith("/0") else "no"  # noqa: E731
+    client = Script(rule)
+    make(tmp_path / "x.jsonl", client, [problem()], max_attempts=4)
+    assert rows(tmp_path / "x.jsonl")[0]["buggy_solutions"][0]["attempts"] == 3
+    assert len({request.key for request in client.requests}) == len(client.requests) == 4
+    assert len({request.seed for request in client.requests}) == 4
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
+
+
+def judge(solution: str, tests: Sequence[tuple[str, str]]) -> TestReport:
+    """A runner in the sandbox's place where nothing depends on it: "bad" programs fail."""
+    status = "failed" if "bad" in solution else "passed"
+    return TestReport(*((len(tests), 0) if status == "passed" else (0, len(tests))), 0, 0, (status,) * len(tests))
+
+
+FAST = Sandbox(judge, lambda solution, stdin: None)
+
+
+def test_problems_that_are_done_are_not_paid_for_again(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    problems = [problem(i, ("a", "b")) for i in range(6)]
+    rule = lambda request: reply("bad\n") if int(request.key.split("/")[2]) % 2 else "no"  # noqa: E731
+    first = Script(rule)
+    options = BuggyOptions("m", max_attempts=1)
+    assert asyncio.run(make_buggy(problems[:4], first, out, options, FAST)) == {"made": 2, "without_row": 2, "done_before": 0}
+    second = Script(rule)
+    seen: list[tuple[int, int]] = []
+    counts = asyncio.run(make_buggy(problems, second, out, options, FAST, lambda done, total: seen.append((done, total))))
+    assert counts == {"made": 1, "without_row": 1, "done_before": 4}
+    assert {request.key.split("/")[2] for request in second.requests} == {"4", "5"}
+    assert seen == [(5, 6), (6, 6)]
+    assert Counter(row["apps_problem_id"] for row in rows(out)) == {1: 1, 3: 1, 5: 1}
+
+
+def test_a_torn_line_is_made_again(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+    problems = [problem(i, ("a", "b")) for i in range(3)]
+    options = BuggyOptions("m", max_attempts=1)
+    asyncio.run(make_buggy(problems, Script(lambda request: reply("bad\n")), out, options, FAST))
+    whole = sorted(row["apps_problem_id"] for row in rows(out))
+    out.write_bytes(out.read_bytes()[:-20])
+    again = Script(lambda request: reply("bad\n"))
+    assert asyncio.run(make_buggy(problems, again, out, options, FAST))["made"] == 1
+    assert sorted(row["apps_problem_id"] for row in rows(out)) == whole
+
+
+def test_what_was_finished_stays_when_the_client_gives_up(tmp_path: Path) -> None:
+    out = tmp_path / "x.jsonl"
+
+    def rule(request: ChatRequest) -> str:
+        if "/7/" in request.key:
+            raise TrainingError("out of money")
+        return reply("bad\n")
+
+    problems = [problem(i, ("a", "b")) for i in (1, 2, 7, 8)]
+    with pytest.raises(TrainingError, match="out of money"):
+        asyncio.run(make_buggy(problems, Script(rule), out, BuggyOptions("m", max_attempts=1, problems_at_once=1), FAST))
+    assert [row["apps_problem_id"] for row in rows(out)] == [1, 2]
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"apps_split": "train", "apps_problem_id": 1}\n{"a": 2}\n')
+    with pytest.raises(UserError, match=r"x.jsonl: line 2: is no row of buggy-APPS"):
+        make(tmp_path / "x.jsonl", lambda request: None, [])
+    with pytest.raises(UserError, match=r"name a .jsonl file"):
+        make(tmp_path / "x.parquet", lambda request: None, [])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fraction_to_modify": 0.6}, "fraction_to_modify: 0.6; expected"),
+        ({"fraction_to_modify": 0}, "fraction_to_modify: 0; expected"),
+        ({"num_problematic_inputs": 11}, "num_problematic_inputs: 11; expected: 0 to 10"),
+        ({"max_attempts": 0}, "max_attempts: 0; expected: at least 1"),
+    ],
+)
+def test_bad_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        BuggyOptions("m", **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- problems
+
+
+def apps(number: Any = 1, tests: Any = None, **more: Any) -> Row:
+    tests = {"inputs": ["1\n", ["2", "x"]], "outputs": ["2\n", ["4"]]} if tests is None else tests
+    text = tests if isinstance(tests, str) else json.dumps(tests)
+    values = {"problem_id": number, "question": "q", "difficulty": "interview", "solutions": json.dumps(["a", "b"]), "input_output": text}
+    return Row(f"line {number}", {**values, **more})
+
+
+def test_problems_of_apps(tmp_path: Path) -> None:
+    rows_in = [
+        apps(1),
+        apps(2, solutions=json.dumps(["a"])),
+        apps(3, difficulty="competition"),
+        apps(4, {"inputs": [[1]], "outputs": [[2]], "fn_name": "f"}),
+        apps(5, ""),
+    ]
+    found = list(problems_of(rows_in, "apps.jsonl", "test", ("interview",)))
+    assert found == [ProgrammingProblem("test", 1, "interview", "q", ("a", "b"), (("1\n", "2\n"), ("2\nx", "4")))]
+
+
+@pytest.mark.parametrize("tests", ["{oops", "[1]", {"inputs": ["1"], "outputs": []}])
+def test_malformed_tests(tests: Any) -> None:
+    with pytest.raises(UserError, match=r"apps.jsonl: line 1: input_output: malformed"):
+        list(problems_of([apps(1, tests)], "apps.jsonl", "test", ("interview",)))
+
+
+def test_malformed_problems() -> None:
+    with pytest.raises(UserError, match="line x: problem_id, question"):
+        list(problems_of([apps("x")], "apps.jsonl", "test", ("interview",)))
+
+
+def test_rows_can_be_written_again(tmp_path: Path) -> None:
+    """The figures of a bug survive parquet."""
+    make(tmp_path / "x.jsonl", lambda request: reply("print(1)\n"), [problem()])
+    write_rows(rows(tmp_path / "x.jsonl"), tmp_path / "x.parquet")
+    assert [item.y for item in read_items(tmp_path / "x.parquet", CodeDataSettings(difficulties=("interview",)))] == [1, 0]
