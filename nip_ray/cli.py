@@ -282,7 +282,7 @@ def code_validation(
         with _progress("making items", shown=sys.stderr.isatty()) as progress:
             summary = write_code_items(out, items, seed, split, chosen, progress)
         if as_json:
-            _print_json(summary)
+            typer.echo(json.dumps(summary))
             return
         _print_table(["", ""], [[key, _number(value)] for key, value in summary.items() if not isinstance(value, dict)])
 

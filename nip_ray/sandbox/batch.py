@@ -5,6 +5,7 @@ Decisions that matter here:
   one interpreter, so one of them could falsify the results of the next; programs of strangers belong into `run_calls`;
 - a call's limit is processor time, so that results do not depend on what else the machine does. Where that cannot end a call (a
   sleep, one long operation in C) the interpreter is killed after a while without a result, and the call counts as a time-out;
+- a candidate whose time was up once is not tried again: its remaining calls count as time-outs, too;
 - a call in which the interpreter dies is ("error", "ProcessDied"); the calls after it run in a new interpreter.
 """
 

@@ -114,7 +114,11 @@ async def stream(shelf: Shelf, folder: Path, body: ChatBody) -> AsyncIterator[st
     """
     loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
     messages, request = [message.plain() for message in body.messages], body.generation()
-    work = shelf.generate(folder, messages, request, "refuse", lambda piece: loop.call_soon_threadsafe(pieces.put_nowait, piece) and None)
+
+    def tell(piece: str) -> None:  # from the engine's thread
+        loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+    work = shelf.generate(folder, messages, request, "refuse", tell)
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: loop.call_soon(pieces.put_nowait, None))
     first = await pieces.get()

@@ -162,7 +162,7 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         for index in reversed(range(len(self._rows))):
-            if self._rows[index].future.cancelled():
+            if self._rows[index].future.done():  # cancelled, or its listener failed
                 self._leave(index)
 
     def _admit(self) -> None:
@@ -245,7 +245,7 @@ class Engine:
         if row.on_text or row.request.stop or ended or full:
             piece = row.stream.advance(said, final=ended or full)
             if row.on_text and piece:
-                row.on_text(piece)
+                _tell(row, piece)
         if not (ended or full or row.stream.stopped):
             return False
         reason = "stop" if ended or row.stream.stopped else "length"
@@ -260,6 +260,16 @@ class Engine:
             self._slots.copy(last, index, len(self._slots.tokens[last]))
             self._rows[index] = self._rows[last]
         self._rows.pop()
+
+
+def _tell(row: _Row, piece: str) -> None:
+    """Pass on a piece of text. A listener that fails ends its own reply, and nobody else's."""
+    try:
+        assert row.on_text is not None
+        row.on_text(piece)
+    except Exception as error:
+        with suppress(Exception):  # cancelled in the meantime
+            row.future.set_exception(error)
 
 
 def _aligned(parts: list[list[int]], starts: list[int], longest: int) -> tuple[Tensor, Tensor]:

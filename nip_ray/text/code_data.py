@@ -44,7 +44,7 @@ def store_items(run_dir: Path, items: dict[str, list[CodeItem]]) -> None:
 
 
 def write_code_items(
-    out: Path, items: int, seed: int, split: str, difficulties: tuple[str, ...] | None, progress: Callable[[int, int], None] | None
+    out: Path, items: int, seed: int, split: Any, difficulties: tuple[Any, ...] | None, progress: Callable[[int, int], None] | None
 ) -> dict[str, Any]:
     """Make items into the file `out`; returns a summary. Raises UserError for arguments that make no sense."""
     if split not in SPLITS:

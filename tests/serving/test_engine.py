@@ -97,6 +97,20 @@ def test_pieces_make_up_the_text(engine: Engine) -> None:
     assert "".join(pieces) == made.text
 
 
+def test_a_listener_that_fails_ends_its_own_reply_only(engine: Engine) -> None:
+    expected = engine.generate([request(7)])[0]
+
+    def listen(piece: str) -> None:
+        raise ZeroDivisionError(piece)
+
+    broken = engine.submit(request(5, max_tokens=60), listen)
+    beside = engine.submit(request(7))
+    with pytest.raises(ZeroDivisionError):
+        broken.result(60)
+    assert beside.result(60) == expected
+    assert engine.generate([request(7)])[0] == expected
+
+
 def test_a_stop_text_ends_the_reply(engine: Engine) -> None:
     whole = engine.generate([request(5, max_tokens=60)])[0].text
     stop = whole[20:23]

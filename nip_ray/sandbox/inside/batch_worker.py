@@ -90,13 +90,15 @@ def encoded(kind, value, limit):
 
 
 def run_candidate(source, name, calls, clock, write, limit):
-    """Write the results of all calls of one candidate."""
+    """Write the results of all calls of one candidate; after a time-out none is tried any more, and all count as time-outs."""
     kind, function = clock.limited(load, source, name)
     for call in calls:
         if kind == "value":
             result = clock.limited(function, *json.loads(call))
             text = clock.limited(encoded, *result, limit)  # a long value takes time to write out, too
             write(text[1] if text[0] == "value" else json.dumps(text))
+            if text[0] == "timeout" or result[0] == "timeout":
+                kind, function = "timeout", None
         else:
             write(json.dumps([kind, function]))
 

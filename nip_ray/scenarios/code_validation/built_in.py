@@ -9,7 +9,9 @@ Decisions that matter here:
 - families of the two splits are disjoint (`nip_ray.scenarios.code_validation.families`), whatever the seeds.
 """
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from random import Random
 from typing import Any, Literal, NamedTuple, Protocol, get_args
@@ -27,6 +29,7 @@ Progress = Callable[[int, int], None]
 PER_CALL_S = 0.01
 """Processor time of a call in seconds: fifty times what the slowest right program takes, so that machines agree on what ends."""
 _MUTANTS = 10  # looked at for each wrong program; more than half of them are wrong
+_WORKERS = min(8, len(os.sched_getaffinity(0)))
 _ATTEMPTS = 40  # problems drawn for one pair until one is new
 
 
@@ -85,12 +88,15 @@ def make(
     rng = Random(stable_seed(seed, "code_validation", "order", split))
     families = [family for family in FAMILIES if split_of(family.name) == split and family.difficulty in difficulties]
     rng.shuffle(families)
+    places = [(families[pair % len(families)], pair // len(families)) for pair in range((num + 1) // 2)]
     drafts: list[_Draft] = []
     seen: set[tuple[str, str]] = set()
-    for pair in range((num + 1) // 2):
-        drafts += _new_pair(families[pair % len(families)], pair // len(families), split, seed, seen, runner)
-        if progress is not None:
-            progress(min(len(drafts), num), num)
+    with ThreadPoolExecutor(_WORKERS) as pool:  # programs run in processes of their own, so threads are enough to use all cores
+        first_tries = pool.map(lambda place: _pair(place[0], place[1], 0, split, seed, runner), places)
+        for (family, number), first in zip(places, first_tries):
+            drafts += _new_pair(family, number, first, split, seed, seen, runner)
+            if progress is not None:
+                progress(min(len(drafts), num), num)
     drafts = drafts[:num]  # the right program of a pair is its first
     rng.shuffle(drafts)
     return [_made(i, draft) for i, draft in enumerate(drafts)]
@@ -112,18 +118,28 @@ def _made(i: int, draft: _Draft) -> Made:
     return Made(item, draft.operator)
 
 
-def _new_pair(family: Family, number: int, split: Split, seed: int, seen: set[tuple[str, str]], runner: Runner) -> list[_Draft]:
-    """A right and a wrong program that are not in `seen` yet, where they are put."""
+def _new_pair(
+    family: Family, number: int, first: list[_Draft] | None, split: Split, seed: int, seen: set[tuple[str, str]], runner: Runner
+) -> list[_Draft]:
+    """A right and a wrong program that are not in `seen` yet, where they are put. first: the first try."""
     for attempt in range(_ATTEMPTS):
-        rng = Random(stable_seed(seed, "code_validation", "pair", split, family.name, number, attempt))
-        problem = family.make(rng)
-        right = normalise(rng.choice(problem.solutions))
-        wrong = _wrong_program(problem, right, rng, runner)
-        if wrong is None or {(problem.question, right), (problem.question, wrong.text)} & seen:
+        pair = _pair(family, number, attempt, split, seed, runner) if attempt else first
+        if pair is None or {(draft.question, draft.solution) for draft in pair} & seen:
             continue
-        seen |= {(problem.question, right), (problem.question, wrong.text)}
-        return [_Draft(family, problem.question, right, ""), _Draft(family, problem.question, wrong.text, wrong.operator)]
+        seen |= {(draft.question, draft.solution) for draft in pair}
+        return pair
     raise UserError(f"the family {family.name} has no {number + 1} different problems; ask for fewer items, or for more difficulties")
+
+
+def _pair(family: Family, number: int, attempt: int, split: Split, seed: int, runner: Runner) -> list[_Draft] | None:
+    """A right and a wrong program, None where no good wrong one was found. Depends on the arguments alone."""
+    rng = Random(stable_seed(seed, "code_validation", "pair", split, family.name, number, attempt))
+    problem = family.make(rng)
+    right = normalise(rng.choice(problem.solutions))
+    wrong = _wrong_program(problem, right, rng, runner)
+    if wrong is None:
+        return None
+    return [_Draft(family, problem.question, right, ""), _Draft(family, problem.question, wrong.text, wrong.operator)]
 
 
 def _wrong_program(problem: Problem, right: str, rng: Random, runner: Runner) -> Mutant | None:
