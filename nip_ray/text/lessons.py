@@ -44,6 +44,17 @@ def lesson(
     return _from_dialogues(config, scenario, [d for file in files for d in read_dialogues(file, items)], iteration, agents)
 
 
+def rehearsal(scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> Lesson:
+    """What `agents` learn from dialogues of random replies: every own turn, up to the last."""
+    lines: list[dict[str, Any]] = []
+    figures: dict[str, float] = {}
+    for agent in agents:
+        last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
+        lines += [supervised_line(*scenario.training_chat(dialogue, agent, round)) for dialogue, round in last_turns]
+        figures[f"{agent}/examples"] = float(len(last_turns))
+    return Lesson(lines, figures)
+
+
 def _from_dialogues(
     config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], iteration: int, agents: Sequence[str]
 ) -> Lesson:

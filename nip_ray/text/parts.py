@@ -28,7 +28,7 @@ from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_tex
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
 from nip_ray.text.budget import Budget, Reservation
 from nip_ray.text.code_data import make_items, store_items, stored_items
-from nip_ray.text.fine_tuning import FineTuneBackend
+from nip_ray.text.fine_tuning import FineTuneBackend, Method
 from nip_ray.text.journal import Journal
 from nip_ray.text.lessons import METHODS
 from nip_ray.text.malt import Node
@@ -36,7 +36,7 @@ from nip_ray.text.prices import job_cost
 from nip_ray.text.records import total
 from nip_ray.text.spending import Amount, Spending
 from nip_ray.text.state import PaidJob, TextState, load_state
-from nip_ray.text.talk import Progress, Sitting, Table
+from nip_ray.text.talk import Progress, Sitting, Table, Voice
 from nip_ray.text.talkers import Talkers
 from nip_ray.text.tasks import Task
 from nip_ray.text.voices import Switchboard, price_list
@@ -104,6 +104,12 @@ class Parts:
         async with self.board.voices(models, sitting.iteration) as voices:
             table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight)
             return await table.trees(tasks, num_responses, progress)
+
+    async def invented(self, sitting: Sitting, tasks: Sequence[Task]) -> list[Dialogue]:
+        """Dialogues of random replies in the right form, for which nobody is asked."""
+        settings = language_agents(self.config)
+        voices = {agent: Voice(None, "", found, self.config.seed) for agent, found in settings.items()}
+        return await Table(self.scenario, voices, sitting, 1).dialogues(tasks)
 
     def transcript(self, dialogue: Dialogue) -> dict[str, Any]:
         """A dialogue for readers."""
@@ -182,7 +188,8 @@ def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mappi
 
 async def check_providers(config: TextExperimentConfig) -> None:
     """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for."""
-    settings, method = language_agents(config), METHODS[type(config.algorithm)]
+    settings = language_agents(config)
+    methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.rehearsal else [])]
     for name, provider in _used(config).items():
         if not isinstance(provider, OpenAIProvider):
             continue
@@ -192,7 +199,8 @@ async def check_providers(config: TextExperimentConfig) -> None:
             await client.check_models(sorted({found.model for found in settings.values() if found.provider == name}))
             for model in sorted(_to_be_tuned(config, name)):
                 if backend is not None:
-                    await backend.check(model, method)
+                    for method in methods:
+                        await backend.check(model, method)
         finally:
             await client.close()
             if backend is not None:
@@ -202,7 +210,8 @@ async def check_providers(config: TextExperimentConfig) -> None:
 def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
     """The base models of a provider that will be fine-tuned."""
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
-    if rerun or (config.iterations == 1 and not config.algorithm.fine_tune_after_last):
+    rule = config.algorithm
+    if rerun or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.rehearsal):
         return set()
     return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
 

@@ -98,7 +98,9 @@ def new_state(config: TextExperimentConfig) -> TextState:
     """Where a run begins: with the models of the config, or with those of its base run."""
     settings = language_agents(config)
     bases = {group: settings[agents[0]].model for group, agents in groups(config).items()}
-    return first_state(bases) if config.base_run is None else base_state(config, first_state(bases))
+    if config.base_run is not None:
+        return base_state(config, first_state(bases))
+    return replace(first_state(bases), stage="rehearse" if config.algorithm.rehearsal else "sample")
 
 
 def reopened(state: TextState, config: TextExperimentConfig) -> TextState:

@@ -16,13 +16,14 @@ from nip_ray.errors import UserError
 from nip_ray.runs.folder import RunFolder
 
 STATE = "state.json"
-Stage = Literal["sample", "log", "test", "create_jobs", "await_jobs"]
-STAGES: tuple[Stage, ...] = ("sample", "log", "test", "create_jobs", "await_jobs")
+Stage = Literal["rehearse", "sample", "log", "test", "create_jobs", "await_jobs"]
+STAGES: tuple[Stage, ...] = ("rehearse", "sample", "log", "test", "create_jobs", "await_jobs")
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """A group of agents with one model. base: the model that the config names. model: what speaks for it now.
+    """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what it was after
+    the rehearsal. model: what speaks for it now.
 
     job_key: of the fine-tuning under way (None: none); the journal of jobs has the rest.
     """

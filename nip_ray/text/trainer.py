@@ -1,6 +1,6 @@
 """`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
 
-    sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
+    (rehearse ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
 
 Decisions that matter here:
 - a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
@@ -23,9 +23,9 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import RunFolder
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.budget import Reservation
-from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec
+from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
 from nip_ray.text.jobs import await_job, ensure_job, job_key, next_attempt
-from nip_ray.text.lessons import METHODS, Lesson, lesson
+from nip_ray.text.lessons import METHODS, Lesson, lesson, rehearsal
 from nip_ray.text.malt import label_tree, mid_points
 from nip_ray.text.malt_figures import tree_statistics
 from nip_ray.text.metrics import dialogue_metrics, dialogue_record
@@ -39,6 +39,8 @@ from nip_ray.text.tasks import Task, test_tasks, training_tasks
 
 GROUPS = {"difficulty": lambda item: item.difficulty}
 """By what of an item accuracy is told apart."""
+REHEARSAL = -1
+"""The iteration that the rehearsal counts as."""
 TRANSCRIPTS = 50
 """Dialogues of an iteration that are written out for readers."""
 
@@ -62,6 +64,7 @@ class TextTrainer:
         """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); the state is then as before."""
         stage = self.state.stage
         work = {
+            "rehearse": self._rehearse,
             "sample": self._sample,
             "log": self._log,
             "test": self._test,
@@ -90,6 +93,19 @@ class TextTrainer:
         return self.parts.spending()
 
     # ---------------------------------------------------------------------------------------------------------- stages
+
+    async def _rehearse(self) -> TextState:
+        """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
+        dialogues = await self.parts.invented(replace(self._sitting("train"), split="rehearsal"), tasks)
+        state = self.state
+        for group in self.trained_groups():
+            made = rehearsal(self.parts.scenario, dialogues, self.groups[group])
+            job = await self._finished(group, await self._create_job(group, made, REHEARSAL, "supervised"))
+            paid = self._paid(group, job, REHEARSAL)
+            self._settle(group, paid)
+            state = replace(state.group(group, base=job.model, model=job.model), jobs=(*state.jobs, paid))
+        return state
 
     async def _sample(self) -> TextState:
         state, rule = self.state, self.config.algorithm
@@ -135,15 +151,17 @@ class TextTrainer:
                 warnings.warn(f"{group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is", stacklevel=1)
                 state = state.group(group, job_key=None)
                 continue
-            state = state.group(group, job_key=(await self._create_job(group, made)).key)
+            job = await self._create_job(group, made, state.iteration, METHODS[type(self.config.algorithm)])
+            state = state.group(group, job_key=job.key)
         return state
 
     async def _await_jobs(self) -> TextState:
         waiting = [group for group in self.trained_groups() if self.state.groups[group].job_key is not None]
-        done = await asyncio.gather(*(self._await_job(group) for group in waiting))
+        keys = {group: self.state.groups[group].job_key or "" for group in waiting}
+        done = await asyncio.gather(*(self._finished(group, self._known_job(keys[group])) for group in waiting))
         state = self.state
         for group, job in zip(waiting, done, strict=True):
-            paid = self._paid(group, job)
+            paid = self._paid(group, job, state.iteration)
             self._settle(group, paid)
             state = replace(state.group(group, model=job.model, job_key=None), jobs=(*state.jobs, paid))
         return state
@@ -152,7 +170,13 @@ class TextTrainer:
         """Save the state after a stage, with what is to be done next."""
         iteration = state.iteration
         last = iteration + 1 >= self.config.iterations
-        following: dict[Stage, Stage] = {"sample": "log", "log": "test", "test": "create_jobs", "create_jobs": "await_jobs"}
+        following: dict[Stage, Stage] = {
+            "rehearse": "sample",
+            "sample": "log",
+            "log": "test",
+            "test": "create_jobs",
+            "create_jobs": "await_jobs",
+        }
         if self.rerun or state.stage == "await_jobs" or (state.stage == "test" and not self._is_trained(last)):
             state = replace(state, iteration=iteration + 1, stage="test" if self.rerun else "sample", over=last)
         else:
@@ -220,19 +244,18 @@ class TextTrainer:
 
     # ------------------------------------------------------------------------------------------------------------ jobs
 
-    async def _create_job(self, group: str, made: Lesson) -> FineTuneJob:
-        data, state = encode(made.lines), self.state
-        method, model = METHODS[type(self.config.algorithm)], self._starting_model(group)
+    async def _create_job(self, group: str, made: Lesson, iteration: int, method: Method) -> FineTuneJob:
+        data, model = encode(made.lines), self._starting_model(group)
 
         def key_of(attempt: int) -> str:
-            return job_key(state.run_id, state.iteration, group, data, method, model, attempt)
+            return job_key(self.state.run_id, iteration, group, data, method, model, attempt)
 
         rule, attempt = self.config.algorithm.fine_tuning, next_attempt(self.parts.journal, key_of)
         spec = FineTuneSpec(
             key=key_of(attempt),
             method=method,
             model=model,
-            suffix=f"{self.config.name}-{state.iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
+            suffix=f"{self.config.name}-{iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
             num_examples=len(made.lines),
             num_tokens=self.parts.count_tokens(data),
             seed=self.config.seed,
@@ -242,7 +265,7 @@ class TextTrainer:
         async def reserve(spec: FineTuneSpec) -> None:
             self._reserved[group] = await self.parts.reserve(self._worst_case(group, spec))
 
-        name = f"{state.iteration + 1:06d}-{group}.jsonl"
+        name = f"{iteration + 1:06d}-{group}.jsonl"
         return await ensure_job(self.parts.backend(group), self.parts.journal, spec, data, name, reserve)
 
     def _starting_model(self, group: str) -> str:
@@ -250,20 +273,22 @@ class TextTrainer:
         found = self.state.groups[group]
         return found.base if settings.fine_tune_from_scratch else found.model
 
-    async def _await_job(self, group: str) -> FineTuneJob:
-        key = self.state.groups[group].job_key or ""
+    def _known_job(self, key: str) -> FineTuneJob:
+        """A job that an earlier stage made, as far as the journal knows it."""
         entry = self.parts.journal.last("job", key=key)
-        job_id = "" if entry is None else entry["id"]
-        return await await_job(self.parts.backend(group), self.parts.journal, FineTuneJob(job_id, key, "pending"))
+        return FineTuneJob("" if entry is None else entry["id"], key, "pending")
+
+    async def _finished(self, group: str, job: FineTuneJob) -> FineTuneJob:
+        return await await_job(self.parts.backend(group), self.parts.journal, job)
 
     def _worst_case(self, group: str, spec: FineTuneSpec) -> Amount:
         tokens = spec.num_tokens * (spec.num_epochs or USUAL_EPOCHS)
         return Amount(self.parts.job_cost(group, spec.model, tokens), tokens)
 
-    def _paid(self, group: str, job: FineTuneJob) -> PaidJob:
+    def _paid(self, group: str, job: FineTuneJob, iteration: int) -> PaidJob:
         tokens = job.trained_tokens or 0
         model = self._starting_model(group)
-        return PaidJob(job.key, group, self.state.iteration, model, tokens, self.parts.job_cost(group, model, tokens))
+        return PaidJob(job.key, group, iteration, model, tokens, self.parts.job_cost(group, model, tokens))
 
     def _settle(self, group: str, paid: PaidJob) -> None:
         spending = Spending.of_job(paid.model, paid.trained_tokens, paid.cost_pusd)
