@@ -63,6 +63,15 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
     return config
 
 
+def load_stored_config(path: Path | str) -> ExperimentConfig:
+    """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language models."""
+    config = load_config(path, checked=False)
+    if isinstance(config, TextExperimentConfig):
+        hint = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
+        raise UserError(f"{path}: the agents of this run are language models, which have no networks; {hint}")
+    return config
+
+
 def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
     """Which of the two a mapping describes: the scenario says it, else the algorithm."""
     for key, names in TEXT_NAMES.items():

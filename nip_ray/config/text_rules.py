@@ -3,6 +3,7 @@
 What needs the environment or the network (keys, models, methods) is checked when a run starts, before money is spent.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nip_ray.settings.text_training import MaltSettings
 DEFAULT = "_default"
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts."""
+_OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")
 RANDOM_STANCE = ("nip", "adp", "mnip")
 """Those in which a stance may differ from item to item."""
 
@@ -68,6 +70,13 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
             yield f"{place}.model: default is a local model, name one of {settings.provider}"
         if isinstance(provider, OpenAIProvider) and not provider.fine_tuning and not settings.frozen:
             yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
+
+
+def provider_names(config: TextExperimentConfig) -> Iterator[str]:
+    """Folders and files are called after providers."""
+    for name in config.providers:
+        if not re.fullmatch(r"[A-Za-z0-9_-]+", name) or name in _OWN_FOLDERS:
+            yield f"providers.{name}: expected a name of letters, digits, - and _ (and none of {', '.join(_OWN_FOLDERS)}), choose another"
 
 
 def text_groups(config: TextExperimentConfig) -> Iterator[str]:
@@ -154,4 +163,4 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
 
 
-TEXT_RULES = (text_protocol, text_agents, text_groups, money, code_files, base_run, tree_sizes)
+TEXT_RULES = (text_protocol, provider_names, text_agents, text_groups, money, code_files, base_run, tree_sizes)

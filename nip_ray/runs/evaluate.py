@@ -20,13 +20,13 @@ def evaluate_run(
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
     Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit.
     """
-    from nip_ray.config.load import load_config
+    from nip_ray.config.load import load_stored_config
     from nip_ray.config.plugins import import_plugins
     from nip_ray.evaluation.examine import Examination
     from nip_ray.scenarios.registry import played_scenario
 
     folder = RunFolder.open(run_dir)
-    config = load_config(folder.path / CONFIG, checked=False)
+    config = load_stored_config(folder.path / CONFIG)
     found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
     prepare_process(config.runtime.num_threads)
     import_plugins(config.plugins)

@@ -20,6 +20,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import Checkpoint, fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.progress import say
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # from malloc.h
 
@@ -172,7 +173,7 @@ class _Session:
         pretrained = self._pretrained() if self.config.pretraining.agents else {}
         taken, notes = initial_weights(self.config)
         for note in notes:
-            _say(f"warning: {note}")
+            say(f"warning: {note}")
         return {**pretrained, **taken}
 
     def _pretrained(self) -> dict[str, dict[str, Any]]:
@@ -190,7 +191,7 @@ class _Session:
             made = pretrain(self.config, cache, report)
         for agent in made:
             for note in made[agent].notes:
-                _say(f"warning: {note}")
+                say(f"warning: {note}")
         self.folder.write_json("pretraining.json", {"agents": {agent: found.figures for agent, found in made.items()}})
         return {agent: found.weights for agent, found in made.items()}
 
@@ -201,7 +202,7 @@ class _Session:
             return None
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
-            _say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
+            say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")
@@ -310,9 +311,3 @@ def prepare_process(num_threads: int | None) -> None:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
         for option, value in ((_M_TRIM_THRESHOLD, 1 << 30), (_M_MMAP_THRESHOLD, 1 << 30), (_M_TOP_PAD, 64 << 20)):
             mallopt(option, value)
-
-
-def _say(text: str) -> None:
-    import sys
-
-    print(text, file=sys.stderr)

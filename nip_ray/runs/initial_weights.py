@@ -58,12 +58,12 @@ def put_weights(algorithm: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> 
 
 
 def _opened(where: str, run_dir: Path, iteration: int | None) -> tuple[ExperimentConfig, Checkpoint]:
-    from nip_ray.config.load import load_config
+    from nip_ray.config.load import load_stored_config
     from nip_ray.runs.experiment import run_fingerprint
 
     try:
         folder = RunFolder.open(run_dir)
-        config = load_config(folder.path / CONFIG, checked=False)
+        config = load_stored_config(folder.path / CONFIG)
         return config, load_checkpoint(folder.checkpoints, iteration, run_fingerprint(config))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error

@@ -13,6 +13,8 @@ _HEADLINES = (
     ("eval/exploitability", "exploitability"),
     ("train/episode_length", "rounds"),
     ("env_steps_per_s", "steps/s"),
+    ("eval_sampled/verifier/accuracy", "held-out, sampled"),
+    ("cost/usd", "US dollars"),
 )
 
 
@@ -45,3 +47,8 @@ def headline(figures: dict[str, Any]) -> str:
     """The headline figures that are there, in a few words."""
     shown = [(label, figures[key]) for key, label in _HEADLINES if key in figures]
     return "  ".join(f"{label} {value:,.0f}" if value >= 100 else f"{label} {value:.3f}" for label, value in shown)
+
+
+def say(text: str) -> None:
+    """One line on stderr, for what a user should know of a run."""
+    print(text, file=sys.stderr)

@@ -272,7 +272,7 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
         for name, provider in local.items():
             from nip_ray.serving.host import start_host
 
-            hosts[name] = start_host(provider, run_dir)
+            hosts[name] = start_host(provider, run_dir / name)
         yield hosts
     finally:
         for host in hosts.values():
@@ -283,4 +283,5 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
 
 def _cpus(config: TextExperimentConfig, local: Sequence[LocalProvider]) -> float:
     talkers = config.talk.num_talkers * config.talk.num_cpus_per_talker
-    return sum(2 * provider.num_cpus for provider in local) + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)
+    workers = sum(provider.num_training_workers for provider in local if provider.num_training_workers > 1)
+    return sum(2 * provider.num_cpus for provider in local) + workers + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)

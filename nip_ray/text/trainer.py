@@ -12,7 +12,6 @@ Decisions that matter here:
 
 import asyncio
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.progress import say
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.budget import Reservation
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
@@ -148,7 +148,7 @@ class TextTrainer:
             made = self._lesson(group)
             least = self.config.algorithm.fine_tuning.min_examples
             if len(made.lines) < least:
-                warnings.warn(f"{group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is", stacklevel=1)
+                say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
                 state = state.group(group, job_key=None)
                 continue
             job = await self._create_job(group, made, state.iteration, METHODS[type(self.config.algorithm)])

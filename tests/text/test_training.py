@@ -56,9 +56,7 @@ def test_a_prover_learns_its_best_response_to_a_frozen_verifier(tmp_path: Path, 
     made = config(tmp_path, RULES[rule], protocol={"name": "adp"})
     made["scenario"]["agents"]["verifier"] = {"provider": "tables", "model": "gpt-4o-mini", "frozen": True, "temperature": 1.0}
     belief = {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.2, 0.8]}}
-    with provider_thread(
-        tmp_path, roles=roles(), rates=RATES, tables={"gpt-4o-mini": belief}, **OPTIONS
-    ) as provider:
+    with provider_thread(tmp_path, roles=roles(), rates=RATES, tables={"gpt-4o-mini": belief}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         jobs = provider.jobs()
