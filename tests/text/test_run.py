@@ -22,6 +22,7 @@ from tests.text.cooperation import PRICES, config, roles, write_config
 from tests.text.provider import API_KEY, provider_thread
 
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+ALONE = {"provider": "nobody"}
 JUDGE = {"name": "judge", "marker": "judge|transcript|question", "replies": ["Yes.", "No."], "prior": [0.8, 0.2]}
 
 
@@ -134,6 +135,20 @@ def test_a_run_can_start_from_another_and_test_it_again(tmp_path: Path) -> None:
         assert load_state(folder).history == state.history
 
 
+def test_agents_of_one_group_share_a_model_and_its_lessons(tmp_path: Path) -> None:
+    data = dummy(tmp_path, "debate", iterations=3)
+    data["scenario"]["agents"] = {"_default": ALONE, "prover0": {**ALONE, "group": "experts"}, "prover1": {**ALONE, "group": "experts"}}
+    data["algorithm"]["fine_tune_on_all_previous_rollouts"] = True
+    with RunFolder.open(played(tmp_path, data)) as folder:
+        state, rows = load_state(folder), folder.metrics()
+    assert set(state.groups) == {"experts", "verifier"}
+    assert sorted({job.group for job in state.jobs}) == ["experts", "verifier"]
+    counts = [row["learn/prover0/examples"] + row["learn/prover1/examples"] for row in rows]
+    assert counts == sorted(counts), "examples of earlier iterations stay"
+    assert counts[0] < counts[-1]
+    assert {model["experts"] for model in state.history} == {"default", "default-ft"}
+
+
 def test_items_stay_with_the_run(tmp_path: Path) -> None:
     data = dummy(tmp_path)
     run_dir = played(tmp_path, {**data, "iterations": 1})
@@ -213,7 +228,6 @@ def changed(folder: Path, **dotted: Any) -> dict[str, Any]:
     return data
 
 
-ALONE = {"provider": "nobody"}
 HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
 
 
