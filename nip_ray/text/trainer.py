@@ -21,7 +21,7 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import say
-from nip_ray.settings.text_training import MaltSettings
+from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
 from nip_ray.text.budget import Reservation
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
 from nip_ray.text.jobs import await_job, ensure_job, job_key, next_attempt
@@ -101,7 +101,8 @@ class TextTrainer:
         state = self.state
         for group in self.trained_groups():
             made = rehearsal(self.parts.scenario, dialogues, self.groups[group])
-            job = await self._finished(group, await self._create_job(group, made, REHEARSAL, "supervised"))
+            tuning = self.config.algorithm.rehearsal_tuning
+            job = await self._finished(group, await self._create_job(group, made, REHEARSAL, "supervised", tuning))
             paid = self._paid(group, job, REHEARSAL)
             self._settle(group, paid)
             state = replace(state.group(group, base=job.model, model=job.model), jobs=(*state.jobs, paid))
@@ -151,7 +152,8 @@ class TextTrainer:
                 say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
                 state = state.group(group, job_key=None)
                 continue
-            job = await self._create_job(group, made, state.iteration, METHODS[type(self.config.algorithm)])
+            rule = self.config.algorithm
+            job = await self._create_job(group, made, state.iteration, METHODS[type(rule)], rule.fine_tuning)
             state = state.group(group, job_key=job.key)
         return state
 
@@ -244,13 +246,13 @@ class TextTrainer:
 
     # ------------------------------------------------------------------------------------------------------------ jobs
 
-    async def _create_job(self, group: str, made: Lesson, iteration: int, method: Method) -> FineTuneJob:
+    async def _create_job(self, group: str, made: Lesson, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneJob:
         data, model = encode(made.lines), self._starting_model(group)
 
         def key_of(attempt: int) -> str:
             return job_key(self.state.run_id, iteration, group, data, method, model, attempt)
 
-        rule, attempt = self.config.algorithm.fine_tuning, next_attempt(self.parts.journal, key_of)
+        attempt = next_attempt(self.parts.journal, key_of)
         spec = FineTuneSpec(
             key=key_of(attempt),
             method=method,
