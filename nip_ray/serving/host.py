@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
-from nip_ray.serving.extras import check_installed
+from nip_ray.serving.extras import check_installed, local_llm
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
@@ -90,6 +90,7 @@ class ChatHost:
         _use_threads(settings)
         self._folders = folders
         self._shelf = Shelf(engine_factory(engine, settings.max_batch_size))
+        threading.Thread(target=_load_libraries, name="loading", daemon=True).start()  # while the other actor starts
 
     async def ready(self) -> None:
         """Returns once the actor stands."""
@@ -98,6 +99,12 @@ class ChatHost:
     async def generate(self, model: str, messages: Chat, request: Any) -> Any:
         """The `Generation` for a `GenerationRequest` without its prompt; a prompt beyond the context loses its middle."""
         return await self._shelf.generate(self._folders.locate(model), messages, request, "cut")
+
+
+def _load_libraries() -> None:
+    """What the first reply needs takes seconds to import."""
+    transformers = local_llm("transformers")
+    _ = transformers.AutoModelForCausalLM, transformers.AutoTokenizer
 
 
 class TrainingHost:
