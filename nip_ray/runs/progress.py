@@ -7,6 +7,7 @@ from typing import Any
 
 _HEADLINES = (
     ("pretraining/accuracy", "labels"),
+    ("stage", "stage"),
     ("train/verifier/accuracy", "train"),
     ("eval/verifier/accuracy", "held-out"),
     ("eval/verifier/wl_ceiling", "alone at most"),
@@ -45,8 +46,13 @@ def progress_line(name: str, start: int, total: int, quiet: bool) -> Iterator[Ca
 
 def headline(figures: dict[str, Any]) -> str:
     """The headline figures that are there, in a few words."""
-    shown = [(label, figures[key]) for key, label in _HEADLINES if key in figures]
-    return "  ".join(f"{label} {value:,.0f}" if value >= 100 else f"{label} {value:.3f}" for label, value in shown)
+    return "  ".join(f"{label} {_shown(figures[key])}" for key, label in _HEADLINES if key in figures)
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3f}"
 
 
 def say(text: str) -> None:

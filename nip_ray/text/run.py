@@ -16,6 +16,7 @@ from nip_ray.runs.experiment import ExperimentResult
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.progress import progress_line
 from nip_ray.text.parts import Parts, Prepared, base_state, check_providers, prepare
+from nip_ray.text.secrets import Redactor
 from nip_ray.text.state import STATE, TextState, first_state, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
 
@@ -62,6 +63,7 @@ def resume_text_experiment(
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
     """Do all stages that are left, then write the evaluation and the report."""
+    Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
     trainer = TextTrainer(config, folder, Parts(config, folder, prepared, state.jobs), state)
     try:
         with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
@@ -69,7 +71,7 @@ def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, s
                 before = trainer.state.iteration
 
                 def show(over: int, total: int, done: int = before, stage: str = trainer.state.stage) -> None:
-                    report(done, {"dialogues": f"{stage} {over}/{total}"})
+                    report(done, {"stage": f"{stage} {over}/{total}"})
 
                 trainer.progress = show
                 trainer.run_stage()
