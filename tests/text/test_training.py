@@ -120,6 +120,7 @@ def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int) ->
 
 @pytest.mark.slow
 @pytest.mark.crash
+@pytest.mark.timeout(1800)
 def test_fifty_kills_with_failing_jobs_cost_nothing(tmp_path: Path) -> None:
     made = config(tmp_path, RULES["expert_iteration"])
     faults = {**FAULTS, "job_slow": 0.2, "job_failed": 0.2, "job_cancelled": 0.1}

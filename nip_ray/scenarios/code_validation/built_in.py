@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from random import Random
+from threading import Lock
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from nip_ray.errors import TrainingError, UserError
@@ -30,6 +31,7 @@ PER_CALL_S = 0.01
 """Processor time of a call in seconds: fifty times what the slowest right program takes, so that machines agree on what ends."""
 _MUTANTS = 10  # looked at for each wrong program; more than half of them are wrong
 _WORKERS = min(8, len(os.sched_getaffinity(0)))
+_SYNTAX = Lock()  # Python 3.11 loses count of its recursion when two threads make syntax trees at once
 _ATTEMPTS = 40  # problems drawn for one pair until one is new
 
 
@@ -134,17 +136,18 @@ def _new_pair(
 def _pair(family: Family, number: int, attempt: int, split: Split, seed: int, runner: Runner) -> list[_Draft] | None:
     """A right and a wrong program, None where no good wrong one was found. Depends on the arguments alone."""
     rng = Random(stable_seed(seed, "code_validation", "pair", split, family.name, number, attempt))
-    problem = family.make(rng)
-    right = normalise(rng.choice(problem.solutions))
-    wrong = _wrong_program(problem, right, rng, runner)
+    with _SYNTAX:
+        problem = family.make(rng)
+        right = normalise(rng.choice(problem.solutions))
+        candidates = list(islice(mutants(rng.choice(problem.solutions), rng), _MUTANTS))
+    wrong = _wrong_program(problem, right, candidates, rng, runner)
     if wrong is None:
         return None
     return [_Draft(family, problem.question, right, ""), _Draft(family, problem.question, wrong.text, wrong.operator)]
 
 
-def _wrong_program(problem: Problem, right: str, rng: Random, runner: Runner) -> Mutant | None:
-    """A mutant of one of the solutions, None where no good one was found. Runs `right` on the way, which must be right."""
-    candidates = list(islice(mutants(rng.choice(problem.solutions), rng), _MUTANTS))
+def _wrong_program(problem: Problem, right: str, candidates: Sequence[Mutant], rng: Random, runner: Runner) -> Mutant | None:
+    """One of the mutants, None where no good one is among them. Runs `right` on the way, which must be right."""
     rows = runner([right, *(mutant.text for mutant in candidates)], problem.function_name, problem.calls, PER_CALL_S)
     if wrong_results(rows[0], problem.results) or any(result.kind != "value" for result in rows[0]):
         raise TrainingError(f"a right program for `{problem.function_name}` failed its tests: the runner is broken or far too slow")
