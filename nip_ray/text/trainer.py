@@ -18,6 +18,7 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import say
@@ -61,7 +62,7 @@ class TextTrainer:
         return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
 
     def run_stage(self) -> Stage:
-        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); the state is then as before."""
+        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done is kept."""
         stage = self.state.stage
         work = {
             "rehearse": self._rehearse,
@@ -73,6 +74,10 @@ class TextTrainer:
         }[stage]
         try:
             self._advance(self._runner.run(work()))
+        except TrainingError:
+            if stage == "await_jobs":  # a job may have failed: who goes on looks at all of them, and makes new attempts of those
+                save_state(self.folder, replace(self.state, stage="create_jobs"))
+            raise
         finally:
             self.write_cost()
         return stage
@@ -160,9 +165,12 @@ class TextTrainer:
     async def _await_jobs(self) -> TextState:
         waiting = [group for group in self.trained_groups() if self.state.groups[group].job_key is not None]
         keys = {group: self.state.groups[group].job_key or "" for group in waiting}
-        done = await asyncio.gather(*(self._finished(group, self._known_job(keys[group])) for group in waiting))
+        finished = (self._finished(group, self._known_job(keys[group])) for group in waiting)
+        done = await asyncio.gather(*finished, return_exceptions=True)  # so that of each the journal knows how it ended
         state = self.state
         for group, job in zip(waiting, done, strict=True):
+            if isinstance(job, BaseException):
+                raise job
             paid = self._paid(group, job, state.iteration)
             self._settle(group, paid)
             state = replace(state.group(group, model=job.model, job_key=None), jobs=(*state.jobs, paid))

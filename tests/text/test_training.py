@@ -125,7 +125,7 @@ def test_fifty_kills_with_failing_jobs_cost_nothing(tmp_path: Path) -> None:
     made = config(tmp_path, RULES["expert_iteration"])
     faults = {**FAULTS, "job_slow": 0.2, "job_failed": 0.2, "job_cancelled": 0.1}
     with provider_process(tmp_path, roles=roles(), faults=faults, latency_s=0.05, job_s=0.5, skew_s=7200.0, **OPTIONS) as provider:
-        found = run_killed(tmp_path, provider, made, 50, seed=2)
+        found = run_killed(tmp_path, provider, made, 50, seed=2)  # stopped by failed jobs on the way, and resumed
         assert found["kills"] == 50
         check_books(provider, tmp_path / "run", num_jobs=8)
 
@@ -141,6 +141,19 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
         assert round(stopped["usd"] * 1e12) == bills(provider)
         resume_text_experiment(tmp_path / "run", settings=["budget.usd=5"], quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=2)
+
+
+@pytest.mark.parametrize("fault", ["job_failed", "job_cancelled"])
+def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    with provider_thread(tmp_path, roles=roles(), faults={fault: 1.0}, **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        made = config(tmp_path, RULES["expert_iteration"], iterations=2)
+        with pytest.raises(TrainingError, match="resume"):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        provider.set_faults()
+        resume_text_experiment(tmp_path / "run", quiet=True)
+        check_books(provider, tmp_path / "run", num_jobs=2)
+        assert len(provider.jobs()) == 4, "two that failed, two that did not"
 
 
 def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
