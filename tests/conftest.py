@@ -24,7 +24,7 @@ os.environ.update(
     MKL_NUM_THREADS=THREADS,
     # Ray knows "disabled" and "token". Left unset, a new local cluster writes a token to ~/.ray; tests talk to themselves only.
     RAY_AUTH_MODE="disabled",
-    NIP_TEST_KEY="sk-canary-7d2c41f0a9b84e55",  # of the provider for tests; here, so that Ray's workers have it, too
+    NIP_PROVIDER_KEY="sk-canary-7d2c41f0a9b84e55",  # of the provider for tests; here, so that Ray's workers have it, too
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
     RAY_TMPDIR=str(SCRATCH / "ray"),  # where Ray instances go that tests start in processes of their own

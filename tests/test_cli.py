@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,8 +57,10 @@ class Runs:
         (run_dir / "config.yaml").write_text("name: a\n")
         return self._end(run_dir, config.iterations)
 
-    def resume_experiment(self, run_dir: Path, *, iterations: int | None = None, quiet: bool = False) -> Played:
-        self.calls.append(("resume", run_dir, iterations, quiet))
+    def resume_experiment(
+        self, run_dir: Path, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
+    ) -> Played:
+        self.calls.append(("resume", run_dir, iterations, list(settings), quiet))
         return self._end(run_dir, iterations or 7)
 
     def evaluate_run(self, run_dir: Path, *, dataset: Path | None = None, checkpoint: int | None = None, seed: int | None = None) -> Any:
@@ -129,7 +132,12 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, f"nip-ray {nip_ray.__version__}")
 
 
-@pytest.mark.parametrize("verb", [[], ["train"], ["resume"], ["evaluate"], ["report"], ["data"], ["data", "graph-isomorphism"], ["schema"]])
+OTHERS = [["judge"], ["serve-model"], ["data", "code-validation"]]
+
+
+@pytest.mark.parametrize(
+    "verb", [[], ["train"], ["resume"], ["evaluate"], ["report"], ["data"], ["data", "graph-isomorphism"], ["schema"], *OTHERS]
+)
 def test_every_verb_has_help(verb: list[str]) -> None:
     result = call(*verb, "--help")
     assert result.exit_code == 0
@@ -250,7 +258,9 @@ def test_no_run_there(verb: str, tmp_path: Path) -> None:
 def test_resume(runs: Runs, run_dir: Path) -> None:
     assert call("resume", run_dir).exit_code == 0
     assert call("resume", run_dir, "--iterations", "50", "--quiet").output == ""
-    assert runs.calls == [("resume", run_dir, None, False), ("resume", run_dir, 50, True)]
+    assert call("resume", run_dir, "--set", "budget.usd=5", "-q").exit_code == 0
+    expected = [(None, [], False), (50, [], True), (None, ["budget.usd=5"], True)]
+    assert runs.calls == [("resume", run_dir, *told) for told in expected]
     assert call("resume", run_dir, "--iterations", "0").exit_code == 2
 
 

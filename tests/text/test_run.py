@@ -87,7 +87,7 @@ def test_talkers_share_budget_and_records(tmp_path: Path, ray_session: None) -> 
     """Over HTTP by two actors: the books agree, and the dialogues are those of a single process."""
     data = config(tmp_path, {"name": "malt", "rollouts_per_iteration": 12, "num_test_items": 6}, iterations=1, budget={"usd": 5})
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
-        data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_TEST_KEY"}
+        data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         run_dir = played(tmp_path, {**data, "talk": {"num_talkers": 2, "num_cpus_per_talker": 0.5, "max_in_flight": 8}})
         cost = json.loads((run_dir / "cost.json").read_text())
         assert round(cost["usd"] * 1e12) == sum(row["pusd"] for row in provider.ledger()) > 0

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
 RATES = {"supervised": 0.8, "dpo": 60.0, "steps": 20}
 RULES = {
-    "expert_iteration": {"name": "expert_iteration"},
+    "expert_iteration": {"name": "expert_iteration", "rollouts_per_iteration": 120},
     "malt": {"name": "malt", "rollouts_per_iteration": 40},
 }
 
@@ -41,7 +41,7 @@ def test_agents_who_share_a_reward_learn_to_understand_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, seed: int
 ) -> None:
     """The optimum is an accuracy of 1, from one half; five iterations are four fine-tunings."""
-    with provider_thread(tmp_path, roles=roles(), rates=RATES, seed=seed, **OPTIONS) as provider:
+    with provider_thread(tmp_path, roles=roles(habit=0.8), rates=RATES, seed=seed, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         run_text_experiment(load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True)
     found = accuracies(tmp_path / "run")
