@@ -43,9 +43,9 @@ def test_nip_passes_the_ceiling_of_the_verifier_alone(tmp_path: Path, seed: int)
 
 RULES = {
     "reinforce": (
-        400,
+        220,
         1024,
-        "{name: reinforce, baseline: critic, num_epochs: 1, minibatch_size: 192, lr: 1e-3, anneal_lr: true, gamma: 0.95, "
+        "{name: reinforce, baseline: critic, num_epochs: 1, minibatch_size: 192, lr: 4e-4, anneal_lr: true, gamma: 0.95, "
         "max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.003, skip_silent_messages: true}",
     ),
     "psos": (
@@ -61,11 +61,11 @@ RULES = {
         "max_grad_norm: 0.5, normalize_advantage: true, entropy_coefficient: 0.01, ihvp_damping: 10.0, skip_silent_messages: true}",
     ),
 }
-RULE_SEEDS = {"reinforce": (0, 2, 3), "psos": SEEDS, "pspg": SEEDS}  # REINFORCE with seed 1 stops just below: benchmarks/results.md
 
 
 @pytest.mark.learning
-@pytest.mark.parametrize(("rule", "seed"), [(rule, seed) for rule in RULES for seed in RULE_SEEDS[rule]])
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("rule", RULES)
 def test_the_other_rules_pass_the_ceiling_too(tmp_path: Path, rule: str, seed: int) -> None:
     iterations, copies, algorithm = RULES[rule]
     figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}")

@@ -17,7 +17,6 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
 from nip_ray.text.budget import Budget
 from nip_ray.text.chat import ChatReply, ChatRequest
-from nip_ray.text.dummy_chat import DummyChat
 from nip_ray.text.errors import with_uncertain
 from nip_ray.text.limits import Limiter
 from nip_ray.text.openai_chat import OpenAIChat
@@ -25,6 +24,7 @@ from nip_ray.text.prices import PriceList
 from nip_ray.text.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.spending import Amount, MeteredReply, Spending
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
+from tests.text.dummy_chat import DummyChat
 
 PRICES = PriceList({"m": PriceSettings(1.0, 2.0)})
 

@@ -12,12 +12,12 @@ import pytest
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.budget import Budget
 from nip_ray.text.chat import ChatRequest
-from nip_ray.text.dummy_chat import DummyChat
 from nip_ray.text.limits import Limiter
 from nip_ray.text.openai_chat import OpenAIChat
 from nip_ray.text.records import RecordedChat
 from nip_ray.text.secrets import HIDDEN, Redactor
 from tests.text.chat_server import API_KEY, ChatServer
+from tests.text.dummy_chat import DummyChat
 
 FAULTS = ("ok", "400", "401", "403", "500", "429", "quota", "policy", "drop_before", "malformed", "late")
 
