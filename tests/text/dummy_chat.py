@@ -1,4 +1,4 @@
-"""Replies from a function instead of a model: the chat client of the dummy provider, for trying out a config."""
+"""Replies from a function instead of a model."""
 
 from collections.abc import Callable
 
