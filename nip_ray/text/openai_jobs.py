@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import json
 import os
+import re
 from collections import defaultdict
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 _KEY = "nip_key"  # in a job's metadata
 _MARK = 16  # digits of the key at the end of a suffix
+_NO_FILE = "file-that-does-not-exist"
+_FOR_THE_METHOD = re.compile(r"\b(?:method|dpo|preference)", re.IGNORECASE)
 _STATUS: dict[str, JobStatus] = {
     "validating_files": "pending",
     "queued": "pending",
@@ -91,7 +94,9 @@ class OpenAIJobs:
         self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     async def check(self, model: str, method: Method) -> None:
-        """See `FineTuneBackend`. That the service refuses DPO for a model is known only when a job is asked for, before any charge."""
+        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the first job is asked for,
+        that it refuses the method; nothing is charged for that job.
+        """
         if not self._provider.fine_tuning:
             raise UserError("providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider")
         if method not in self.methods:
@@ -104,6 +109,21 @@ class OpenAIJobs:
                 f"{self._client.base_url} has no fine-tuning jobs; set `fine_tuning: false` for it and freeze its agents, "
                 "or let them be spoken for by a provider that has, such as `local`"
             ) from None
+        if method != "supervised":  # which every service has
+            await self._probe(model, method)
+
+    async def _probe(self, model: str, method: Method) -> None:
+        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for the method."""
+        jobs, asked = self._client.fine_tuning.jobs, {"type": method}
+        try:
+            job = await self._patiently(
+                lambda: jobs.create(model=model, training_file=_NO_FILE, method=asked)  # pyright: ignore[reportArgumentType]
+            )
+        except _Refused as error:
+            if _FOR_THE_METHOD.search(str(error)):
+                raise UserError(f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm") from None
+            return
+        await self.cancel(job.id)  # a service that looks at files later
 
     async def upload(self, name: str, data: bytes) -> str:
         """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash (`file_name`)."""

@@ -271,11 +271,11 @@ class Service:
         return web.json_response(self._job(job))
 
     def _check_job(self, body: dict[str, Any]) -> None:
-        if body["training_file"] not in self.state.files:
-            raise Refused(400, f"invalid training_file: {body['training_file']}", "invalid_file")
         kind = body["method"].get("type") if isinstance(body["method"], dict) else None
         if kind not in self.options.methods:
             raise Refused(400, f"method {kind!r} is not available for model {body['model']}", "invalid_method")
+        if body["training_file"] not in self.state.files:
+            raise Refused(400, f"invalid training_file: {body['training_file']}", "invalid_file")
         if set(body["method"]) - {"type", kind} or set(body["method"].get(kind, {})) - {"hyperparameters"}:
             raise Refused(400, "unknown fields in method")
         chosen = body["method"].get(kind, {}).get("hyperparameters", {})

@@ -283,6 +283,12 @@ def test_providers_are_asked_before_anything_is_paid(tmp_path: Path, monkeypatch
         with pytest.raises(UserError, match=r"bse.*base"):
             played(tmp_path, data)
         assert provider.ledger() == []
+    with provider_thread(tmp_path / "other", roles=roles(), methods=["supervised"], **OPTIONS) as provider:
+        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
+        with pytest.raises(UserError, match=r"dpo.*choose another provider"):
+            played(tmp_path, hosted(tmp_path))
+        assert provider.ledger() == []
+        assert provider.jobs() == []
     assert not (tmp_path / "run").exists()
 
 
