@@ -9,12 +9,12 @@ from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
+from nip_ray.config.players import DEFAULT
 from nip_ray.settings.code_validation import LanguageAgentSettings
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
 from nip_ray.settings.shipped_protocols import SHIPPED, agents_of
 from nip_ray.settings.text_training import MaltSettings
 
-DEFAULT = "_default"
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts."""
 _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")

@@ -17,9 +17,9 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.text.budget import Budget
 from nip_ray.text.judges import JudgeOptions, fitting, judge, judge_figures, plan
-from nip_ray.text.parts import Prepared, local_hosts, prepare, spending_of
+from nip_ray.text.parts import Prepared, local_hosts, prepare, spent_before
 from nip_ray.text.prices import usd
-from nip_ray.text.records import RecordedChat, total
+from nip_ray.text.records import RecordedChat
 from nip_ray.text.rollouts import read_dialogues, rollout_file
 from nip_ray.text.state import TextState, load_state
 from nip_ray.text.voices import Switchboard, price_list
@@ -71,10 +71,7 @@ async def _judged(
 ) -> dict[str, Any]:
     """Ask. who: the provider, the model, the iteration from 0."""
     provider, model, iteration = who
-    spent = total(folder.path)
-    for job in state.jobs:
-        spent.add(spending_of(job))
-    purse = Budget(config.budget, spent)
+    purse = Budget(config.budget, spent_before(folder.path, state.jobs))
     with local_hosts(config, [provider], folder.path) as hosts:
         board = Switchboard(config, folder.path, purse, hosts)
         prices = price_list(config.providers[provider])

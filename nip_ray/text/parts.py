@@ -73,9 +73,7 @@ class Parts:
         if stored_items(folder.path) is None:
             store_items(folder.path, self.items)
         self.journal = Journal(folder.path / JOBS)
-        spent = total(folder.path)
-        for job in jobs:
-            spent.add(spending_of(job))
+        spent = spent_before(folder.path, jobs)
         self._stack = ExitStack()
         self._hosts = self._stack.enter_context(local_hosts(config, list(_used(config)), folder.path))
         self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
@@ -214,6 +212,14 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
     if rerun or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.rehearsal):
         return set()
     return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
+
+
+def spent_before(run_dir: Path, jobs: Sequence[PaidJob]) -> Spending:
+    """What a run has cost so far: its recorded calls, and the jobs that it has paid for."""
+    spent = total(run_dir)
+    for job in jobs:
+        spent.add(spending_of(job))
+    return spent
 
 
 def spending_of(job: PaidJob) -> Spending:
