@@ -63,12 +63,12 @@ def stop_host(host: LocalHost) -> None:
         ray.kill(actor)
 
 
-def as_ours(error: RayError) -> Exception:
+def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
     """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a TrainingError."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, UserError | TrainingError):
         return type(cause)(*cause.args)
-    return TrainingError(f"the local model's actor failed: {type(cause).__name__}: {cause}")
+    return TrainingError(f"{who} failed: {type(cause).__name__}: {cause}")
 
 
 def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: Any) -> Any:

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.budget import SharedBudget, budget_actor
 from nip_ray.text.limits import SharedLimiter, limiter_actor
@@ -125,16 +126,8 @@ class Talkers:
             except RayActorError:
                 await self._keeper.forfeit.remote(str(number))
             except RayError as error:
-                raise _ours(error) from None
+                raise as_ours(error, "a talker") from None
         raise TrainingError(f"talker {number} died {_MAX_DEATHS} times at the same dialogues; see the logs of Ray, then resume the run")
-
-
-def _ours(error: RayError) -> Exception:
-    """The error behind one that came through Ray."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if isinstance(cause, UserError | TrainingError):
-        return type(cause)(*cause.args)
-    return TrainingError(f"a talker failed: {type(cause).__name__}: {cause}")
 
 
 def _limiter(provider: OpenAIProvider) -> Any:
