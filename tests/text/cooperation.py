@@ -14,6 +14,7 @@ import yaml
 
 REPLIES = ["Answer: it holds.", "Answer: look again."]
 VERIFIER = "You will read one message of"
+NUM_TEST = 60  # enough that chance, one half, is hardly ever seen as 0.8
 PRICES = {"input": 0.15, "output": 0.6, "training": 3.0}
 
 
@@ -33,10 +34,10 @@ def roles(habit: float = 0.7, frozen: Sequence[float] | None = None) -> list[dic
     return [verifier, good, bad]
 
 
-def write_items(folder: Path, num: int = 20) -> dict[str, str]:
+def write_items(folder: Path) -> dict[str, str]:
     """Two data files; half of the programs are GOOD, half are BAD."""
     files = {}
-    for split in ("train", "test"):
+    for split, num in (("train", 20), ("test", NUM_TEST)):
         rows = [
             {
                 "id": i,
@@ -64,7 +65,7 @@ def config(folder: Path, algorithm: dict[str, Any], **changes: Any) -> dict[str,
         "protocol": {"name": "adp", "shared_reward": True},
         "scenario": {
             "name": "code_validation",
-            "data": {"train": None, "test": None, "num_train": 20, "num_test": 20, **write_items(folder)},
+            "data": {"train": None, "test": None, "num_train": 20, "num_test": NUM_TEST, **write_items(folder)},
             "agents": {"_default": {"provider": "tables", "model": "base", "max_invalid_replies": 3}},
         },
         "algorithm": rule,

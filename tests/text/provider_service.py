@@ -200,7 +200,7 @@ class Service:
         if self.faults.of_thing("refusal", key):
             return self._answer(body, bill, prompt, None, "content_filter", 0)
         p = probabilities(table, role, self.state.situation(messages), body.get("temperature") or float("temperature" not in body))
-        words = role.replies[draw(p, self.options.seed, f"{key}\x1f{body.get('seed')}")]
+        words = role.replies[draw(p, self.options.seed, _dice(key, body))]
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 10**9
         if tokens(words) > limit:
             return self._answer(body, bill, prompt, " ".join(words.split()[:limit]), "length", limit)
@@ -379,6 +379,12 @@ def _what(request: web.Request, body: bytes) -> str:
     edge = re.search("boundary=(.+)", request.headers.get("Content-Type", ""))
     same = body.replace(edge[1].encode(), b"") if edge else body
     return " ".join([request.method, request.path_qs, request.headers.get("Idempotency-Key") or digest(same.decode("latin1"))])
+
+
+def _dice(key: str, body: dict[str, Any]) -> str:
+    """What a reply is drawn by: the seed that was asked for with the messages, so that a run can be repeated; without one, the key."""
+    seed = body.get("seed")
+    return key if seed is None else f"{seed} {digest(json.dumps([body['model'], body['messages']], sort_keys=True))}"
 
 
 def _cut(request: web.Request) -> web.Response:
