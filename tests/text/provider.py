@@ -7,7 +7,7 @@ Decisions that matter here:
 - what it answers for are small tables that really learn (`provider_tables`), so that training can be followed to known numbers;
 - it is strict: unknown fields, models, files and methods, a wrong key, are refused as the real service does it, so that a sloppy
   client fails;
-- a call with an `Idempotency-Key` is billed once and has one reply, drawn from the seeds (else the key), however often it is sent. Creations
+- a call with an `Idempotency-Key` is billed once and has one reply, drawn from the seeds (else the key), however often it comes. Creations
   ignore the header, as the service that matters most does, unless `honours_job_keys`;
 - everything is on disk (`provider_state`): it outlives who talks to it, and can itself be killed and started again at the same address;
 - faults (`provider_faults`) are switched on and off while it runs, by `set_faults`.
