@@ -10,7 +10,15 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.experiment import CheckpointSettings, EvaluationSettings, LearnerSettings, PlaySettings, RuntimeSettings
+from nip_ray.settings.experiment import (
+    CheckpointSettings,
+    EvaluationSettings,
+    FaultToleranceSettings,
+    LearnerSettings,
+    PlaySettings,
+    ProfilingSettings,
+    RuntimeSettings,
+)
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.matrix_games import MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
@@ -22,6 +30,7 @@ from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
+from nip_ray.settings.tracking import TrackingSettings
 
 ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings | MatrixGameSettings, Field(discriminator="name")]
 AlgorithmSettings = Annotated[PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings, Field(discriminator="name")]
@@ -40,6 +49,7 @@ class Experiment(BaseModel):
     iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
     plugins: tuple[str, ...] = Field((), description="Python files or modules to import first: they register protocols of your own.")
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
+    tracking: TrackingSettings = Field(TrackingSettings(), description="Where figures go besides the run folder.")
 
 
 class ExperimentConfig(Experiment):
@@ -54,6 +64,8 @@ class ExperimentConfig(Experiment):
     learners: LearnerSettings = Field(LearnerSettings(), description="Where gradients are computed.")
     evaluation: EvaluationSettings = Field(EvaluationSettings(), description="When the verifier is examined on held-out instances.")
     checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="What is kept for resuming.")
+    fault_tolerance: FaultToleranceSettings = Field(FaultToleranceSettings(), description="How a run goes on after losing a process.")
+    profiling: ProfilingSettings = Field(ProfilingSettings(), description="Where its time goes.")
     runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")
 
 

@@ -64,3 +64,31 @@ class RuntimeSettings:
     )
     ray_address: str | None = option(None, "Ray cluster to join (none: $RAY_ADDRESS, else a local one where remote workers are asked for).")
     ray_num_cpus: int | None = option(None, "CPUs of a local Ray (none: what the workers ask for, at least the machine's).", ge=1)
+    num_cpus: float = option(1, "CPUs that Ray reserves for the main process of a trial of a sweep.", gt=0)
+    autoscaling: bool = option(False, "The cluster grows on demand: do not refuse what does not fit it yet.")
+
+
+@dataclass(frozen=True)
+class FaultToleranceSettings:
+    """How often, and for how long, a run goes on after losing a process. A fault that repeats itself ends it in seconds."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    max_env_runner_restarts: int = option(5, "Times that each lost env runner is made anew.", ge=0)
+    restart_delay_s: float = option(1.0, "Seconds before a lost env runner is made anew.", ge=0)
+    sample_timeout_s: float = option(600.0, "Seconds after which an env runner that does not answer counts as lost.", gt=0)
+    max_learner_failures: int = option(3, "Times that a run goes on from its newest checkpoint after losing a learner.", ge=0)
+
+
+@dataclass(frozen=True)
+class ProfilingSettings:
+    """Torch's profiler around a few iterations; traces and a table go to `profile/` in the run folder."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "Profile (the command line's --profile).")
+    wait: int = option(2, "Iterations before it starts.", ge=0)
+    warmup: int = option(1, "Iterations that are profiled and thrown away.", ge=0)
+    active: int = option(3, "Iterations that are kept.", ge=1)
+    memory: bool = option(False, "Memory, too.")
+    stacks: bool = option(False, "Python's call stacks, too (slow).")

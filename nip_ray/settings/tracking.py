@@ -1,0 +1,54 @@
+"""Where figures go besides the run folder."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class WandbSettings:
+    """Weights & Biases. The key comes from $WANDB_API_KEY or `wandb login`, never from a config."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "Send figures there (needs the extra `tracking`).")
+    project: str | None = option(None, "Project (none: $WANDB_PROJECT, else nip_ray).")
+    entity: str | None = option(None, "Team or user (none: $WANDB_ENTITY, else your own).")
+    group: str | None = option(None, "Group of runs (none: the sweep's name, or none).")
+    tags: tuple[str, ...] = option((), "Tags of the run.")
+    mode: Literal["online", "offline"] = option("online", "Send at once, or keep files for `wandb sync`.")
+    checkpoints: bool = option(True, "Keep checkpoints as artifacts.")
+    transcripts: bool = option(True, "Keep transcripts as artifacts.")
+
+
+@dataclass(frozen=True)
+class TensorboardSettings:
+    """TensorBoard event files in the run folder, under `events/`."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "Write event files.")
+
+
+@dataclass(frozen=True)
+class MlflowSettings:
+    """An MLflow server, or a folder."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "Send figures there (needs the extra `mlflow`).")
+    tracking_uri: str | None = option(None, "Server or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default).")
+    experiment: str = option("nip_ray", "Name of the experiment there.")
+
+
+@dataclass(frozen=True)
+class TrackingSettings:
+    """Where figures go besides the run folder. A tracker that fails costs a warning, never a run."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    wandb: WandbSettings = option(WandbSettings, "Weights & Biases.")
+    tensorboard: TensorboardSettings = option(TensorboardSettings, "TensorBoard.")
+    mlflow: MlflowSettings = option(MlflowSettings, "MLflow.")
+    ray_metrics: bool = option(True, "Headline figures as metrics of Ray, for its dashboard, wherever a run uses Ray.")
