@@ -15,7 +15,7 @@ import torch
 from _common import PlainLoop, config, machine, show, timed, yardstick_ms
 
 from nip_ray.rllib.cluster import build_algorithm
-from nip_ray.runs.experiment import prepare_process
+from nip_ray.runs.process import prepare_process
 
 
 def main() -> None:

@@ -72,22 +72,23 @@ def _options(
 
 @app.command()
 def train(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML config.", show_default=False)],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)],
     iterations: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train as CONFIG says."""
+    """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
     folder: Path | None = None
     with _errors(lambda: folder):
         from nip_ray.config.load import config_to_yaml, load_config
 
-        flags = {"iterations": iterations, "seed": seed}
+        flags = {"iterations": iterations, "seed": seed, "profiling.enabled": "true" if profile else None}
         overrides = [*(settings or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
         checked = load_config(config, overrides)
         if dry_run:
@@ -108,7 +109,7 @@ def resume(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change a key (language models: budget, talk, providers ...)", show_default=False),
+        typer.Option("--set", metavar="A.B=C", help="Change a key that may change (runtime, learners, budget ...)", show_default=False),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
@@ -131,11 +132,19 @@ def evaluate(
         int | None, typer.Option(metavar="N", help="Iteration (default: the newest checkpoint)", show_default=False)
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)] = None,
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="Examine every checkpoint, and keep the figures in RUN_DIR/reruns.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the verifier of a checkpoint on held-out instances."""
+    """Examine the verifier of a checkpoint, or of all, on held-out instances."""
     with _errors():
         _check_run_dir(run_dir)
+        if all_checkpoints:
+            if checkpoint is not None:
+                raise UserError("--all-checkpoints and --checkpoint: give one of them")
+            _rerun(run_dir, dataset, seed, as_json)
+            return
         with redirect_stdout(sys.stderr):  # whatever a library prints: stdout is for the figures
             from nip_ray.runs.evaluate import evaluate_run
 
@@ -214,6 +223,71 @@ def report(run_dir: RunDir) -> None:
         from nip_ray.evaluation.report import write_report
 
         typer.echo(str(write_report(run_dir)))
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
+    resume_dir: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the sweep in DIR instead.", show_default=False)
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    storage: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead of the file's sweep.storage_path.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, say what would be run, and stop.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every setting of FILE with every seed, and say which is best."""
+    folder = resume_dir
+    with _errors():
+        if (config is None) == (resume_dir is None):
+            raise UserError("name a sweep file, or --resume DIR to go on with a sweep, and not both")
+        if config is None:
+            if settings or storage or dry_run:
+                raise UserError("--resume goes on with a sweep as it was begun: leave out --set, --storage and --dry-run")
+            from nip_ray.sweeps.run import resume_sweep
+
+            assert resume_dir is not None
+            with redirect_stdout(sys.stderr):
+                result = resume_sweep(resume_dir, quiet=quiet)
+        else:
+            from nip_ray.sweeps.spec import load_sweep, sweep_to_yaml
+
+            overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
+            spec = load_sweep(config, overrides)
+            if dry_run:
+                typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)
+                return
+            from nip_ray.sweeps.run import free_folder, run_sweep
+
+            folder = free_folder(spec)
+            with redirect_stdout(sys.stderr):
+                result = run_sweep(spec, folder, quiet=quiet)
+        _print_sweep(result, as_json, quiet)
+        if result.interrupted:
+            raise _exit(f"interrupted, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 130)
+
+
+@app.command()
+def doctor(
+    storage: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where runs are to be kept (default: runs)", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a local run would work here, and what to mend."""
+    from nip_ray.runs import doctor as examination
+
+    findings = examination.examine(storage)
+    if as_json:
+        _print_json(examination.as_json(findings))
+    else:
+        for one in findings:
+            typer.echo(f"{one.status:8} {one.name}: {one.what}" + (f"\n{'':9}mend: {one.mend}" if one.mend else ""))
+    if not examination.verdict(findings):
+        raise typer.Exit(1)
 
 
 # ------------------------------------------------------------------------------------------------------ data and schema
@@ -351,6 +425,35 @@ def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], qu
     typer.echo(f"run     {run_dir}")
     if (run_dir / "report.html").is_file():
         typer.echo(f"report  {run_dir / 'report.html'}")
+
+
+def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool) -> None:
+    """Examine all checkpoints of a run and print what came of it."""
+    with redirect_stdout(sys.stderr):
+        from nip_ray.runs.rerun import rerun_tests
+
+        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=as_json)
+    if as_json:
+        _print_json({"checkpoints": rows})
+        return
+    shown = [key for key in rows[-1] if key.startswith("eval") and key.count("/") == 2 and "=" not in key]
+    _print_table(["", *(str(row["iteration"]) for row in rows)], [[key, *(_number(row.get(key)) for row in rows)] for key in shown])
+    typer.echo(f"kept in {rows[-1]['file']}")
+
+
+def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:
+    """What a sweep came to, and where everything is."""
+    from nip_ray.sweeps import summary
+
+    if as_json:
+        _print_json({"folder": str(result.folder), **summary.as_json(result.summary)})
+    elif not quiet:
+        header, rows = summary.table_rows(result.summary)
+        _print_table(header, rows)
+        typer.echo(summary.headline(result.summary))
+        for name, file in (("sweep", ""), ("best", "best"), ("page", "sweep.html")):
+            if (result.folder / file).exists():
+                typer.echo(f"{name:6}{result.folder / file}")
 
 
 def _print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -7,3 +7,7 @@ class UserError(Exception):
 
 class TrainingError(Exception):
     """Training itself went wrong (a NaN, a lost learner). What was saved before stays valid; the command line exits with 1."""
+
+
+class LearnerLost(TrainingError):
+    """A learner's process or node is gone. Training can go on from the newest checkpoint, with learners made anew."""

@@ -4,25 +4,27 @@
 python scripts/create_gi_dataset.py data/gi --pairs 10000 --test-pairs 1000 --seed 0
 """
 
-import argparse
 import json
 from pathlib import Path
 
-from nip_ray.scenarios.graph_isomorphism.create import write_dataset
+from _common import plain_parser, run
 
 
 def main() -> None:
     """Write the files and print what is in them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--test-pairs", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--exclude", type=Path)
+    parser = plain_parser(__doc__)
+    parser.add_argument("out", type=Path, help="a .npz file, or a folder")
+    parser.add_argument("--pairs", type=int, default=1000, metavar="N", help="(default: 1000)")
+    parser.add_argument("--test-pairs", type=int, default=0, metavar="N", help="held-out pairs, none of them among the others (default: 0)")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same pairs (default: 0)")
+    parser.add_argument("--exclude", type=Path, metavar="FILE", help="a data set whose pairs must not occur")
     arguments = parser.parse_args()
+
+    from nip_ray.scenarios.graph_isomorphism.create import write_dataset
+
     summary = write_dataset(arguments.out, arguments.pairs, arguments.seed, test_pairs=arguments.test_pairs, exclude=arguments.exclude)
     print(json.dumps(summary, indent=2))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

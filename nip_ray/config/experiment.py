@@ -39,6 +39,11 @@ TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(
 ProviderSettings = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 
 
+FORMAT_VERSION = 1
+"""The format of configs. Whoever raises it brings those of earlier versions up to it in `config_from_dict`, and this key with them: it
+is then a default, which the fingerprint of a run leaves out."""
+
+
 class Experiment(BaseModel):
     """What every experiment has."""
 
@@ -50,6 +55,7 @@ class Experiment(BaseModel):
     plugins: tuple[str, ...] = Field((), description="Python files or modules to import first: they register protocols of your own.")
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
     tracking: TrackingSettings = Field(TrackingSettings(), description="Where figures go besides the run folder.")
+    format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
 
 class ExperimentConfig(Experiment):

@@ -9,6 +9,7 @@ from pathlib import Path
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import AgentSettings, agent_settings, players, playing, source_of
 from nip_ray.learning.schedules import is_updated
+from nip_ray.runs.sources import is_artifact
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule
 from nip_ray.settings.shipped_protocols import SHIPPED
@@ -169,6 +170,8 @@ def first_weights(config: ExperimentConfig) -> Iterator[str]:
 
 
 def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str]:
+    if is_artifact(run_dir):
+        return  # what it holds is seen when it is fetched
     path = Path(run_dir)
     if not run_dir:
         yield f"{key}.run_dir: missing, name the folder of another run"

@@ -5,7 +5,10 @@ Decisions that matter here:
 - Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes for text, is
   a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way round.
 - A key that stands twice is refused: one of the two would be silently lost.
-- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right.
+- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right. A config of a newer
+  format is refused before that: its unknown keys are no misspellings.
+- Wherever a config file is named, a run may stand for it, by its folder or an artifact: its stored config is taken.
+- Plugins are code. A config that came over the network imports none, unless whoever starts it names them.
 """
 
 import re
@@ -17,10 +20,11 @@ from typing import Any
 import pydantic_core
 import yaml
 
-from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
+from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.runs.sources import config_file, is_artifact
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 
@@ -37,30 +41,51 @@ AnyConfig = ExperimentConfig | TextExperimentConfig
 def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> AnyConfig:
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
+    path: or a run's folder, or an artifact ("wandb:ENTITY/PROJECT/config-RUNID:VERSION"): the config of that run.
     checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
     Raises UserError, which names the file.
     """
-    path = Path(path)
+    data, name = read_mapping(path, overrides)
+    if "sweep" in data:
+        raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file; name a YAML config, for example one of tune_configs/") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise UserError(f"{path}: cannot be read ({reason}); name a YAML config") from error
-    data = parse_yaml(text, str(path))
-    if not isinstance(data, dict):
-        what = "is empty" if data is None else f"has {_show(data)} at its top level"
-        raise UserError(f"{path}: {what}; a config is a mapping of keys, for example `name: my-run`")
-    try:
-        config = config_from_dict(apply_overrides(data, overrides))
+        config = config_from_dict(data)
         if checked:
             check(config)
     except UserError as error:
-        raise UserError(f"{path}: {error}") from None
+        raise UserError(f"{name}: {error}") from None
     except RecursionError:
-        raise UserError(f"{path}: a part of it contains itself, or it is nested too deeply") from None
+        raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
     return config
+
+
+def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """(what stands in a file, run or artifact with `overrides` laid over it, how messages call the file). See `load_config`."""
+    fetched = is_artifact(path)
+    with config_file(path) as file:
+        name = str(path if fetched else file)
+        data = parse_yaml(_text(file, name), name)
+    if not isinstance(data, dict):
+        what = "is empty" if data is None else f"has {_show(data)} at its top level"
+        raise UserError(f"{name}: {what}; a config is a mapping of keys, for example `name: my-run`")
+    if fetched and data.get("plugins") and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
+        raise UserError(f"{name}: asks for plugins ({_show(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
+    try:
+        return apply_overrides(data, overrides), name
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
+
+
+def _text(file: Path, name: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{name}: no such file; name a YAML config, for example one of tune_configs/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"{name}: cannot be read ({reason}); name a YAML config") from error
 
 
 def load_stored_config(path: Path | str) -> ExperimentConfig:
@@ -84,8 +109,9 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
 def config_from_dict(data: Mapping[str, Any]) -> AnyConfig:
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
-    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds.
+    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
     """
+    _check_format(data)
     kind = kind_of(data)
     data = with_tags(data, kind)
     try:
@@ -96,13 +122,19 @@ def config_from_dict(data: Mapping[str, Any]) -> AnyConfig:
         # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
         return kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
-        faults = dict.fromkeys(_fault(detail, kind) for detail in error.errors(include_url=False))
+        faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
         raise UserError("; ".join(faults)) from None
+
+
+def _check_format(data: Mapping[str, Any]) -> None:
+    version = data.get("format_version", FORMAT_VERSION)
+    if type(version) is int and version > FORMAT_VERSION:
+        raise UserError(f"format_version: got {version}, and this nip_ray knows formats up to {FORMAT_VERSION}; use a newer one")
 
 
 def config_to_yaml(config: AnyConfig) -> str:
     """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal config."""
-    return yaml.dump(_plain(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)
+    return yaml.dump(plain(config), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -110,7 +142,7 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
 
     Raises UserError for an override that is not of this form or leads nowhere.
     """
-    made = _unshared(data)
+    made = unshared(data)
     for override in overrides:
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")
@@ -136,21 +168,21 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: no valid YAML: {error}") from None
 
 
-def _unshared(value: Any) -> Any:
+def unshared(value: Any) -> Any:
     """A copy in which no part stands twice: what a YAML alias refers to must not change together with it."""
     if isinstance(value, Mapping):
-        return {key: _unshared(item) for key, item in value.items()}
-    return [_unshared(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: unshared(item) for key, item in value.items()}
+    return [unshared(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _plain(value: Any, annotation: Any = None) -> Any:
+def plain(value: Any, annotation: Any = None) -> Any:
     """Settings as mappings in the order of `keys_of`, tuples as lists, numbers in the type of their key."""
     if isinstance(value, Experiment) or is_dataclass(value):
-        return {name: _plain(getattr(value, name), key.annotation) for name, key in keys_of(type(value)).items()}
+        return {name: plain(getattr(value, name), key.annotation) for name, key in keys_of(type(value)).items()}
     if isinstance(value, Mapping):
-        return {name: _plain(item, value_annotation(annotation)) for name, item in value.items()}
+        return {name: plain(item, value_annotation(annotation)) for name, item in value.items()}
     if isinstance(value, tuple | list):
-        return [_plain(item, value_annotation(annotation)) for item in value]
+        return [plain(item, value_annotation(annotation)) for item in value]
     return float(value) if annotation is float else value
 
 
@@ -175,7 +207,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
             at = at[step]
 
 
-def _fault(detail: Any, config: type) -> str:
+def fault_text(detail: Any, config: type) -> str:
     """One validation error of pydantic about a config of this class, in our words."""
     path, key, around = locate(detail["loc"], config)
     kind, given = detail["type"], detail["input"]
@@ -218,7 +250,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-class _Dumper(yaml.SafeDumper):
+class Dumper(yaml.SafeDumper):
     """Block style, with short lists on one line."""
 
     def ignore_aliases(self, data: Any) -> bool:
@@ -230,10 +262,10 @@ def _list_node(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
     return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(v, list | dict) for v in values))
 
 
-_Dumper.add_representer(list, _list_node)
+Dumper.add_representer(list, _list_node)
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-for _class in (_Loader, _Dumper):  # the dumper too, so that it puts text that looks like a number in quotes
+for _class in (_Loader, Dumper):  # the dumper too, so that it puts text that looks like a number in quotes
     _class.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+.0123456789"))

@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.runs.resources import check_cluster, worker_bundles
 
 
 def build_algorithm(config: ExperimentConfig) -> Any:
@@ -22,10 +23,17 @@ def build_algorithm(config: ExperimentConfig) -> Any:
 
 
 def start_ray(config: ExperimentConfig) -> None:
-    """Join or start Ray where remote workers are asked for; see `nip_ray.runs.ray_session`."""
+    """Join or start Ray where remote workers are asked for; see `nip_ray.runs.ray_session`.
+
+    Raises UserError when the cluster can never hold them; inside a trial of Tune they have their places already.
+    """
+    import ray
+
     from nip_ray.runs import ray_session
 
-    wanted = config.play.num_env_runners * config.play.num_cpus_per_env_runner
-    wanted += config.learners.num_learners * config.learners.num_cpus_per_learner
+    bundles = worker_bundles(config)
     workers = config.play.num_env_runners + config.learners.num_learners
+    wanted = sum(bundle.get("CPU", 0) for bundle in bundles)
     ray_session.start_ray(config.runtime, max(wanted, 1.0) if workers else 0.0)
+    if bundles and ray.is_initialized() and ray.util.get_current_placement_group() is None:
+        check_cluster(bundles, autoscaling=config.runtime.autoscaling)

@@ -12,8 +12,9 @@ Why a kill, or a power cut, at any moment leaves a valid checkpoint behind, once
 - what killed writers left is removed by the next save. One process writes at a time: the caller holds the lock of the run folder.
 
 What the disk or a hand damages later is found by the sums: size and sum of every file are compared before the first is read. The loader
-then falls back to the checkpoint before. It never runs code from a file: tensors are read by `torch.load(weights_only=True)`, and a file
-that has something else in it, under a right sum, was not written here: that is an error, and nothing falls back.
+then falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error. It never runs code from a file:
+tensors are read by `torch.load(weights_only=True)`, and a file that has something else in it, under a right sum, was not written here:
+that is an error, and nothing falls back.
 """
 
 import hashlib
@@ -105,7 +106,7 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
     """The checkpoint of `iteration`, or the newest undamaged one; those passed over are named in its `skipped`.
 
     Raises UserError when there is none (left), when the one asked for is missing or damaged, when it belongs to another config than
-    `fingerprint`, and when one with right sums holds anything but tensors and plain values.
+    `fingerprint`, when a newer nip_ray wrote it, and when one with right sums holds anything but tensors and plain values.
     """
     found = _candidates(folder)
     if iteration is not None:
@@ -253,9 +254,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         version = manifest["version"]
-        if type(version) is int and version > VERSION:
-            raise _Damaged(f"it has the format version {version}, and this nip_ray knows those up to {VERSION}")
         stated = manifest.pop("sha256")
+        if type(version) is int and version > VERSION:
+            newer = f"has the format version {version}, and this nip_ray knows those up to {VERSION}"
+            if stated == _sum_of(manifest):  # no damage: to go on from an earlier one would remove what a newer nip_ray has done
+                raise UserError(f"{path} {newer}; use a newer one")
+            raise _Damaged(f"it {newer}")
         intact = manifest["format"] == FORMAT and version == VERSION and stated == _sum_of(manifest)
         well_formed = intact and all(_is_entry(name, entry) for name, entry in manifest["files"].items()) and STATE in manifest["files"]
     except FileNotFoundError:

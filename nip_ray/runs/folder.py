@@ -74,7 +74,7 @@ class RunFolder:
         if CONFIG not in foreign and foreign:
             raise UserError(f"{path} is not empty and holds no run (it has {', '.join(foreign[:3])}); choose a new or empty folder")
         _refuse_run(path)
-        run = cls(path, _lock(path))
+        run = cls(path, lock(path))
         try:
             _refuse_run(path)  # another process may have made one before we got the lock
             _remove_leftovers(path)
@@ -96,7 +96,7 @@ class RunFolder:
             raise UserError(f"{path}: no run here, {'it is not a folder' if path.exists() else 'there is no such folder'}")
         if not (path / CONFIG).is_file():
             raise UserError(f"{path}: no run here, {CONFIG} is missing")
-        run = cls(path, _lock(path) if write else None)
+        run = cls(path, lock(path) if write else None)
         if write:
             _remove_leftovers(path)
             _remove_leftovers(run.transcripts)
@@ -333,8 +333,11 @@ def _refuse_run(path: Path) -> None:
         raise UserError(f"{path} holds a run already; go on with it by `nip-ray resume {where}`, or choose another folder")
 
 
-def _lock(path: Path) -> TextIO:
-    """The locked lock file of a run; the lock goes with the file object, or with the process. It names its holder."""
+def lock(path: Path) -> TextIO:
+    """The locked lock file of a run or a sweep; the lock goes with the file object, or with the process. It names its holder.
+
+    Raises UserError when another process holds it.
+    """
     try:
         file = (path / LOCK).open("a+", encoding="utf-8")
     except OSError as error:

@@ -16,16 +16,20 @@ from nip_ray.config.players import agent_settings, rounds_of
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import Checkpoint, load_checkpoint
+from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder
+from nip_ray.runs.sources import run_folder
 from nip_ray.scenarios.registry import played_scenario
+from nip_ray.settings.schedule import WeightSource
 
 _SHAPES_SHOWN = 3
 _FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # ends of names
 
 
-def initial_weights(config: ExperimentConfig) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
+def initial_weights(config: ExperimentConfig, run_dir: Path | None = None) -> tuple[dict[str, dict[str, Tensor]], list[str]]:
     """(agent -> the state that its network starts with, what was passed over on the way) for all of `config.initial_weights`.
 
+    run_dir: of the run that starts with them, beside which artifacts are kept that had to be fetched (none: they are not kept).
     Raises UserError where a run, its checkpoint or the agent in it is missing or damaged, and where the agent does not fit.
     """
     if not config.initial_weights:
@@ -33,11 +37,15 @@ def initial_weights(config: ExperimentConfig) -> tuple[dict[str, dict[str, Tenso
     import_plugins(config.plugins)
     scenario = played_scenario(config.protocol, config.scenario, config.algorithm)
     found, notes = {}, []
+    opened: dict[tuple[str, int | None], tuple[ExperimentConfig, Checkpoint]] = {}  # agents of one run come from one checkpoint
     for agent, source in config.initial_weights.items():
         where = f"initial_weights.{agent}"
         if agent not in scenario.protocol.agents:
             raise UserError(f"{where}: no agent of this experiment, there are {', '.join(scenario.protocol.agents)}")
-        theirs, checkpoint = _opened(where, Path(source.run_dir), source.checkpoint)
+        place = (source.run_dir, source.checkpoint)
+        if place not in opened:
+            opened[place] = _opened(where, source, run_dir)
+        theirs, checkpoint = opened[place]
         notes += [f"{where}: {reason}; taking iteration {checkpoint.iteration}" for reason in checkpoint.skipped]
         other, modules = source.agent or agent, checkpoint.tensors["training"]["modules"]
         if other not in modules:
@@ -57,14 +65,13 @@ def put_weights(algorithm: Any, weights: Mapping[str, Mapping[str, Tensor]]) -> 
     algorithm.load_training_state({**state, "modules": modules})
 
 
-def _opened(where: str, run_dir: Path, iteration: int | None) -> tuple[ExperimentConfig, Checkpoint]:
+def _opened(where: str, source: WeightSource, beside: Path | None) -> tuple[ExperimentConfig, Checkpoint]:
     from nip_ray.config.load import load_stored_config
-    from nip_ray.runs.experiment import run_fingerprint
 
     try:
-        folder = RunFolder.open(run_dir)
-        config = load_stored_config(folder.path / CONFIG)
-        return config, load_checkpoint(folder.checkpoints, iteration, run_fingerprint(config))
+        with run_folder(source.run_dir, beside) as path, RunFolder.open(path) as folder:
+            config = load_stored_config(folder.path / CONFIG)
+            return config, load_checkpoint(folder.checkpoints, source.checkpoint, run_fingerprint(config))
     except UserError as error:
         raise UserError(f"{where}: {error}") from error
 

@@ -249,19 +249,10 @@ def _serve() -> Any:
 
 def _start_ray() -> None:
     """A Ray of this server's own, whose ports are on the loopback."""
-    import logging
-
     import ray
+
+    from nip_ray.runs.ray_session import start_local_ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            num_cpus=max(4, len(os.sched_getaffinity(0))),
-            namespace="nip_ray",
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            object_store_memory=256 << 20,
-            _node_ip_address="127.0.0.1",
-        )
+        start_local_ray(include_dashboard=False, num_cpus=max(4, len(os.sched_getaffinity(0))))

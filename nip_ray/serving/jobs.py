@@ -31,6 +31,9 @@ from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.fine_tuning import FINAL, FineTuneJob, FineTuneSpec, JobStatus
 
 MAX_STARTS = 3
+VERSION = 1
+"""The format of job.json."""
+
 _ID = re.compile(r"ftjob-[0-9a-f]{24}")
 _FILE = re.compile(r"[0-9a-f]{64}")
 _SUFFIX = re.compile(r"[A-Za-z0-9-]{0,40}")
@@ -98,7 +101,7 @@ class JobStore:
         """Write the job as it is now."""
         home = self.jobs / job.id
         home.mkdir(exist_ok=True)
-        write_atomically(home / "job.json", (json.dumps({"version": 1, **asdict(job)}, indent=1) + "\n").encode())
+        write_atomically(home / "job.json", (json.dumps({"version": VERSION, **asdict(job)}, indent=1) + "\n").encode())
 
     def get(self, job_id: str) -> StoredJob:
         """Raises UserError for an id that is not here."""
@@ -107,7 +110,9 @@ class JobStore:
             raise UserError(f"there is no fine-tuning job {job_id!r} here")
         try:
             stored = json.loads(path.read_bytes())
-            stored.pop("version")
+            version = stored.pop("version")
+            if version > VERSION:
+                raise UserError(f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
             return StoredJob(**{**stored, "spec": FineTuneSpec(**stored["spec"])})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is damaged ({error}); remove the job's folder to have it made anew") from None

@@ -47,7 +47,10 @@ class AshaScheduler:
 
 @dataclass(frozen=True)
 class PbtScheduler:
-    """Population-based training (Jaderberg et al., 2017): poor trials take over weights and, changed a little, settings of good ones."""
+    """Population-based training (Jaderberg et al., 2017): poor trials take over weights and, changed a little, settings of good ones.
+
+    Grids are taken as choices.
+    """
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -65,7 +68,9 @@ class SweepSettings:
 
     metric: str = option("eval/verifier/accuracy", "The figure that decides, by its key in metrics.jsonl.")
     mode: Literal["max", "min"] = option("max", "Whether more of it is better.")
-    num_samples: int = option(1, "Draws from the spaces that are no grid; each is combined with every grid point.", ge=1)
+    num_samples: int = option(
+        1, "Draws from the spaces that are no grid, each combined with every grid point (optuna: settings; pbt: members).", ge=1
+    )
     seeds: tuple[int, ...] = option((), "Every setting is run with each of these seeds (none: with the config's own).")
     search: RandomSearch | OptunaSearch = option(RandomSearch, "How settings are drawn.")
     scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials go on.")

@@ -22,6 +22,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment
+from nip_ray.sweeps.told import experiment_of
 from nip_ray.text.parts import Parts, prepare
 from nip_ray.text.run import finish, new_state, reopened, with_absolute_paths
 from nip_ray.text.state import STATE, load_state, save_state
@@ -31,15 +32,20 @@ POINTER = "run.json"
 
 
 class TextTrainable(tune.Trainable):
-    """config: "experiment" (a dumped `TextExperimentConfig`, with whatever Tune chose in it), "run_root" (a folder that all nodes see)."""
+    """config: "experiment" (keys as in a config file, with whatever Tune chose in it), "run_root" (a folder that all nodes see), and as one
+    likes what `nip_ray.sweeps.trainable.ExperimentTrainable` can be told.
+    """
 
     def setup(self, config: dict[str, Any]) -> None:
         """Make the run folder, or open the one of an earlier start of this trial. Raises UserError as `run_text_experiment` does."""
-        if set(config) != {"experiment", "run_root"}:
-            raise UserError(f"a trial of language agents is told `experiment` and `run_root` (got {', '.join(sorted(config))})")
-        experiment = with_absolute_paths(TextExperimentConfig.model_validate(config["experiment"]))
+        made = experiment_of(config)
+        if not isinstance(made, TextExperimentConfig):
+            raise UserError("TextTrainable trains language models; for networks take nip_ray.sweeps.trainable.ExperimentTrainable")
+        experiment = with_absolute_paths(made)
         check(experiment)
-        mark = fingerprint(experiment.model_dump(mode="json", exclude={"iterations", "budget", "talk", "runtime"}))[:12]
+        mark = fingerprint(
+            experiment.model_dump(mode="json", exclude={"format_version", "iterations", "budget", "talk", "runtime", "tracking"})
+        )[:12]
         path = Path(config["run_root"]).resolve() / f"{experiment.name}-{mark}"
         known = (path / CONFIG).is_file()
         self.folder = RunFolder.open(path, write=True) if known else RunFolder.create(path, config_to_yaml(experiment))
@@ -59,7 +65,13 @@ class TextTrainable(tune.Trainable):
             finish(self.folder, trainer)
         row = next(iter(self.folder.metrics()[-1:]), {})
         row.pop("iteration", None)
-        return {**row, "stage": stage, "text_iteration": trainer.state.iteration, "done": trainer.state.over}
+        return {
+            **row,
+            "run_dir": str(self.folder.path),
+            "stage": stage,
+            "text_iteration": trainer.state.iteration,
+            "done": trainer.state.over,
+        }
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Name the run folder."""

@@ -14,7 +14,9 @@ from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yam
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
 
-TUNE_CONFIGS = sorted((Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml"))
+TUNE_CONFIGS = sorted(
+    path for path in (Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml") if not path.stem.startswith("sweep_")
+)
 
 
 def refusal(data: dict[str, Any]) -> str:

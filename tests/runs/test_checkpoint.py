@@ -344,6 +344,18 @@ def test_a_newer_version(tmp_path: Path) -> None:
     assert "format version 2" in got.skipped[0]
 
 
+def test_nothing_falls_back_from_what_a_newer_version_wrote(tmp_path: Path) -> None:
+    save(tmp_path, 10, 20)
+    manifest = tmp_path / "000020" / "manifest.json"
+    content = {**json.loads(manifest.read_text()), "version": 2, "new": "thing"}
+    del content["sha256"]
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    manifest.write_text(json.dumps({**content, "sha256": hashlib.sha256(canonical).hexdigest()}))
+    with pytest.raises(UserError, match="000020 has the format version 2, and this nip_ray knows those up to 1; use a newer one"):
+        load_checkpoint(tmp_path)
+    assert_is(load_checkpoint(tmp_path, 10), 10)
+
+
 def test_nothing_left(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(UserError, match="there is no checkpoint"):

@@ -63,7 +63,8 @@ def write(kind: str, pairs: GraphPairs, folder: Path) -> Path:
     if kind == "published":
         torch.save({key: torch.from_numpy(value) for key, value in to_raw(pairs).items()}, folder / "data.pt")
         return folder / "data.pt"
-    np.savez(folder / "plain.npz", **to_raw(pairs))
+    raw: dict[str, Any] = dict(to_raw(pairs))
+    np.savez(folder / "plain.npz", **raw)
     return folder / "plain.npz"
 
 

@@ -19,7 +19,8 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.report import write_report
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
-from nip_ray.runs.experiment import ExperimentResult, run_experiment, run_fingerprint
+from nip_ray.runs.experiment import ExperimentResult, run_experiment
+from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import headline, progress_line
 from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, SHIPPED

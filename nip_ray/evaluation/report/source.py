@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import CONFIG, METRICS
+from nip_ray.runs.folder import CONFIG, METRICS, VERSION
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
@@ -87,7 +87,7 @@ def _metric_rows(path: Path, notes: list[str]) -> list[Row]:
 
 
 def _json_lines(path: Path) -> tuple[list[Record], int]:
-    """The JSON objects of a file's lines, and how many lines are none."""
+    """The JSON objects of a file's lines, and how many lines are none, or of a newer format."""
     records: list[Record] = []
     damaged = 0
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
@@ -97,7 +97,7 @@ def _json_lines(path: Path) -> tuple[list[Record], int]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             record = None
-        if isinstance(record, dict):
+        if isinstance(record, dict) and record.get("version", VERSION) == VERSION:
             records.append(record)
         else:
             damaged += 1

@@ -3,7 +3,9 @@
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
 - the iteration number seeds everything that is random in it and is part of the state: a restore goes on exactly;
-- lost runners cost time, not numbers: a missing share is played by whoever is there;
+- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is made anew is not waited for;
+- what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message. Only lost
+  processes are made anew, and so often as the settings allow (stock RLlib retries anything for hours);
 - weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
 """
 
@@ -20,6 +22,7 @@ from typing import Any, Self
 from unittest.mock import patch
 
 import ray
+from ray.exceptions import RayActorError, RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
@@ -30,18 +33,21 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
 from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.rllib.calls import PROBE_S, Failure, PlayShares, TakeWeights, Told, Update, is_dead, is_lost, last_line, untold
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule, module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
+from nip_ray.settings.experiment import FaultToleranceSettings
 from nip_ray.settings.schedule import UpdateSchedule
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
+_DEATH_S = 30.0  # within which Ray is sure to know that a process is gone
 
 
 # our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
@@ -67,7 +73,9 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.add_default_connectors_to_learner_pipeline = False
         self._dont_auto_sync_env_runner_states = True
         self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
-        self.sample_timeout_s = 600.0
+        self.env_runner_health_probe_timeout_s = PROBE_S
+        self.env_runner_restore_timeout_s = 60.0
+        self._limit_restarts(FaultToleranceSettings())
         self._take(self.settings_class())
 
     def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
@@ -79,6 +87,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         if not isinstance(made.algorithm, self.settings_class):
             raise UserError(f"algorithm.name: got {made.algorithm.name}, which {type(self).__name__} does not implement")
         self._take(made.algorithm)
+        self._limit_restarts(made.fault_tolerance)
         self.schedules = dict(made.schedules)
         dumped = made.model_dump(mode="json")
         self.environment(ProtocolEnv, env_config={"experiment": dumped})
@@ -137,6 +146,14 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
         return base_lr(self.settings(), iteration, self.total_iterations)
 
+    def _limit_restarts(self, settings: FaultToleranceSettings) -> None:
+        self.fault_tolerance(
+            restart_failed_env_runners=settings.max_env_runner_restarts > 0,
+            max_num_env_runner_restarts=settings.max_env_runner_restarts,
+            delay_between_env_runner_restarts_s=settings.restart_delay_s,
+        )
+        self.sample_timeout_s = settings.sample_timeout_s
+
     def _take(self, settings: Any) -> None:
         # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice
         self.rule = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _RLLIB_NAMES}
@@ -161,7 +178,7 @@ class ProtocolAlgorithm(Algorithm):
         self.train_iteration = 0
         self.env_steps_total = 0
         self.row: dict[str, float] = {}
-        with self._no_needless_ray(config):
+        with self._no_needless_ray(config), _config_by_value():
             super().setup(config)
         self.scenario = scenario_of(self.config.env_config["experiment"])
         self._share_modules()
@@ -174,8 +191,9 @@ class ProtocolAlgorithm(Algorithm):
         samples = self._play()
         played = time.perf_counter()
         results = self._learn(samples)
-        self.send_weights()
         learned = time.perf_counter()
+        self.send_weights()
+        sent = time.perf_counter()
         self.rollout: Rollout = concatenate([sample.rollout for sample in samples])
         steps = self.rollout.env_steps()
         self.env_steps_total += steps
@@ -183,6 +201,7 @@ class ProtocolAlgorithm(Algorithm):
         self.row = {
             "time/sample_s": played - started,
             "time/learn_s": learned - played,
+            "time/send_weights_s": sent - learned,
             "env_steps": steps,
             "env_steps_total": self.env_steps_total,
             "episodes": self.rollout.num_copies,
@@ -218,7 +237,10 @@ class ProtocolAlgorithm(Algorithm):
         return [shares[worker] for worker in wanted]
 
     def _healthy_runners(self) -> list[int]:
-        """Remote runners that answer. With none left, waits until Ray has restarted one, and gives it the weights."""
+        """Remote runners that answer. With none left, waits until Ray has restarted one, and gives it the weights.
+
+        Raises TrainingError when none is left for good, or none comes back in time.
+        """
         group = self.env_runner_group
         deadline = time.monotonic() + self.config.sample_timeout_s
         while not (healthy := group.healthy_env_runner_ids()):
@@ -226,6 +248,9 @@ class ProtocolAlgorithm(Algorithm):
                 raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (sample_timeout_s)")
             if group.probe_unhealthy_env_runners():
                 self.send_weights()
+            elif all(map(is_dead, group._worker_manager.actors().values())):
+                times = self.config.max_num_env_runner_restarts
+                raise TrainingError(f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times})")
             else:
                 time.sleep(0.1)
         return healthy
@@ -235,12 +260,12 @@ class ProtocolAlgorithm(Algorithm):
         plan: dict[int, list[int]] = {}
         for i, worker in enumerate(missing):
             plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
-        calls = [_PlayShares(tuple(workers), iteration) for workers in plan.values()]
+        calls = [Told(PlayShares(tuple(workers), iteration)) for workers in plan.values()]
         answers = self.env_runner_group.foreach_env_runner(
             calls, remote_worker_ids=list(plan), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
         )
         found = {}
-        for samples, metrics in answers:
+        for samples, metrics in map(untold, answers):
             self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
             found |= {sample.worker: sample for sample in samples}
         return found
@@ -255,11 +280,10 @@ class ProtocolAlgorithm(Algorithm):
         if self.learner_group.is_local:
             results = [self.learner_group._learner.update(episodes=samples, **arguments)]
         else:
-            shared = ray.put(samples)
-            answers = self.learner_group.foreach_learner(_Update(shared, arguments))
-            results = [_unwrap(answer) for answer in answers]
+            results = self._foreach_learner(Update(ray.put(samples), arguments))
         flat: dict[str, float] = {}
-        for agent in sorted(set(results[0]) & set(self.scenario.protocol.agents)):
+        learned = arguments.get("updated", self.scenario.protocol.agents)  # RLlib's logger goes on naming those who rest now
+        for agent in sorted(set(results[0]) & set(learned)):
             for name in results[0][agent]:
                 values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
@@ -285,11 +309,11 @@ class ProtocolAlgorithm(Algorithm):
         if self.env_runner_group.num_remote_env_runners():
             shared = ray.put(state[COMPONENT_RL_MODULE])
             self.env_runner_group.foreach_env_runner(
-                _TakeWeights([shared], self.train_iteration), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
+                TakeWeights([shared], self.train_iteration), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
             )
 
     def _weights(self) -> dict[str, Any]:
-        state = self.learner_group.get_state(components=f"learner/{COMPONENT_RL_MODULE}")["learner"]
+        state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
         return {COMPONENT_RL_MODULE: state[COMPONENT_RL_MODULE], "weights_seq_no": self.train_iteration}
 
     # ---------------------------------------------------------------------------------------------------------- state
@@ -349,10 +373,34 @@ class ProtocolAlgorithm(Algorithm):
         return nullcontext() if needed else _no_object_store()
 
     def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
-        """What `function` gives on every learner, or on those numbered in `only`."""
+        """What `function` gives on every learner, or on those numbered in `only`.
+
+        Raises LearnerLost when a learner is gone, as soon as any of them has failed: the others may wait for it for ever.
+        """
         if self.learner_group.is_local:
             return [function(self.learner_group._learner)]
-        return [_unwrap(answer) for answer in self.learner_group.foreach_learner(function, remote_actor_ids=only)]
+        actors = self.learner_group._workers
+        try:
+            answers = ray.get([actors[i].apply.remote(Told(function)) for i in (range(len(actors)) if only is None else only)])
+        except RayActorError as error:
+            raise LearnerLost(f"a learner of {len(actors)} is lost ({last_line(str(error))})") from error
+        except RayError as error:
+            self._refuse_lost_learners()
+            raise TrainingError(f"a learner failed: {last_line(str(error))}") from error
+        if any(isinstance(answer, Failure) for answer in answers):
+            self._refuse_lost_learners(wait_s=0.0 if any(getattr(a, "ours", False) for a in answers) else _DEATH_S)
+        return [untold(answer) for answer in answers]
+
+    def _refuse_lost_learners(self, wait_s: float = _DEATH_S) -> None:
+        """Raise LearnerLost if, now or within `wait_s` seconds, a learner is found to be gone."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            lost = [i for i, actor in enumerate(self.learner_group._workers) if is_lost(actor)]
+            if lost:
+                raise LearnerLost(f"learner {', '.join(map(str, lost))} of {len(self.learner_group._workers)} is lost")
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.2)
 
     def _first_learner(self, function: Any) -> Any:
         """What `function` gives on the first learner; all hold the same state, so the others need not send theirs."""
@@ -370,41 +418,15 @@ def _no_object_store() -> Iterator[None]:
         yield
 
 
-# What travels to actors: small named callables, so that they pickle by reference.
+@contextmanager
+def _config_by_value() -> Iterator[None]:
+    """Let env runners be made from the config itself, some kilobytes, instead of a reference to it in the object store.
 
-
-class _PlayShares:
-    def __init__(self, workers: tuple[int, ...], iteration: int) -> None:
-        self.workers, self.iteration = workers, iteration
-
-    def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:
-        samples = [sample for worker in self.workers for sample in runner.sample(iteration=self.iteration, worker=worker)]
-        return samples, runner.get_metrics()
-
-
-class _TakeWeights:
-    def __init__(self, weights: list[ray.ObjectRef], number: int) -> None:
-        self.weights, self.number = weights, number  # a list keeps Ray from resolving the reference in transit
-
-    def __call__(self, runner: ProtocolEnvRunner) -> None:
-        runner.set_state({COMPONENT_RL_MODULE: ray.get(self.weights[0]), "weights_seq_no": self.number})
-
-
-class _Update:
-    def __init__(self, samples: ray.ObjectRef, arguments: dict[str, Any]) -> None:
-        self.samples, self.arguments = [samples], arguments
-
-    def __call__(self, learner: Any) -> Any:
-        return learner.update(episodes=ray.get(self.samples[0]), **self.arguments)
-
-
-def _unwrap(answer: Any) -> Any:
-    """The value of an actor's answer, or its error."""
-    if hasattr(answer, "ok"):
-        if not answer.ok:
-            raise answer.get()
-        return answer.get()
-    return answer
+    Ray cannot make an actor anew whose arguments the object store has lost, and says so on stderr each time one is made.
+    """
+    put = ray.put
+    with patch.object(env_runner_group.ray, "put", lambda value: value if isinstance(value, AlgorithmConfig) else put(value)):
+        yield
 
 
 def _peek(value: Any) -> Any:

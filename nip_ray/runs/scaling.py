@@ -1,0 +1,211 @@
+"""How long an iteration takes on so many machines: a model from measured parts, to be asked before machines are rented.
+
+Decisions that matter here:
+- the copies of an iteration are given, and shared among the env runners: what is predicted is the same work on more machines;
+- every part is measured on one machine by benchmarks/scaling.py; what more machines add is bytes over bandwidth, and latencies;
+- nothing is fitted to the rows that the model is checked against: the parts come from the main process alone, from empty calls and
+  from bare all-reduces;
+- a GPU is a factor that the user gives, since none was measured: a default would be an invention.
+
+Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a node's CPUs take turns;
+sampling, learning and sending weights do not overlap; a node fetches an object once for all its processes; the main process's
+network card serves one transfer at a time; learners reduce gradients around a ring; nothing else uses the network; no evaluation.
+"""
+
+import json
+import math
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an iteration of one experiment is made of: seconds on one CPU thread, and bytes.
+
+    copies: copies of the protocol in an iteration, all env runners together. epochs: passes over them. minibatch_copies: copies of a joint
+    minibatch. sample_fixed_s, sample_copy_s: playing takes fixed + copies * copy. prepare_copy_s: per copy and learner, once per update,
+    not shared among learners (rows, values, advantages). minibatch_fixed_s, minibatch_copy_s: one gradient step takes fixed + copies *
+    copy. rest_s: the main process's own bookkeeping. call_s: asking one more process and reading its answer. weights_s: taking weights from
+    a learner and putting them into runners, which do that at once. all_reduce_s: one all-reduce between two processes of a machine.
+    rollout_copy_bytes: a played copy. weights_bytes: all weights, as sent. gradient_bytes: all gradients, as reduced.
+    """
+
+    copies: int
+    epochs: int
+    minibatch_copies: int
+    sample_fixed_s: float
+    sample_copy_s: float
+    prepare_copy_s: float
+    minibatch_fixed_s: float
+    minibatch_copy_s: float
+    rest_s: float
+    call_s: float
+    weights_s: float
+    all_reduce_s: float
+    rollout_copy_bytes: float
+    weights_bytes: float
+    gradient_bytes: float
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where it is to run.
+
+    nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a node. gpus: GPUs of
+    a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the part of learning
+    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes.
+    """
+
+    nodes: int = 1
+    runners: int = 0
+    learners: int = 0
+    cpus: int = 8
+    gpus: int = 0
+    gpu_speedup: float | None = None
+    bandwidth: float = 1.25e9
+    latency_s: float = 2e-4
+
+
+@dataclass(frozen=True)
+class IterationTime:
+    """Seconds of an iteration, by what they are spent on.
+
+    sample: playing. collect: asking runners and taking their rollouts in. learn: gradient steps, with what every learner computes of
+    all copies. hand_out: asking learners and sending the rollouts to them. reduce: all-reduces. weights: back to the runners.
+    rest: bookkeeping.
+    """
+
+    sample: float
+    collect: float
+    learn: float
+    hand_out: float
+    reduce: float
+    weights: float
+    rest: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
+    """The expected time of one iteration. Raises UserError when `machines` cannot be."""
+    _check(machines)
+    rollout_bytes = parts.copies * parts.rollout_copy_bytes
+    return IterationTime(
+        sample=_sample(parts, machines),
+        collect=machines.runners * parts.call_s + _network(machines, _away(machines, machines.runners) * rollout_bytes, machines.runners),
+        learn=_learn(parts, machines),
+        hand_out=machines.learners * parts.call_s
+        + _network(machines, _others(machines, machines.learners) * rollout_bytes, machines.learners),
+        reduce=_steps(parts) * _all_reduce(parts, machines),
+        weights=_weights(parts, machines),
+        rest=parts.rest_s,
+    )
+
+
+def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]]:
+    """The parts of an experiment, and the rows measured beside them, from a file that benchmarks/scaling.py wrote.
+
+    Raises UserError when the file is no such file or knows another experiment only.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}; write it with benchmarks/scaling.py --out {path}") from error
+    except ValueError as error:
+        raise UserError(f"{path}: not JSON ({error}); write it with benchmarks/scaling.py --out {path}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT or not isinstance(document.get("experiments"), dict):
+        raise UserError(f"{path}: not a file of benchmarks/scaling.py in format {FORMAT}; write it anew")
+    known = document["experiments"]
+    if experiment not in known:
+        raise UserError(f"{path}: nothing measured of {experiment!r}; it has {', '.join(sorted(known))}")
+    try:
+        return Parts(**known[experiment]["parts"]), known[experiment]["rows"]
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path}: experiments.{experiment} is incomplete ({error}); write it anew with benchmarks/scaling.py") from error
+
+
+# --------------------------------------------------------------------------------------------------------------- the parts
+
+
+def _sample(parts: Parts, machines: Machines) -> float:
+    """The slowest runner: its share of the copies, and waiting for a CPU."""
+    share = math.ceil(parts.copies / max(1, machines.runners))
+    return (parts.sample_fixed_s + share * parts.sample_copy_s) * _turns(machines, machines.runners)
+
+
+def _learn(parts: Parts, machines: Machines) -> float:
+    """All copies once on every learner, and gradient steps on a learner's slice of each minibatch."""
+    on_gpu = machines.gpus > 0
+    speed = (machines.gpu_speedup or 1.0) if on_gpu else 1.0
+    share = math.ceil(parts.minibatch_copies / max(1, machines.learners))
+    prepare = parts.copies * parts.prepare_copy_s / speed
+    step = parts.minibatch_fixed_s + share * parts.minibatch_copy_s / speed
+    turns = 1.0 if on_gpu else _turns(machines, machines.learners)
+    return (prepare + _steps(parts) * step) * turns
+
+
+def _all_reduce(parts: Parts, machines: Machines) -> float:
+    """One all-reduce around a ring: each learner sends 2 (n - 1) pieces of 1/n of the gradients."""
+    learners = machines.learners
+    if learners < 2:
+        return 0.0
+    pieces = 2 * (learners - 1)
+    if min(machines.nodes, learners) == 1:
+        return parts.all_reduce_s * pieces / 2
+    # on every edge of the ring that leaves a node: a piece over the wire, and the cost of the call, which two processes of a node have too
+    return pieces * (parts.all_reduce_s / 2 + machines.latency_s + parts.gradient_bytes / learners / machines.bandwidth)
+
+
+def _weights(parts: Parts, machines: Machines) -> float:
+    """The first learner is on the main process's node; every other node with runners fetches the weights once."""
+    if machines.runners == 0 and machines.learners == 0:
+        return 0.0
+    calls = parts.weights_s + max(0, machines.runners - 1) * parts.call_s
+    return calls + _network(machines, _others(machines, machines.runners) * parts.weights_bytes, machines.runners)
+
+
+def _steps(parts: Parts) -> int:
+    return parts.epochs * max(1, parts.copies // parts.minibatch_copies)
+
+
+def _turns(machines: Machines, processes: int) -> float:
+    """How many times longer the processes of the fullest node take because they share its CPUs."""
+    return max(1.0, math.ceil(max(1, processes) / machines.nodes) / machines.cpus)
+
+
+def _others(machines: Machines, processes: int) -> int:
+    """How many nodes have such processes, besides the main process's node."""
+    return max(0, min(machines.nodes, processes) - 1)
+
+
+def _away(machines: Machines, processes: int) -> float:
+    """The share of such processes that is on other nodes than the main process."""
+    return 1 - math.ceil(processes / machines.nodes) / processes if processes else 0.0
+
+
+def _network(machines: Machines, sent: float, processes: int) -> float:
+    """Seconds for so many bytes through the main process's network card, with a request and an answer."""
+    return 2 * machines.latency_s + sent / machines.bandwidth if _others(machines, processes) else 0.0
+
+
+def _check(machines: Machines) -> None:
+    for name in ("nodes", "cpus"):
+        if getattr(machines, name) < 1:
+            raise UserError(f"{name}: got {getattr(machines, name)}, must be at least 1")
+    for name in ("runners", "learners", "gpus", "latency_s"):
+        if getattr(machines, name) < 0:
+            raise UserError(f"{name}: got {getattr(machines, name)}, must be at least 0")
+    if not machines.bandwidth > 0:
+        raise UserError(f"bandwidth: got {machines.bandwidth}, must be above 0")
+    if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):
+        raise UserError("gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py there)")
+    if machines.gpus and max(1, machines.learners) > machines.nodes * machines.gpus:
+        raise UserError(f"learners: got {machines.learners}, but {machines.nodes} nodes have {machines.nodes * machines.gpus} GPUs")

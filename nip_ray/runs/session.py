@@ -1,0 +1,307 @@
+"""`Session`: one process's work on a run with networks, an iteration at a time.
+
+Decisions that matter here:
+- `run_experiment`, `resume_experiment` and a trial of a sweep are this one loop, driven from outside: so a sweep's numbers are those
+  of a single run;
+- everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was written after
+  that is dropped, and comes again with the same numbers (CPU, same config and seed);
+- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not doubled by that.
+"""
+
+import re
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import LearnerLost, TrainingError, UserError
+from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.runs.fingerprint import run_fingerprint
+from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.process import prepare_process
+from nip_ray.runs.profiling import profiler
+from nip_ray.runs.progress import progress_line, say
+from nip_ray.runs.trackers import Tracker, open_trackers
+from nip_ray.runs.trackers.base import RunInfo
+
+IDENTITY = "run.json"
+
+
+class Session:
+    """Call `start`, then `step` until `over`, then `finish`; `close` in any case.
+
+    config: of the run. folder: its folder, open for writing. group: the sweep that it belongs to.
+    """
+
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, *, quiet: bool = False, group: str | None = None) -> None:
+        self.config, self.folder, self.quiet, self.group = config, folder, quiet, group
+        self.algorithm: Any = None
+        self.iteration = 0
+        self.last_row: dict[str, Any] = {}
+        self.last_evaluation: dict[str, float] = {}
+        self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
+        self._tracker: Tracker | None = None
+        self._open = ExitStack()
+        self._profiled: Callable[[], None] | None = None
+        self._failed = True
+
+    @property
+    def over(self) -> bool:
+        """Whether all iterations are done."""
+        return self.iteration >= self.config.iterations
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """The newest row, with the newest evaluation's figures where it has none of its own."""
+        return {**self.last_evaluation, **self.last_row}
+
+    def start(self, checkpoint: Checkpoint | None = None, *, foreign: bool = False) -> None:
+        """Build everything and stand where `checkpoint` was made (None: at the beginning, with the first weights of the config).
+
+        foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
+        Raises UserError when the checkpoint does not fit, or the cluster is too small.
+        """
+        from nip_ray.rllib.cluster import build_algorithm
+        from nip_ray.runs.initial_weights import put_weights
+
+        prepare_process(self.config.runtime.num_threads)
+        self.iteration = 0 if checkpoint is None else checkpoint.iteration
+        given = self._first_weights() if checkpoint is None else {}
+        self.algorithm = build_algorithm(self.config)
+        if given:
+            put_weights(self.algorithm, given)
+        if checkpoint is not None:
+            self._load(checkpoint)
+        self._forget_after(self.iteration, own_checkpoints=not foreign)
+        self.saved_at = -1 if foreign else self.iteration
+        self.last_row, self.last_evaluation = _newest_figures(self.folder.metrics())
+        if self._tracker is None:
+            self._tracker = open_trackers(self.config.tracking, self._info())
+            self._told = self.iteration
+        if self._profiled is None:
+            self._profiled = self._open.enter_context(profiler(self.config.profiling, self.folder.path, self.iteration))
+
+    def step(self) -> dict[str, Any]:
+        """One iteration, written down; with an evaluation and a checkpoint where they are due. Returns its row.
+
+        Raises LearnerLost when a learner is gone: `restart` then goes on. Raises TrainingError when training breaks down.
+        """
+        iteration, settings = self.iteration + 1, self.config
+        row = self._trained(iteration)
+        if iteration == settings.iterations or _due(iteration, settings.evaluation.interval):
+            row |= self._evaluate(iteration)
+        self.folder.append_metrics(row)
+        self.iteration, self.last_row = iteration, row
+        if iteration > self._told and self._tracker is not None:  # what comes again after a restart was told already
+            self._tracker.log(row)
+            self._told = iteration
+        if self._profiled is not None:
+            self._profiled()
+        self._saved_s = 0.0
+        if self.over or _due(iteration, settings.checkpoint.interval):
+            self.save()
+        return row
+
+    def save(self) -> None:
+        """Write a checkpoint, unless there is one of this iteration."""
+        if self.saved_at == self.iteration:
+            return
+        began = time.perf_counter()
+        state = self.algorithm.training_state()
+        counters = state.pop("counters")
+        self.folder.sync()
+        keep, mark = self.config.checkpoint.keep, run_fingerprint(self.config)
+        path = save_checkpoint(self.folder.checkpoints, self.iteration, {"training": state}, {"counters": counters}, mark, keep)
+        self.saved_at, self._saved_s = self.iteration, time.perf_counter() - began
+        if self._tracker is not None:
+            self._tracker.checkpoint(path, self.iteration)
+
+    def restart(self) -> None:
+        """Make everything anew and go on from the newest checkpoint, or from the beginning when there is none."""
+        self._stop_algorithm()
+        self.start(self.newest())
+
+    def finish(self) -> dict[str, Any]:
+        """The final examination, with intervals, and the report. Returns the last row with the last evaluation's figures."""
+        from nip_ray.evaluation.report import write_report
+
+        settings = self.config.evaluation
+        document = self._examination().document(
+            self.algorithm.networks(),
+            self.config.iterations,
+            settings.greedy,
+            settings.sampled or not settings.greedy,
+            settings.message_regression,
+        )
+        self.folder.write_json("evaluation.json", document)
+        write_report(self.folder.path)
+        self._failed = False
+        return {**self.last_row, **self.last_evaluation}
+
+    def close(self) -> None:
+        """Give actors and trackers back; the folder stays open."""
+        if self._tracker is not None:
+            self._tracker.finish(self._failed)
+            self._tracker = None
+        self._open.close()
+        self._stop_algorithm()
+
+    def newest(self) -> Checkpoint | None:
+        """The newest undamaged checkpoint of this run, if there is any; damaged ones are named on stderr."""
+        checkpoints = self.folder.checkpoints
+        if not has_checkpoint(checkpoints):
+            return None
+        checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
+        for reason in checkpoint.skipped:
+            say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
+        if checkpoint.iteration > self.config.iterations:
+            done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
+            raise UserError(f"{done}; ask for more than that (--iterations)")
+        return checkpoint
+
+    # ------------------------------------------------------------------------------------------------------- the parts
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        try:
+            self.algorithm.load_training_state({**checkpoint.tensors["training"], "counters": checkpoint.state["counters"]})
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise UserError(f"{checkpoint.path} does not fit this version of nip_ray: {error}; start a new run") from error
+
+    def _forget_after(self, iteration: int, own_checkpoints: bool) -> None:
+        rewind_checkpoints(self.folder.checkpoints, iteration if own_checkpoints else -1)
+        self.folder.rewind_metrics(iteration)
+        self.folder.rewind_transcripts(iteration)
+
+    def _first_weights(self) -> dict[str, dict[str, Any]]:
+        """What agents start with other than their own first weights: pretrained bodies, then weights of other runs."""
+        from nip_ray.runs.initial_weights import initial_weights
+
+        pretrained = self._pretrained() if self.config.pretraining.agents else {}
+        taken, notes = initial_weights(self.config, self.folder.path)
+        for note in notes:
+            say(f"warning: {note}")
+        return {**pretrained, **taken}
+
+    def _pretrained(self) -> dict[str, dict[str, Any]]:
+        from nip_ray.runs.pretraining import pretrain
+
+        settings = self.config.pretraining
+        cache = self.folder.path.parent / "pretrained" if settings.cache is None else Path(settings.cache)
+        epochs = settings.num_epochs
+        with progress_line(f"{self.config.name}: pretraining", 0, epochs * len(settings.agents), self.quiet) as show:
+
+            def report(agent: str, epoch: int, found: dict[str, float]) -> None:
+                show(settings.agents.index(agent) * epochs + epoch, {"pretraining/accuracy": found["accuracy"]})
+
+            made = pretrain(self.config, cache, report)
+        for agent in made:
+            for note in made[agent].notes:
+                say(f"warning: {note}")
+        self.folder.write_json("pretraining.json", {"agents": {agent: found.figures for agent, found in made.items()}})
+        return {agent: found.weights for agent, found in made.items()}
+
+    def _trained(self, iteration: int) -> dict[str, Any]:
+        from nip_ray.evaluation.metrics import rollout_metrics
+
+        began = time.perf_counter()
+        self.algorithm.train()
+        found = rollout_metrics(self.algorithm.scenario.protocol, self.algorithm.rollout, {})
+        row = {"iteration": iteration, **self.algorithm.row, **{f"train/{name}": value for name, value in found.items()}}
+        row["time/iteration_s"] = time.perf_counter() - began
+        row["env_steps_per_s"] = row["env_steps"] / row["time/iteration_s"]
+        row["time/checkpoint_s"] = self._saved_s
+        return row
+
+    def _evaluate(self, iteration: int) -> dict[str, float]:
+        from nip_ray.evaluation.transcripts import transcript_records
+
+        began = time.perf_counter()
+        settings, examination, networks = self.config.evaluation, self._examination(), self.algorithm.networks()
+        figures: dict[str, float] = examination.exact(networks)
+        rollout = None
+        for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
+            if wanted:
+                rollout = examination.rollout(networks, greedy)
+                figures |= examination.metrics(rollout, name)
+                if settings.num_transcripts and (greedy or not settings.greedy):
+                    records = transcript_records(self.algorithm.scenario, rollout, settings.num_transcripts)
+                    file = self.folder.write_transcripts(f"{iteration:06d}", records)
+                    if self._tracker is not None and iteration > self._told:
+                        self._tracker.transcripts(file, iteration)
+        scores = examination.regression(networks, settings.message_regression, rollout if settings.sampled else None)
+        figures |= {f"eval/{agent}/message_regression": score.estimate for agent, score in scores.items()}
+        figures["time/evaluate_s"] = time.perf_counter() - began
+        self.last_evaluation = _of_evaluation(figures)
+        return figures
+
+    def _examination(self) -> Any:
+        from nip_ray.evaluation.examine import Examination
+
+        return Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
+
+    def _info(self) -> RunInfo:
+        identity, config = run_id(self.folder, self.config), self.config.model_dump(mode="json")
+        return RunInfo(self.folder.path, identity, self.config.name, config, self.group, self.iteration)
+
+    def _stop_algorithm(self) -> None:
+        if self.algorithm is None:
+            return
+        algorithm, self.algorithm = self.algorithm, None
+        try:
+            algorithm.stop()
+        except Exception as error:  # of processes that are gone; what matters is written already
+            if not _of_ray(error):
+                raise
+
+
+def to_the_end(session: Session) -> dict[str, Any]:
+    """Do all steps that are left, going on after lost learners as often as the config allows; then finish.
+
+    Raises TrainingError when learners are lost more often than that.
+    """
+    limit, failures = session.config.fault_tolerance.max_learner_failures, 0
+    with progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report:
+        while not session.over:
+            try:
+                session.step()
+            except LearnerLost as lost:
+                failures += 1
+                if failures > limit:
+                    hint = "`nip-ray resume` goes on from the newest checkpoint"
+                    raise TrainingError(f"{lost}, the {failures}th time (fault_tolerance.max_learner_failures: {limit}); {hint}") from lost
+                say(f"warning: {lost}; going on from the newest checkpoint")
+                session.restart()
+            report(session.iteration, session.figures)
+    return session.finish()
+
+
+def run_id(folder: RunFolder, config: ExperimentConfig) -> str:
+    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
+    if (folder.path / IDENTITY).is_file():
+        return str(folder.read_json(IDENTITY)["run_id"])
+    made = f"{re.sub('[^A-Za-z0-9_-]', '-', config.name)}-{config.seed}-{secrets.token_hex(4)}"
+    folder.write_json(IDENTITY, {"run_id": made})
+    return made
+
+
+def _due(iteration: int, interval: int) -> bool:
+    return interval > 0 and iteration % interval == 0
+
+
+def _newest_figures(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, float]]:
+    """The last row, and the figures of the last evaluation."""
+    evaluations = (found for row in reversed(rows) if (found := _of_evaluation(row)))
+    return (rows[-1] if rows else {}), next(evaluations, {})
+
+
+def _of_evaluation(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in figures.items() if key.startswith("eval")}
+
+
+def _of_ray(error: Exception) -> bool:
+    from ray.exceptions import RayError
+
+    return isinstance(error, RayError)

@@ -1,0 +1,326 @@
+"""The page of a sweep: one HTML file with its outcome, its table, its learning curves and how the figure moves with a setting.
+
+Decisions that matter here:
+
+- Names, values and errors come from files and processes of others: jinja2 escapes them, a content security policy forbids the page to
+  load or run anything, and matplotlib gets them without mathematics.
+- A mean of seeds is drawn only where all seeds of the setting have a value: where some have been stopped, the mean of the others is no
+  learning curve.
+"""
+
+import base64
+import io
+import json
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nip_ray.errors import UserError
+from nip_ray.sweeps.records import TrialRecord
+from nip_ray.sweeps.spaces import Space
+from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
+from nip_ray.sweeps.summary import SettingSummary, Summary, figure_of, headline, label, short_names, show, table_rows
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from nip_ray.evaluation.report.curves import Theme
+
+PAGE = "sweep.html"
+CURVES_NAMED, CURVES_GREY, BANDS = 12, 150, 6
+"""Settings that get a colour of their own, the most others that are drawn in grey, and the best ones whose range of seeds is drawn."""
+ROWS_SHOWN, ERRORS_SHOWN = 400, 60
+_POINTS = 400  # of a curve: less than one a pixel
+_MAX_TEXT = 60_000
+_VALUES_TOLD_APART = 8
+_WIDE_RANGE = 100.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
+
+
+def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> Path:
+    """Write ``sweep.html`` into `folder` and return its path. Raises UserError when it cannot be written."""
+    # here, not above: what starts a sweep must not wait for matplotlib
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    from nip_ray.runs.folder import environment, write_atomically
+
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder, so the page of the sweep cannot be written; name a sweep's folder")
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    header, rows = table_rows(summary)
+    page = pages.get_template("page.html.j2").render(
+        title=spec.name[:100],
+        sentence=headline(summary),
+        note=summary.note,
+        tone="" if summary.best is None else "good" if summary.best.complete else "bad",
+        best_trial=summary.best_trial,
+        facts=_facts(spec, summary, trials),
+        header=header,
+        rows=rows[:ROWS_SHOWN],
+        num_left_out=max(0, len(rows) - ROWS_SHOWN),
+        pictures=_pictures(spec, summary),
+        failed=[(trial.trial_id, label_of(trial, summary), (trial.error or "no reason is known")[:1000]) for trial in _failed(trials)],
+        num_failed=sum(trial.status == "failed" for trial in trials),
+        config=_cut(sweep_to_yaml(spec)),
+        environment=_cut(json.dumps({key: value for key, value in environment().items() if key != "started"}, indent=2)),
+    )
+    path = folder / PAGE
+    write_atomically(path, page.encode("utf-8", errors="replace"))
+    return path
+
+
+def label_of(trial: TrialRecord, summary: Summary) -> str:
+    """A trial's setting in a few words, and its seed."""
+    own = next(setting for setting in summary.settings if trial in setting.trials)
+    return ", ".join(part for part in (label(own, summary), f"seed {trial.seed}") if part)
+
+
+def _failed(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
+    return [trial for trial in trials if trial.status == "failed"][:ERRORS_SHOWN]
+
+
+def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> list[tuple[str, str]]:
+    settings = spec.settings
+    seeds = sorted({trial.seed for trial in trials})
+    facts = [
+        ("metric", f"{summary.metric}, {'more' if summary.mode == 'max' else 'less'} is better"),
+        ("settings", f"{len(summary.settings):,}"),
+        ("seeds", ", ".join(map(str, seeds[:40])) + (" …" if len(seeds) > 40 else "")),
+        ("trials", ", ".join(f"{count:,} {status}" for status, count in summary.statuses.items())),
+        ("search", settings.search.name),
+        ("scheduler", settings.scheduler.name),
+        ("iterations", f"{sum(trial.iterations for trial in trials):,} in all trials together"),
+        ("time", f"{_duration(summary.seconds)} in all trials together"),
+    ]
+    return [(name, text) for name, text in facts if text]
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} …"
+
+
+# ---------------------------------------------------------------------------------------------------------- pictures
+
+
+def _pictures(spec: SweepSpec, summary: Summary) -> list[dict[str, str]]:
+    """Title and data of each picture, in light and dark. None where there is nothing to draw."""
+    from nip_ray.evaluation.report.curves import DARK, LIGHT
+
+    curves = _curves(summary)
+    drawn: list[tuple[str, Any]] = (
+        [(f"{summary.metric} by iteration", lambda theme: _draw_curves(curves, summary, theme))] if curves else []
+    )
+    for title, plot in _plots(spec, summary):
+        drawn.append((title, lambda theme, plot=plot: _draw_plot(plot, summary, theme)))
+    return [{"title": title, "light": _data_uri(draw(LIGHT)), "dark": _data_uri(draw(DARK))} for title, draw in drawn]
+
+
+def _data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A setting's learning curve. seeds: a list of (iteration, figure) for each seed. mean: (iteration, mean, smallest, largest) where all
+    seeds have a value. named: whether it gets a colour.
+    """
+
+    label: str
+    seeds: Sequence[Sequence[tuple[int, float]]]
+    mean: Sequence[tuple[int, float, float, float]]
+    named: bool
+
+
+def _curves(summary: Summary) -> list[Curve]:
+    """The curves of all settings that have any, the best first."""
+    made: list[Curve] = []
+    for setting in summary.ranked:
+        seeds = [curve for trial in setting.trials if (curve := [(i, x) for i, x in trial.curve if math.isfinite(x)])]
+        if seeds and len(made) < CURVES_NAMED + CURVES_GREY:
+            made.append(
+                Curve(label(setting, summary), [_thinned(seed) for seed in seeds], _thinned(_mean_curve(seeds)), len(made) < CURVES_NAMED)
+            )
+    return made
+
+
+def _thinned(points: Sequence[Any]) -> Sequence[Any]:
+    """Every n-th point and the last."""
+    step = 1 + len(points) // _POINTS
+    return [*points[:-1:step], points[-1]] if points else points
+
+
+def _mean_curve(seeds: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int, float, float, float]]:
+    by_seed = [dict(seed) for seed in seeds]
+    shared = sorted(set.intersection(*(set(seed) for seed in by_seed)))
+    columns = [(i, [seed[i] for seed in by_seed]) for i in shared]
+    return [(i, sum(values) / len(values), min(values), max(values)) for i, values in columns]
+
+
+def _draw_curves(curves: Sequence[Curve], summary: Summary, theme: "Theme") -> bytes:
+    def fill(axes: "Axes") -> None:
+        for curve in (curve for curve in curves if not curve.named):
+            for seed in curve.seeds:
+                axes.plot(*zip(*seed, strict=True), color=theme.grid, linewidth=0.8, zorder=1)
+        for i, curve in enumerate(curve for curve in curves if curve.named):
+            style = "solid" if i < len(theme.palette) else "dashed"
+            _add_curve(axes, curve, theme.palette[i % len(theme.palette)], style, band=i < BANDS)
+        axes.set_xlabel("iteration", color=theme.ink)
+
+    return _picture(f"{summary.metric} (mean and range of seeds)", summary.metric, fill, theme)
+
+
+def _add_curve(axes: "Axes", curve: Curve, colour: str, style: str, band: bool) -> None:
+    band = band and len(curve.seeds) > 1
+    for seed in curve.seeds if band else ():
+        axes.plot(*zip(*seed, strict=True), color=colour, linewidth=0.6, alpha=0.35, zorder=2)
+    if not curve.mean:  # seeds that have no iteration in common
+        axes.plot([], [], color=colour, linestyle=style, label=_plain(curve.label or "the setting"))
+        return
+    x_N, mean_N, low_N, high_N = zip(*curve.mean, strict=True)
+    marker = "o" if len(x_N) == 1 else None
+    axes.plot(
+        x_N, mean_N, color=colour, linewidth=1.8, linestyle=style, marker=marker, label=_plain(curve.label or "the setting"), zorder=4
+    )
+    if band:
+        axes.fill_between(x_N, low_N, high_N, color=colour, alpha=0.14, linewidth=0, zorder=2)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """The figure over one setting.
+
+    x: its key. points: by value of the other setting ("" without one), (value, setting) pairs in the order of the values. log: logarithmic
+    axis. names: labels of the values where they are no numbers, which then are places 0, 1, ... other: key of the other setting.
+    """
+
+    x: str
+    points: Mapping[str, Sequence[tuple[float, SettingSummary]]]
+    log: bool
+    names: Sequence[str]
+    other: str = ""
+
+
+def _plots(spec: SweepSpec, summary: Summary) -> list[tuple[str, Plot]]:
+    """For one space the figure over it; for two, over each of them, by the values of the other where these are few enough to tell apart."""
+    keys = list(spec.spaces)
+    settings = [one for one in summary.settings if _shown(one, summary.metric) is not None and all(key in one.values for key in keys)]
+    if len(keys) not in (1, 2) or not settings:
+        return []
+    made = []
+    for key in keys:
+        other = next((one for one in keys if one != key), None)
+        few = other is not None and len({show(one.values[other]) for one in settings}) <= _VALUES_TOLD_APART
+        plot = _plot(key, spec.spaces[key], other if few else None, settings)
+        made.append((f"{summary.metric} by {key}", plot))
+    return made
+
+
+def _plot(key: str, space: Space, other: str | None, settings: Sequence[SettingSummary]) -> Plot:
+    values = [one.values[key] for one in settings]
+    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    names = [] if numeric else list(dict.fromkeys(map(show, values)))
+    points: dict[str, list[tuple[float, SettingSummary]]] = {}
+    for one in settings:
+        at = float(one.values[key]) if numeric else float(names.index(show(one.values[key])))
+        points.setdefault("" if other is None else show(one.values[other]), []).append((at, one))
+    for some in points.values():
+        some.sort(key=lambda pair: pair[0])
+    spread = numeric and min(values) > 0 and max(values) / min(values) >= _WIDE_RANGE
+    return Plot(key, points, space.log or (space.listed and spread), names, "" if other is None else other)
+
+
+def _shown(setting: SettingSummary, metric: str) -> float | None:
+    """The height at which a setting is drawn."""
+    if setting.figure.estimate is not None:
+        return setting.figure.estimate
+    return setting.last
+
+
+def _draw_plot(plot: Plot, summary: Summary, theme: "Theme") -> bytes:
+    def fill(axes: "Axes") -> None:
+        for i, (value, points) in enumerate(plot.points.items()):
+            name = f"{short_names([plot.x, plot.other])[plot.other]} = {value}" if plot.other else "mean, 95 % interval"
+            aside = i - (len(plot.points) - 1) / 2
+            _add_points(axes, _moved(plot, points, aside), summary.metric, theme.palette[i % len(theme.palette)], name)
+        if plot.log:
+            axes.set_xscale("log")
+        if plot.names:
+            axes.set_xticks(range(len(plot.names)), [_plain(name)[:24] for name in plot.names], rotation=20 if len(plot.names) > 4 else 0)
+            axes.set_xlim(-0.5, len(plot.names) - 0.5)
+        axes.set_xlabel(_plain(plot.x), color=theme.ink)
+
+    return _picture(f"{summary.metric} by {plot.x}", summary.metric, fill, theme)
+
+
+def _moved(plot: Plot, points: Sequence[tuple[float, SettingSummary]], steps: float) -> list[tuple[float, SettingSummary]]:
+    """The points a little to the side, so that those of several values do not lie on each other."""
+    if plot.names:
+        return [(at + 0.08 * steps, one) for at, one in points]
+    everywhere = [at for some in plot.points.values() for at, _ in some]
+    low, high = min(everywhere), max(everywhere)
+    if plot.log:
+        return [(at * (high / low) ** (0.012 * steps), one) for at, one in points]
+    return [(at + 0.012 * steps * (high - low), one) for at, one in points]
+
+
+def _add_points(axes: "Axes", points: Sequence[tuple[float, SettingSummary]], metric: str, colour: str, name: str) -> None:
+    """A dot for each seed (hollow for one that did not run to its end), the mean with its interval for each setting."""
+    for status, face in (("done", colour), ("other", "none")):
+        dots = [
+            (at, x)
+            for at, setting in points
+            for trial in setting.trials
+            if (trial.status == "done") == (status == "done") and (x := figure_of(trial, metric)) is not None
+        ]
+        if dots:
+            axes.scatter(*zip(*dots, strict=True), s=14, alpha=0.5, facecolors=face, edgecolors=colour, linewidths=0.8, zorder=3)
+    means = [(at, figure.estimate, figure) for at, one in points if (figure := one.figure).estimate is not None]
+    heights = [float(height) for _, height, _ in means if height is not None]
+    lows = [0.0 if f.lower is None else height - f.lower for height, (_, _, f) in zip(heights, means, strict=True)]
+    highs = [0.0 if f.upper is None else f.upper - height for height, (_, _, f) in zip(heights, means, strict=True)]
+    axes.errorbar(
+        [at for at, _, _ in means], heights, yerr=[lows, highs], color=colour, marker="o", markersize=5, linewidth=0, elinewidth=1.4,
+        capsize=3, label=_plain(name), zorder=4,
+    )  # fmt: skip
+
+
+def _picture(title: str, y_label: str, fill: Any, theme: "Theme") -> bytes:
+    """A PNG file of 880 x 430 pixels in the style of a run's report. fill: draws on the axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8.0, 3.9), dpi=110, facecolor=theme.ground, layout="constrained")
+    axes = figure.add_subplot(facecolor=theme.ground)
+    fill(axes)
+    axes.set_title(_plain(title), color=theme.ink, loc="left", fontsize=12, fontweight="bold")
+    axes.set_ylabel(_plain(y_label), color=theme.ink)
+    axes.tick_params(colors=theme.ink, which="both", labelsize=9)
+    axes.grid(True, color=theme.grid, linewidth=0.8)
+    axes.set_axisbelow(True)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name in ("left", "bottom"))
+        spine.set_color(theme.grid)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, labelcolor=theme.ink)
+    file = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
+    return file.getvalue()
+
+
+def _plain(text: str) -> str:
+    """A label that matplotlib takes literally: no mathematics, no hiding by a leading underscore, one short line."""
+    line = "".join(character if character.isprintable() else " " for character in text)[:60].replace("$", r"\$")
+    return f" {line}" if line.startswith("_") else line

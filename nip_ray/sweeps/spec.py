@@ -1,0 +1,445 @@
+"""A sweep file: an experiment config in which any value may be a search space, and a top-level key `sweep`. Read, checked, written.
+
+Decisions that matter here:
+
+- All that can be known before Ray starts is refused before Ray starts, in one UserError: every example value of every space is put into
+  the config alone (the others at their first value), and so is every combination of grids where there are at most 512.
+- Values are drawn here, by seed, not by Tune: Tune would draw anew for every point of a grid, and a sweep's seeds would not share
+  settings. Only searchers and PBT, which learn from results, draw for themselves.
+- The config without its spaces never goes through Tune's own resolution: see `nip_ray.sweeps.spaces`.
+"""
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import pydantic_core
+import yaml
+
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import branches, keys_of, suggest, with_tags
+from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, plain, read_mapping, unshared
+from nip_ray.config.players import playing
+from nip_ray.config.rules import check
+from nip_ray.config.text_rules import language_agents
+from nip_ray.errors import UserError
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.shipped_protocols import SHIPPED
+from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings
+from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_like_space, parse_space
+
+SWEEP = "sweep"
+MAX_COMBINATIONS = 512
+"""Combinations of grids that are all checked; of more, every value alone is."""
+
+_PREFIXES = ("train", "eval", "eval_sampled", "learn", "time")
+_TEXT_PREFIXES = ("train", "eval_sampled", "learn", "cost", "time")
+_PLAIN = ("env_steps", "env_steps_total", "env_steps_per_s", "episodes")
+_OF_ALL = ("verifier", "simulator", "episode_length", "messages", "exploitability", "distance_to_nash", "malt", "lr")
+"""What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
+_LAST = (
+    *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
+    *("confidence", "overconfidence", "brier", "return", "return_std", "episode_length", "messages", "value", "entropy", "kl"),
+    *("exploitability", "distance_to_nash", "wl_ceiling", "objective", "critic", "explained_variance", "examples", "usd", "tokens"),
+    *("iteration_s", "sample_s", "learn_s", "evaluate_s", "checkpoint_s", "test_s"),
+)
+"""Common last parts of keys: one that is very near to them and none of them is taken for misspelt."""
+_PBT_MAY = ("algorithm", "schedules")
+_PBT_MAY_NOT = ("algorithm", "algorithm.name", "algorithm.agent", "algorithm.optimizer")
+"""Weights or optimizers of one value are of no use under another."""
+
+
+@dataclass(frozen=True)
+class SweepSpec:
+    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are null in it).
+    spaces: dotted key -> space, in the order of the keys. kind: the class of its configs.
+    """
+
+    settings: SweepSettings
+    base: Mapping[str, Any]
+    spaces: Mapping[str, Space]
+    kind: type[AnyConfig]
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment, and of the sweep's folder."""
+        return self.base.get("name", keys_of(self.kind)["name"].default)
+
+    @property
+    def grids(self) -> dict[str, Space]:
+        """Those of its spaces of which every value is tried; none where optuna or pbt choose, to whom a grid is a choice."""
+        if isinstance(self.settings.search, OptunaSearch) or isinstance(self.settings.scheduler, PbtScheduler):
+            return {}
+        return {key: space for key, space in self.spaces.items() if space.kind == "grid"}
+
+    @property
+    def num_settings(self) -> int:
+        """How many settings are tried."""
+        points = 1
+        for space in self.grids.values():
+            points *= len(space.arguments)
+        return points * self.settings.num_samples
+
+    @property
+    def num_trials(self) -> int:
+        """How many runs there are: each setting with each seed."""
+        return self.num_settings * max(1, len(self.settings.seeds))
+
+
+# ------------------------------------------------------------------------------------------------------ in and out
+
+
+def is_sweep(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping read from a file is a sweep: it has the key `sweep`, or a search space somewhere."""
+    return SWEEP in data or any(_holds_space(item) for item in data.values())
+
+
+def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepSpec:
+    """The sweep in the YAML file `path` (or of the run or artifact, see `load_config`) with `overrides` ("a.b=c", where c may be a space) laid over it.
+
+    Raises UserError, which names the file, for everything that can be known to be wrong.
+    """
+    data, name = read_mapping(path, overrides)
+    try:
+        return parse_sweep(data)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    except RecursionError:
+        raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
+
+
+def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
+    """The sweep that a mapping describes; without the key `sweep` its settings have their defaults.
+
+    Raises one UserError that lists everything that is wrong with it.
+    """
+    faults: list[str] = []
+    spaces: dict[str, Space] = {}
+    base = _without_spaces((), {key: item for key, item in data.items() if key != SWEEP}, spaces, faults)
+    if not faults and not is_sweep(data):
+        advice = (
+            "train it with `nip-ray train`, or add a space, as in algorithm: {lr: {loguniform: [1e-4, 1e-2]}}, or sweep: {seeds: [0, 1, 2]}"
+        )
+        raise UserError(f"no sweep, for it has neither a search space nor the key sweep; {advice}")
+    settings = SweepSettings()
+    try:
+        settings = _settings(data.get(SWEEP))
+    except UserError as error:
+        faults.append(str(error))
+    if not faults:
+        configs = _example_configs(base, spaces, faults)
+        kinds = dict.fromkeys(type(config) for config in configs)
+        if len(kinds) > 1:
+            faults.append("scenario: some values are of networks and others of language models, sweep over one kind at a time")
+        spec = SweepSpec(settings, base, dict(sorted(spaces.items())), next(iter(kinds), ExperimentConfig))
+        faults += _spec_faults(spec)
+        faults += [fault for config in configs for fault in _config_faults(settings, config)]
+        if not faults:
+            return spec
+    raise UserError("; ".join(dict.fromkeys(faults)))
+
+
+def sweep_to_yaml(spec: SweepSpec) -> str:
+    """The sweep as a file: `parse_sweep` of it gives an equal one."""
+    data = unshared(spec.base)
+    for key, space in spec.spaces.items():
+        _put(data, key, space.data())
+    return yaml.dump({**data, SWEEP: plain(spec.settings)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+def config_of(spec: SweepSpec | Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
+    """The checked config of one trial. spec: a sweep, or its base. values: dotted key -> value, `seed` too where a trial has its own.
+
+    Raises UserError that names the setting when no experiment can be like that.
+    """
+    try:
+        return _config(spec.base if isinstance(spec, SweepSpec) else spec, values)
+    except UserError as error:
+        raise UserError(f"{error} (in the setting {_setting(values)})" if values else str(error)) from None
+
+
+def draw_settings(spec: SweepSpec) -> list[dict[str, Any]]:
+    """The settings of a random search, in order: `num_samples` draws from the spaces that are no grid, each combined with every grid
+    point (the last key varying fastest). They depend on what the file says, not on the order in which it says it: a sweep that is
+    resumed has the same. Every one is run with every seed.
+    """
+    import numpy as np
+
+    seed, made = spec.base.get("seed", 0), []  # 0 where the seed is itself a space
+    for i in range(spec.settings.num_samples):
+        streams = {key: np.random.default_rng(stable_seed(seed, "sweep", i, key)) for key in spec.spaces if key not in spec.grids}
+        drawn = {key: draw(spec.spaces[key], generator) for key, generator in streams.items()}
+        for point in combinations(spec.grids):
+            made.append({key: {**drawn, **point}[key] for key in spec.spaces})
+    return made
+
+
+def _holds_space(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return looks_like_space(value) or any(_holds_space(item) for item in value.values())
+    return isinstance(value, list | tuple) and any(_holds_space(item) for item in value)
+
+
+def _without_spaces(path: tuple[str, ...], value: Any, spaces: dict[str, Space], faults: list[str]) -> Any:
+    """A copy of `value` without the spaces in it, which are put into `spaces`."""
+    key = ".".join(path)
+    try:
+        space = parse_space(key, value) if path else None
+    except UserError as error:
+        faults.append(str(error))
+        return None
+    if space is not None:
+        dotted = next((part for part in path if "." in part), None)
+        if dotted is not None:
+            faults.append(f"{key}: a space cannot lie below a key with a dot in it ({dotted}), make a choice of the mapping around it")
+        spaces[key] = space
+        return None
+    if isinstance(value, Mapping):
+        stripped = {name: _without_spaces((*path, str(name)), item, spaces, faults) for name, item in value.items()}
+        return {name: item for name, item in stripped.items() if ".".join((*path, str(name))) not in spaces}
+    if isinstance(value, list | tuple):  # a place is kept for every element, so that the others stay where they are
+        return [_without_spaces((*path, str(i)), item, spaces, faults) for i, item in enumerate(value)]
+    return value
+
+
+def _put(data: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set the dotted key, making mappings on the way."""
+    *way, last = dotted.split(".")
+    at: Any = data
+    for part in way:
+        if isinstance(at, dict) and not isinstance(at.get(part), dict | list):
+            at[part] = {}
+        at = at[_step(at, part, dotted)]
+    at[_step(at, last, dotted)] = unshared(value)
+
+
+def _step(at: Any, part: str, dotted: str) -> str | int:
+    if isinstance(at, dict):
+        return part
+    if not part.isdecimal() or int(part) >= len(at):
+        raise UserError(f"{dotted}: {part!r} is no index of a list of {len(at)}")
+    return int(part)
+
+
+def _config(base: Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
+    data = unshared(base)
+    for key, value in values.items():
+        _put(data, key, value)
+    config = config_from_dict(data)
+    check(config)
+    return config
+
+
+def _setting(values: Mapping[str, Any]) -> str:
+    text = ", ".join(f"{key} = {value}" for key, value in values.items())
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+# ----------------------------------------------------------------------------------------------------------- settings
+
+
+@cache
+def _model() -> type[pydantic.BaseModel]:
+    """`SweepSettings` as pydantic checks it: unions told apart by `name`, as in experiment configs."""
+    fields: dict[str, Any] = {}
+    for key in keys_of(SweepSettings).values():
+        union = len(branches(key.annotation)) > 1
+        kind = Annotated[key.annotation, pydantic.Field(discriminator="name")] if union else key.annotation
+        fields[key.name] = (kind, pydantic.Field(key.default, **key.bounds))
+    return pydantic.create_model("Sweep", __config__=pydantic.ConfigDict(extra="forbid"), **fields)
+
+
+def _settings(data: Any) -> SweepSettings:
+    """What stands under `sweep`. Raises UserError that lists every fault."""
+    data = {} if data is None else data
+    if not isinstance(data, Mapping):
+        raise UserError(f"{SWEEP}: got {data!r:.60}, expected mapping")
+    try:
+        encoded = pydantic_core.to_json(with_tags(data, SweepSettings), inf_nan_mode="constants")
+        found = _model().model_validate_json(encoded, strict=True)
+    except pydantic_core.ValidationError as error:
+        faults = dict.fromkeys(f"{SWEEP}.{fault_text(detail, SweepSettings)}" for detail in error.errors(include_url=False))
+        raise UserError("; ".join(faults)) from None
+    except ValueError as error:
+        raise UserError(f"{SWEEP}: it holds numbers, text, lists and mappings only ({error})") from None
+    return SweepSettings(**{name: getattr(found, name) for name in keys_of(SweepSettings)})
+
+
+# -------------------------------------------------------------------------------------------------------------- rules
+
+
+def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], faults: list[str]) -> list[AnyConfig]:
+    """The configs of all examples that are accepted; why others are not goes to `faults`, once each, with the setting where it matters."""
+    first = {key: examples(space)[0] for key, space in spaces.items()}
+    settings = [first, *({**first, key: value} for key, space in spaces.items() for value in examples(space)[1:])]
+    grids = {key: space for key, space in spaces.items() if space.kind == "grid"}
+    points = 1
+    for space in grids.values():
+        points *= len(space.arguments)
+    if points <= MAX_COMBINATIONS:
+        settings += [{**first, **point} for point in combinations(grids)]
+    configs, seen = [], set[str]()
+    for values in settings:
+        try:
+            configs.append(_config(base, values))
+        except UserError as error:
+            new = [fault for fault in str(error).split("; ") if fault not in seen]
+            seen.update(new)
+            faults += [fault + _blame(fault, values, first) for fault in new]
+    return configs
+
+
+def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> str:
+    """Which values of the spaces a fault comes with, where it does not name their key itself. Also a hint for floats that must be whole."""
+    key, _, rest = fault.partition(":")
+    if key in values:
+        whole = isinstance(values[key], float) and "expected integer" in rest
+        return " (of integers there are randint, lograndint, choice and grid)" if whole else ""
+    if values == first:
+        return ""
+    return f" (with {_setting({name: value for name, value in values.items() if value != first[name]})})"
+
+
+def _spec_faults(spec: SweepSpec) -> Iterator[str]:
+    """What is wrong with a sweep whatever the values are."""
+    settings, seeds = spec.settings, spec.settings.seeds
+    if "name" in spec.spaces:
+        yield "name: the sweep's folder is called after it, so it has one value"
+    if "seed" in spec.spaces and seeds:
+        yield "sweep.seeds: there is a space on seed too, leave one of the two out"
+    if any(seed < 0 for seed in seeds):
+        yield f"sweep.seeds: got {min(seeds)}, expected integers >= 0"
+    if len(set(seeds)) < len(seeds):
+        yield f"sweep.seeds: got {list(seeds)}, expected each once"
+    if settings.num_samples > 1 and set(spec.spaces) <= set(spec.grids):
+        what = "all spaces are grids, and each point of them" if spec.spaces else "there is no search space, and the one setting there is"
+        yield f"sweep.num_samples: got {settings.num_samples}, but {what} is tried anyway, leave it out or name sweep.seeds"
+    if isinstance(settings.search, OptunaSearch):
+        yield from _optuna_faults(spec)
+    if isinstance(settings.scheduler, PbtScheduler):
+        yield from _pbt_faults(spec)
+
+
+def _optuna_faults(spec: SweepSpec) -> Iterator[str]:
+    if find_spec("optuna") is None:
+        yield "sweep.search.name: optuna is not installed, install it with `pip install nip_ray[optuna]` or use random"
+    for key, space in spec.spaces.items():
+        if space.kind in ("randn", "qloguniform"):
+            yield f"{key}: optuna knows no {space.kind}, use {'uniform' if space.kind == 'randn' else 'loguniform'}"
+    if not spec.spaces:
+        yield "sweep.search.name: there is no search space for optuna to search, add one or use random"
+
+
+def _pbt_faults(spec: SweepSpec) -> Iterator[str]:
+    """PBT changes settings in the middle of training and moves weights between trials."""
+    settings = spec.settings
+    if all(space.kind == "grid" for space in spec.spaces.values()):
+        yield "sweep.scheduler.name: pbt changes settings as it goes, so it needs a space that is no grid"
+    if settings.seeds:
+        yield "sweep.seeds: under pbt trials take over each other's weights and settings, so seeds cannot be compared, leave them out"
+    if isinstance(settings.search, OptunaSearch):
+        yield "sweep.search.name: optuna and pbt would both choose settings, use one of them"
+    elif settings.num_samples < 2:
+        yield f"sweep.num_samples: got {settings.num_samples}, but a population has two members or more"
+    for key in spec.spaces:
+        if key.partition(".")[0] not in _PBT_MAY or key in _PBT_MAY_NOT:
+            reason = "weights of one value may not fit another"
+            yield f"{key}: pbt cannot change it, since {reason}, sweep over keys below algorithm (not name, agent, optimizer) or schedules"
+
+
+def _config_faults(settings: SweepSettings, config: AnyConfig) -> Iterator[str]:
+    """What is wrong with a sweep of which `config` is one experiment."""
+    fault = _metric_fault(settings.metric, config)
+    if fault is not None:
+        yield f"sweep.metric: got {settings.metric!r}, {fault}"
+        return
+    scheduler = settings.scheduler
+    if isinstance(scheduler, FifoScheduler):
+        return
+    key, every = _rhythm(scheduler)
+    if every >= config.iterations:
+        yield f"sweep.scheduler.{key}: got {every} of {config.iterations} iterations, expected fewer, or nothing is ever compared"
+    if isinstance(scheduler, PbtScheduler) and isinstance(config, TextExperimentConfig):
+        yield "sweep.scheduler.name: pbt copies weights, but language models are fine-tuned by services, use asha or fifo"
+    reports = settings.iterations_per_report
+    if every % reports:
+        yield f"sweep.iterations_per_report: got {reports}, expected a divisor of sweep.scheduler.{key}, which is {every}"
+    if settings.metric.partition("/")[0] in ("eval", "eval_sampled"):
+        yield from _evaluation_faults(scheduler, config)
+
+
+def _rhythm(scheduler: AshaScheduler | PbtScheduler) -> tuple[str, int]:
+    """The setting that says when trials are compared first, and its value, in iterations."""
+    if isinstance(scheduler, AshaScheduler):
+        return "grace_iterations", scheduler.grace_iterations
+    return "interval", scheduler.interval
+
+
+def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfig) -> Iterator[str]:
+    """A figure of held-out instances is there when trials are compared."""
+    key, every = _rhythm(scheduler)
+    if isinstance(config, TextExperimentConfig):
+        if config.algorithm.test_scheme != "all":
+            scheme = config.algorithm.test_scheme
+            yield f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way, use all"
+        return
+    interval = config.evaluation.interval
+    if interval == 0:
+        yield f"evaluation.interval: got 0 (at the end only), but {scheduler.name} compares on the way, use at most {every}"
+    elif isinstance(scheduler, AshaScheduler) and interval > every:
+        where = f"from iteration {every} on (sweep.scheduler.{key})"
+        yield f"evaluation.interval: got {interval}, but {scheduler.name} compares {where}, use at most that"
+    elif isinstance(scheduler, PbtScheduler) and every % interval:
+        yield f"sweep.scheduler.{key}: got {every}, expected a multiple of evaluation.interval, which is {interval}"
+
+
+def _metric_fault(metric: str, config: AnyConfig) -> str | None:
+    """Why the figure cannot occur in metrics.jsonl of such an experiment, and what would be right."""
+    text = isinstance(config, TextExperimentConfig)
+    if metric in _PLAIN and not text:
+        return None
+    prefixes = _TEXT_PREFIXES if text else _PREFIXES
+    prefix, slash, rest = metric.partition("/")
+    if not slash or prefix not in prefixes:
+        if text and prefix == "eval" and rest:
+            return f"but held-out dialogues of language models are under eval_sampled/{rest}"
+        near = _nearest([prefix], prefixes)
+        known = f"{'/..., '.join(prefixes)}/..." + ("" if text else f", {', '.join(_PLAIN)}")
+        return f"did you mean {near[0]}/{rest or '...'}?" if near else f"expected a key of docs/metrics.md: {known}"
+    return _name_fault(prefix, rest.split("/"), config) or _absence(metric, prefix, rest, config)
+
+
+def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
+    """An agent that does not play, or a figure that is misspelt."""
+    agents = tuple(language_agents(config)) if isinstance(config, TextExperimentConfig) else playing(config)
+    known = (*(agents or ()), *_OF_ALL)
+    if prefix not in ("time", "cost") and agents is not None and parts[0] not in known:
+        return suggest(parts[0], known)
+    last = parts[-1]
+    near = _nearest([last], _LAST)
+    return f"did you mean .../{near[0]}?" if near and last not in (*_LAST, *known) else None
+
+
+def _nearest(words: Iterable[str], known: Sequence[str]) -> list[str]:
+    return [near for word in words for near in difflib.get_close_matches(word, known, 1, 0.8)]
+
+
+def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | None:
+    """A figure that this very experiment does not have, though others do."""
+    protocol = config.protocol.name
+    if protocol in SHIPPED and SHIPPED[protocol].verifier_turn is None and rest.startswith("verifier/"):
+        return f"but {protocol} has no verifier, name another figure, for example eval/exploitability"
+    if isinstance(config, TextExperimentConfig):
+        untested = prefix == "eval_sampled" and config.algorithm.test_scheme == "none"
+        return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None
+    played = rest.startswith("verifier/") or rest.endswith(("/return", "episode_length"))
+    if prefix == "eval" and played and not config.evaluation.greedy:
+        return f"but evaluation.greedy is false, use eval_sampled/{rest}"
+    if prefix == "eval_sampled" and played and not config.evaluation.sampled:
+        return f"but evaluation.sampled is false, use eval/{rest}"
+    return None

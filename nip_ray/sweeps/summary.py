@@ -1,0 +1,293 @@
+"""What a sweep came to: trials grouped by setting, each with its mean over seeds, and the best of them.
+
+Decisions that matter here:
+
+- Only trials that ran to their end count in a mean, a smallest and a largest figure. One that was stopped was stopped for being poor, and
+  one that failed may have failed for what it had learned: a mean over the others alone would flatter the setting. So a setting with such
+  a seed is best only where there is no other.
+- The interval is Student's over seeds: what another seed may give, not what other held-out instances may.
+- The best of several settings was chosen by the very figures that are shown, and these are on average too good. The summary says so.
+"""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_ray.evaluation.intervals import Mean, mean
+from nip_ray.settings.sweep import SweepSettings
+from nip_ray.sweeps.records import STATUSES, TrialRecord
+
+_LONGEST = 48  # characters of a value in a table
+
+
+@dataclass(frozen=True)
+class SettingSummary:
+    """One setting and its trials, which are in the order of `seeds`.
+
+    figure: mean and interval of the metric over the seeds that ran to their end (`figure.n` of them). lowest, highest: of the same.
+    last: mean of what is known of the others, None where nothing is. rank: from 1, the best.
+    """
+
+    values: Mapping[str, Any]
+    trials: tuple[TrialRecord, ...]
+    figure: Mean
+    lowest: float | None
+    highest: float | None
+    last: float | None
+    rank: int = 0
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds it was run with."""
+        return tuple(trial.seed for trial in self.trials)
+
+    @property
+    def statuses(self) -> dict[str, int]:
+        """Status -> how many of its trials have it."""
+        return _counted(self.trials)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every seed ran to its end and has the figure."""
+        return self.figure.n == len(self.trials)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A sweep's outcome.
+
+    settings: in the order in which they appeared. best, best_trial: None where no trial has the figure. note: what the figures do not
+    say, "" where there is nothing to say. seconds: of all trials together.
+    """
+
+    metric: str
+    mode: str
+    settings: tuple[SettingSummary, ...]
+    best: SettingSummary | None
+    best_trial: TrialRecord | None
+    note: str
+    statuses: Mapping[str, int]
+    seconds: float
+
+    @property
+    def ranked(self) -> list[SettingSummary]:
+        """The settings, best first."""
+        return sorted(self.settings, key=lambda setting: setting.rank)
+
+
+def summarise(settings: SweepSettings, trials: Sequence[TrialRecord]) -> Summary:
+    """What `trials` came to by the metric of `settings`."""
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        groups.setdefault(_identity(trial.values), []).append(trial)
+    unranked = [_setting(settings.metric, group) for group in groups.values()]
+    sign = 1 if settings.mode == "max" else -1
+    order = sorted(range(len(unranked)), key=lambda i: _merit(unranked[i], sign))
+    place = {index: rank for rank, index in enumerate(order, 1)}
+    ranked = tuple(
+        SettingSummary(one.values, one.trials, one.figure, one.lowest, one.highest, one.last, place[i]) for i, one in enumerate(unranked)
+    )
+    best = next((one for one in ranked if one.rank == 1 and _known(one) is not None), None)
+    best_trial = None if best is None else _best_trial(best, settings.metric, sign)
+    seconds = sum(trial.seconds for trial in trials)
+    return Summary(settings.metric, settings.mode, ranked, best, best_trial, _note(best, ranked, settings.mode), _counted(trials), seconds)
+
+
+def as_json(summary: Summary) -> dict[str, Any]:
+    """The summary as plain JSON values; settings in order of appearance, trials by name."""
+    return {
+        "metric": summary.metric,
+        "mode": summary.mode,
+        "statuses": dict(summary.statuses),
+        "seconds": summary.seconds,
+        "best": None if summary.best is None else {"values": dict(summary.best.values), **summary.best.figure.record()},
+        "best_trial": None if summary.best_trial is None else summary.best_trial.trial_id,
+        "note": summary.note,
+        "settings": [
+            {
+                "values": dict(setting.values),
+                "rank": setting.rank,
+                **setting.figure.record(),
+                "min": setting.lowest,
+                "max": setting.highest,
+                "last_of_unfinished": setting.last,
+                "seeds": list(setting.seeds),
+                "trials": [trial.trial_id for trial in setting.trials],
+                "statuses": setting.statuses,
+            }
+            for setting in summary.settings
+        ],
+    }
+
+
+def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
+    """(header, rows) of a plain table, best setting first."""
+    keys = list(dict.fromkeys(key for setting in summary.settings for key in setting.values))
+    short = short_names(keys)
+    header = ["rank", *(short[key] for key in keys), "seeds", summary.metric, "95 % interval", "min", "max", "trials"]
+    rows = []
+    for setting in summary.ranked:
+        values = [show(setting.values[key]) if key in setting.values else "" for key in keys]
+        figure = number(setting.figure.estimate) or (f"({number(setting.last)})" if setting.last is not None else "")
+        ends = [number(setting.lowest), number(setting.highest)]
+        rows.append(
+            [str(setting.rank), *values, str(len(setting.trials)), figure, interval(setting.figure), *ends, counts(setting.statuses)]
+        )
+    return header, rows
+
+
+def headline(summary: Summary) -> str:
+    """The outcome in one sentence."""
+    best, tried = summary.best, len(summary.settings)
+    if best is None:
+        return f"No trial has the figure {summary.metric}."
+    name = label(best, summary) or "the only setting"
+    figure = _known(best)
+    if best.figure.estimate is None:
+        return f"No trial ran to its end; {name} was at {summary.metric} {number(figure)} when it was left."
+    sure = interval(best.figure)
+    of = f"of {best.figure.n} seeds" if best.figure.n > 1 else "of one seed"
+    with_interval = f"{number(figure)} (mean {of}; 95 % interval {sure})" if sure else f"{number(figure)} ({of}; no interval)"
+    return (
+        f"Best of {tried} settings: {name}, {summary.metric} {with_interval}."
+        if tried > 1
+        else f"{name}: {summary.metric} {with_interval}."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- words
+
+
+def short_names(keys: Sequence[str]) -> dict[str, str]:
+    """Dotted key -> the shortest of its ends that no other key has: `lr` for `algorithm.lr`."""
+    made = {}
+    for key in keys:
+        parts = key.split(".")
+        ends = [".".join(parts[-n:]) for n in range(1, len(parts) + 1)]
+        others = [f".{other}" for other in keys if other != key]
+        made[key] = next((end for end in ends if not any(other.endswith(f".{end}") for other in others)), key)
+    return made
+
+
+def label(setting: SettingSummary, summary: Summary) -> str:
+    """A setting in a few words, "" for one without spaces."""
+    keys = list(dict.fromkeys(key for one in summary.settings for key in one.values))
+    short = short_names(keys)
+    return ", ".join(f"{short[key]} = {show(value)}" for key, value in setting.values.items())
+
+
+def show(value: Any) -> str:
+    """A value as a reader wants it: four digits of a number, mappings and lists as JSON, cut short."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def number(value: float | None) -> str:
+    """A figure, "" for none."""
+    return "" if value is None else f"{value:.4g}"
+
+
+def interval(figure: Mean) -> str:
+    """The ends of a figure's interval, "" where it has none."""
+    return "" if figure.lower is None or figure.upper is None else f"{figure.lower:.4g} to {figure.upper:.4g}"
+
+
+def counts(statuses: Mapping[str, int]) -> str:
+    """How many trials ended how: `2 done, 1 failed`."""
+    return ", ".join(f"{count} {status}" for status, count in statuses.items() if count)
+
+
+# -------------------------------------------------------------------------------------------------------- figures
+
+
+def figure_of(trial: TrialRecord, metric: str) -> float | None:
+    """The newest value of the metric that is known of a trial, None for none or one that is not finite."""
+    value = trial.metrics.get(metric)
+    if value is None and trial.curve:
+        value = trial.curve[-1][1]
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def _identity(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, sort_keys=True, default=str)
+
+
+def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:
+    ordered = tuple(sorted(trials, key=lambda trial: trial.seed))
+    done = [x for trial in ordered if trial.status == "done" and (x := figure_of(trial, metric)) is not None]
+    rest = [x for trial in ordered if trial.status != "done" and (x := figure_of(trial, metric)) is not None]
+    last = sum(rest) / len(rest) if rest else None
+    return SettingSummary(ordered[0].values, ordered, mean(done), min(done, default=None), max(done, default=None), last)
+
+
+def _known(setting: SettingSummary) -> float | None:
+    """The figure by which a setting is ranked."""
+    return setting.last if setting.figure.estimate is None else setting.figure.estimate
+
+
+def _merit(setting: SettingSummary, sign: int) -> tuple[int, float]:
+    """Smaller is better: all seeds done, then some, then none, then nothing known; within these by the figure."""
+    known = _known(setting)
+    if known is None:
+        return (3, 0.0)
+    tier = 0 if setting.complete else 1 if setting.figure.n else 2
+    return (tier, -sign * known)
+
+
+def _best_trial(best: SettingSummary, metric: str, sign: int) -> TrialRecord:
+    """The setting's best trial among those that ran to their end, or among all where none did."""
+    known = [(trial, x) for trial in best.trials if (x := figure_of(trial, metric)) is not None]
+    done = [pair for pair in known if pair[0].status == "done"]
+    return max(done or known, key=lambda pair: sign * pair[1])[0]
+
+
+def _counted(trials: Sequence[TrialRecord]) -> dict[str, int]:
+    found = Counter(trial.status for trial in trials)
+    return {status: found[status] for status in STATUSES if found[status]}
+
+
+def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode: str) -> str:
+    """What must be said of the best setting's figure."""
+    compared = [one for one in settings if _known(one) is not None]
+    if best is None:
+        return ""
+    notes = []
+    if not best.complete:
+        what = counts(best.statuses)
+        notes.append(f"No setting has all its seeds trained to the end; of the best one's trials there are {what}.")
+    if len(compared) > 1:
+        notes.append(
+            f"The best of {len(compared)} settings is chosen by the figures shown here, so its own figure is on average too good; "
+            "train it again with other seeds for one that is not."
+        )
+        notes += [*_ties(best, compared), *_rivals(best, compared, mode)]
+    if best.figure.n == 1:
+        notes.append("There is one seed, which says nothing of what another would give.")
+    return " ".join(notes)
+
+
+def _ties(best: SettingSummary, compared: Sequence[SettingSummary]) -> list[str]:
+    """Others with the very same figure: then the best is only the first of them."""
+    same = sum(one is not best and one.complete == best.complete and _known(one) == _known(best) for one in compared)
+    return [f"{same} other{'' if same == 1 else 's'} {'has' if same == 1 else 'have'} the very same figure."] if same else []
+
+
+def _rivals(best: SettingSummary, compared: Sequence[SettingSummary], mode: str) -> list[str]:
+    """How many others may be as good: their intervals overlap with the best one's."""
+    ends = (best.figure.lower, best.figure.upper)
+    if None in ends:
+        return []
+    others = [one.figure for one in compared if one is not best and one.figure.lower is not None and one.figure.upper is not None]
+    if mode == "max":
+        near = sum(figure.upper >= best.figure.lower for figure in others)  # type: ignore[operator]
+    else:
+        near = sum(figure.lower <= best.figure.upper for figure in others)  # type: ignore[operator]
+    verb = "overlaps" if near == 1 else "overlap"
+    return (
+        [f"The {'interval' if near == 1 else 'intervals'} of {near} other{'' if near == 1 else 's'} {verb} with its own."] if near else []
+    )

@@ -1,0 +1,120 @@
+"""cluster.yaml and cluster-gcp.yaml: what Ray's own checks say offline, and that no node stands open."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray.autoscaler
+import yaml
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from tests.jobs.pinned import ROOT, agrees, dependency, looks_secret, placeholders
+
+FILES = ["cluster.yaml", "cluster-gcp.yaml"]
+
+
+@pytest.fixture(params=FILES)
+def text(request: pytest.FixtureRequest) -> str:
+    return (ROOT / request.param).read_text()
+
+
+@pytest.fixture
+def cluster(text: str) -> dict[str, Any]:
+    return yaml.safe_load(text)
+
+
+def starts(cluster: dict[str, Any]) -> list[str]:
+    """The commands that start Ray on head and workers."""
+    commands = cluster["head_start_ray_commands"] + cluster["worker_start_ray_commands"]
+    return [command for command in commands if "ray start" in command]
+
+
+def test_rays_own_schema_and_checks_take_the_file(cluster: dict[str, Any]) -> None:
+    schema = json.loads((Path(ray.autoscaler.__file__).parent / "ray-schema.json").read_text())
+    jsonschema.validate(cluster, schema)
+    validate_config(prepare_config(cluster))
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(cluster | {"worker_type": "cpu"}, schema)  # it does refuse what it does not know
+
+
+def test_every_node_shows_and_asks_for_the_token(cluster: dict[str, Any]) -> None:
+    commands = starts(cluster)
+    assert len(commands) == 2
+    [inside] = [path for path, source in cluster["file_mounts"].items() if source == "~/.ray/auth_token"]
+    for command in commands:
+        assert re.search(
+            rf"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=\$HOME/{re.escape(inside.removeprefix('~/'))};.*ray start", command
+        )
+    options = cluster["docker"]["run_options"]  # of every container: what is executed in one later has the token, too
+    assert "-e RAY_AUTH_MODE=token" in options
+    assert f"-e RAY_AUTH_TOKEN_PATH=/home/ray/{inside.removeprefix('~/')}" in options
+
+
+def test_every_node_keeps_the_token_to_its_owner(cluster: dict[str, Any]) -> None:
+    setups = [cluster["setup_commands"]]
+    setups += [kind["worker_setup_commands"] for kind in cluster["available_node_types"].values() if "worker_setup_commands" in kind]
+    assert len(setups) == 2
+    for commands in setups:
+        assert commands[0].endswith("chmod 600 ~/.ray_auth_token")
+
+
+def test_nothing_listens_for_the_world(text: str, cluster: dict[str, Any]) -> None:
+    assert not re.search(r"0\.0\.0\.0|::/0|IpPermissions", text)
+    assert re.findall(r"--dashboard-host=(\S+)", "\n".join(starts(cluster))) == ["127.0.0.1"]
+    assert "--dashboard-host=127.0.0.1" in cluster["head_start_ray_commands"][-1]
+
+
+def test_the_head_stays_and_has_no_cpus_for_tasks(cluster: dict[str, Any]) -> None:
+    head = cluster["available_node_types"][cluster["head_node_type"]]
+    assert head["resources"] == {"CPU": 0}
+    assert not {"InstanceMarketOptions", "scheduling"} & set(head["node_config"])
+    assert "--num-cpus=0" in cluster["head_start_ray_commands"][-1]
+
+
+def test_workers_are_spot_machines_that_go_when_idle(cluster: dict[str, Any]) -> None:
+    workers = {name: kind for name, kind in cluster["available_node_types"].items() if name != cluster["head_node_type"]}
+    assert set(workers) == {"cpu", "gpu"}
+    for kind in workers.values():
+        config = kind["node_config"]
+        assert config.get("InstanceMarketOptions") == {"MarketType": "spot"} or config["scheduling"][0]["preemptible"] is True
+        assert kind["min_workers"] == 0 < kind["max_workers"]
+    assert workers["gpu"]["resources"]["GPU"] == 1
+    assert "GPU" not in workers["cpu"]["resources"]
+    assert cluster["max_workers"] == sum(kind["max_workers"] for kind in workers.values())
+    assert 0 < cluster["idle_timeout_minutes"] <= 15
+
+
+def test_versions_are_those_of_the_project(cluster: dict[str, Any]) -> None:
+    images = [cluster["docker"]["image"], cluster["available_node_types"]["gpu"]["docker"]["worker_image"]]
+    assert [agrees(image) for image in images] == [True, True]
+    assert [image.endswith("-gpu") for image in images] == [False, True]
+    assert any(f"'torch{dependency('torch')}'" in command for command in cluster["setup_commands"])
+
+
+def test_the_repository_and_shared_storage_are_on_every_node(cluster: dict[str, Any]) -> None:
+    mounts = {target: source for target, source in cluster["file_mounts"].items() if target.startswith("~/nip_ray/")}
+    assert {Path(source).name for source in mounts.values()} >= {"nip_ray", "tune_configs", "scripts", "pyproject.toml"}
+    assert all((ROOT / source).exists() for source in mounts.values())
+    assert all(target == f"~/nip_ray/{source}" for target, source in mounts.items())
+    assert any("/shared" in shlex.split(command) and "mount" in command for command in cluster["initialization_commands"])
+    assert "-v /shared:/shared" in cluster["docker"]["run_options"]
+    install = 'pip install -q "$HOME/nip_ray[text,tracking]"'
+    assert install in cluster["setup_commands"]
+    assert install in cluster["available_node_types"]["gpu"]["worker_setup_commands"]
+
+
+def test_what_is_to_be_filled_in_is_listed_at_the_top(text: str) -> None:
+    listed, used = placeholders(text)
+    assert listed == used
+    assert 3 <= len(listed) <= 5
+
+
+def test_there_are_no_credentials(text: str, cluster: dict[str, Any]) -> None:
+    assert not looks_secret(text)
+    assert "gcp_credentials" not in cluster["provider"]
+    assert "ssh_private_key" not in cluster["auth"]
+    assert looks_secret("key: 0123456789abcdef0123456789abcdef")  # the search finds what it looks for

@@ -1,0 +1,201 @@
+"""The page of a sweep: what it says, that nothing in a trial can reach out of it, and that it is small and quick."""
+
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from time import perf_counter
+from typing import Any
+
+import pytest
+
+from nip_ray.errors import UserError
+from nip_ray.sweeps import page as page_module
+from nip_ray.sweeps.page import write_sweep_page
+from nip_ray.sweeps.records import Status, TrialRecord
+from nip_ray.sweeps.spec import SweepSpec, draw_settings, parse_sweep
+from nip_ray.sweeps.summary import summarise
+
+METRIC = "eval/verifier/accuracy"
+HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
+GAME: dict[str, Any] = {"name": "tiny-sweep", "protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+
+
+def trials_of(spec: SweepSpec, iterations: int = 50, every: int = 5, **more: Any) -> list[TrialRecord]:
+    """Synthetic trials: each setting rises to a level of its own."""
+    random, made = Random(0), []
+    for n, values in enumerate(draw_settings(spec)):
+        for seed in spec.settings.seeds or (0,):
+            level = 0.6 + 0.3 * random.random()
+            curve = [(i, 0.5 + (level - 0.5) * (1 - math.exp(-4 * i / iterations))) for i in range(every, iterations + 1, every)]
+            record = TrialRecord(f"{n:05d}_{seed}", values, seed, "done", None, iterations, {METRIC: curve[-1][1]}, curve, 12.0, **more)
+            made.append(record)
+    return made
+
+
+def spec_of(*, seeds: tuple[int, ...] = (0, 1, 2), samples: int = 1, **algorithm: Any) -> SweepSpec:
+    return parse_sweep({**GAME, "algorithm": algorithm, "sweep": {"num_samples": samples, "seeds": list(seeds)}})
+
+
+def written(folder: Path, spec: SweepSpec, trials: list[TrialRecord]) -> str:
+    path = write_sweep_page(folder, spec, summarise(spec.settings, trials), trials)
+    assert path == folder / "sweep.html"
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty pictures, for tests of words: drawing is what takes the time."""
+    monkeypatch.setattr(page_module, "_picture", lambda *arguments: b"")
+
+
+class Page(HTMLParser):
+    """The tags, the addresses and the visible text of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.addresses: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "srcset", "href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_the_page_says_what_came_of_the_sweep(tmp_path: Path) -> None:
+    spec = spec_of(lr={"grid": [1e-3, 1e-2]})
+    trials = trials_of(spec)
+    summary = summarise(spec.settings, trials)
+    assert summary.best is not None
+    assert summary.best_trial is not None
+    page = Page(written(tmp_path, spec, trials))
+    assert f"Best of 2 settings: lr = {summary.best.values['algorithm.lr']:.4g}, {METRIC}" in page.text
+    assert "chosen by the figures shown here" in page.text
+    assert f"Its best trial is {summary.best_trial.trial_id}" in page.text
+    for said in ("0, 1, 2", "6 done", "72 s in all trials together", "grid: [0.001, 0.01]", '"python"', "fifo"):
+        assert said in page.text, said
+    assert page.tags.count("tr") == 3
+    assert page.tags.count("img") == 2, "curves, and the figure over the learning rate"
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_failed_trials_stand_with_their_reason(tmp_path: Path) -> None:
+    spec = spec_of(lr={"grid": [1e-3, 1e-2]}, seeds=())
+    good, bad = trials_of(spec)
+    bad = TrialRecord(bad.trial_id, bad.values, 0, "failed", error="a learner was lost")
+    page = Page(written(tmp_path, spec, [good, bad]))
+    assert "Trials that failed" in page.text
+    assert "a learner was lost" in page.text
+    assert "lr = 0.01, seed 0" in page.text
+    assert "Trials that failed" not in Page(written(tmp_path, spec, [good])).text
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("status", ["failed", "unfinished"])
+def test_a_sweep_without_a_single_figure_has_a_page_too(tmp_path: Path, status: Status) -> None:
+    spec = spec_of(lr={"grid": [1e-3]}, seeds=())
+    for trials in ([], [TrialRecord("a", {"algorithm.lr": 1e-3}, 0, status)]):
+        assert f"No trial has the figure {METRIC}." in Page(written(tmp_path, spec, trials)).text
+
+
+def test_nothing_in_a_trial_reaches_out_of_the_page(tmp_path: Path) -> None:
+    spec = parse_sweep({**GAME, "tracking": {"wandb": {"tags": {"grid": [[HOSTILE], ["_b"]]}}}})
+    first, second = trials_of(spec)
+    trials = [first, TrialRecord(HOSTILE, second.values, 0, "failed", curve=second.curve, error=HOSTILE)]
+    text = written(tmp_path, spec, trials)
+    page = Page(text)
+    assert "script" not in page.tags
+    assert page.handlers == []
+    assert page.addresses
+    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
+    assert HOSTILE in page.text, "it is shown as it stands"
+    assert "default-src 'none'" in text
+
+
+SWEEPS = [
+    spec_of(),
+    spec_of(lr={"loguniform": [1e-4, 1e-2]}, samples=5),
+    spec_of(lr={"grid": [1e-4, 1e-3, 1e-2]}, gamma={"grid": [0.5, 0.9]}),
+    spec_of(lr={"loguniform": [1e-4, 1e-2]}, gamma={"uniform": [0.1, 0.9]}, samples=12, seeds=()),
+    spec_of(loss={"grid": ["clip", "kl_penalty"]}, max_grad_norm={"choice": [None, 1.0]}, samples=2),
+    spec_of(lr={"randn": [0.1, 0.001]}, gamma={"uniform": [0.1, 0.9]}, lam={"uniform": [0.1, 0.9]}, samples=3),
+]
+PICTURES = [1, 2, 3, 3, 3, 1]
+
+
+@pytest.mark.parametrize(
+    "spec, pictures", list(zip(SWEEPS, PICTURES)), ids=lambda value: "-".join(value.spaces) if isinstance(value, SweepSpec) else ""
+)
+def test_one_or_two_settings_have_pictures_of_their_own(
+    tmp_path: Path, spec: SweepSpec, pictures: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Everything is drawn once for real, in the light theme alone to save time."""
+    from nip_ray.evaluation.report import curves
+
+    monkeypatch.setattr(curves, "DARK", curves.LIGHT)
+    page = Page(written(tmp_path, spec, trials_of(spec)))
+    assert page.tags.count("img") == pictures
+    assert all(len(address) > 5000 for address in page.addresses)
+
+
+def test_logarithmic_spaces_have_a_logarithmic_axis() -> None:
+    for space, log in [({"loguniform": [1e-3, 1e-2]}, True), ({"uniform": [1e-3, 1.0]}, False)]:
+        assert plots(spec_of(lr=space, samples=3))[0].log is log
+    for values, log in [([1e-4, 1e-3, 1e-2], True), ([0.1, 0.2, 0.3], False)]:
+        assert plots(spec_of(lr={"grid": values}))[0].log is log
+
+
+def test_the_other_of_two_settings_is_told_apart_by_colour_where_it_has_few_values() -> None:
+    few, many = plots(spec_of(lr={"loguniform": [1e-4, 1e-2]}, num_epochs={"choice": [1, 2]}, samples=20))
+    assert (few.x, few.other, sorted(few.points)) == ("algorithm.lr", "algorithm.num_epochs", ["1", "2"])
+    assert (many.x, many.other, list(many.points)) == ("algorithm.num_epochs", "", [""])
+
+
+def plots(spec: SweepSpec) -> list[page_module.Plot]:
+    return [plot for _, plot in page_module._plots(spec, summarise(spec.settings, trials_of(spec)))]
+
+
+def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
+    """Where one of two has been stopped, the other alone is no mean."""
+    spec = spec_of(seeds=(0, 1))
+    whole, cut = trials_of(spec)
+    cut = TrialRecord(cut.trial_id, cut.values, cut.seed, "stopped", None, 20, {}, [pair for pair in cut.curve if pair[0] <= 20])
+    (curve,) = page_module._curves(summarise(spec.settings, [whole, cut]))
+    assert [point[0] for point in curve.mean] == [5, 10, 15, 20]
+    assert [len(seed) for seed in curve.seeds] == [10, 4]
+    for (_, x), (_, y), (_, mean, low, high) in zip(whole.curve, cut.curve, curve.mean):
+        assert (mean, low, high) == (pytest.approx((x + y) / 2), min(x, y), max(x, y))
+
+
+def test_only_the_best_settings_have_a_colour() -> None:
+    spec = spec_of(lr={"loguniform": [1e-4, 1e-2]}, samples=30, seeds=())
+    summary = summarise(spec.settings, trials_of(spec))
+    curves = page_module._curves(summary)
+    assert [curve.named for curve in curves] == [True] * 12 + [False] * 18
+    assert [curve.mean[-1][1] for curve in curves] == [setting.figure.estimate for setting in summary.ranked]
+
+
+def test_a_large_sweep_gives_a_small_page_in_seconds(tmp_path: Path) -> None:
+    spec = spec_of(lr={"loguniform": [1e-4, 1e-2]}, gamma={"uniform": [0.1, 0.9]}, samples=200)
+    trials = trials_of(spec, iterations=5000, every=10)
+    written(tmp_path, spec_of(), trials_of(spec_of()))  # what is loaded once is no part of it
+    began = perf_counter()
+    text = written(tmp_path, spec, trials)
+    assert perf_counter() - began < 15, "a few seconds; three times that on a busy machine"
+    assert len(text.encode()) < 3_000_000
+    assert re.search(r"<dt>settings</dt><dd>200</dd>", text)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    spec = spec_of()
+    with pytest.raises(UserError, match="no-such"):
+        write_sweep_page(tmp_path / "no-such", spec, summarise(spec.settings, []), [])

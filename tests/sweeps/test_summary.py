@@ -1,0 +1,160 @@
+"""What a sweep came to: who is best, how sure that is, and what a failed or stopped seed does to it."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from nip_ray.settings.sweep import SweepSettings
+from nip_ray.sweeps.records import Status, TrialRecord
+from nip_ray.sweeps.summary import Summary, as_json, headline, short_names, summarise, table_rows
+
+METRIC = "eval/verifier/accuracy"
+SETTINGS = SweepSettings(metric=METRIC)
+
+
+def trial(lr: float, seed: int, figure: float | None, status: Status = "done", **more: Any) -> TrialRecord:
+    metrics = {} if figure is None else {METRIC: figure}
+    return TrialRecord(f"{lr}-{seed}", {"algorithm.lr": lr}, seed, status, Path("x"), 10, metrics, seconds=2.0, **more)
+
+
+def best_lr(trials: list[TrialRecord], settings: SweepSettings = SETTINGS) -> float | None:
+    best = summarise(settings, trials).best
+    return None if best is None else best.values["algorithm.lr"]
+
+
+def test_settings_are_grouped_by_their_values_and_have_students_interval_over_seeds() -> None:
+    values = [0.5, 0.6, 0.8]
+    trials = [trial(1e-3, 2, values[2]), trial(1e-2, 0, 0.7), trial(1e-3, 0, values[0]), trial(1e-3, 1, values[1])]
+    summary = summarise(SETTINGS, trials)
+    first, second = summary.settings
+    assert (first.values, first.seeds, first.figure.n) == ({"algorithm.lr": 1e-3}, (0, 1, 2), 3), "in the order of appearance"
+    low, high = stats.t.interval(0.95, 2, loc=sum(values) / 3, scale=stats.sem(values))
+    assert first.figure.estimate == pytest.approx(sum(values) / 3)
+    assert (first.figure.lower, first.figure.upper) == (pytest.approx(low), pytest.approx(high))
+    assert (first.lowest, first.highest) == (0.5, 0.8)
+    assert (second.figure.lower, second.figure.upper) == (None, None), "one seed says nothing of others"
+    assert (first.rank, second.rank) == (2, 1)
+    assert summary.best is second
+    assert summary.best_trial is not None
+    assert summary.best_trial.trial_id == "0.01-0"
+    assert (summary.statuses, summary.seconds) == ({"done": 4}, 8.0)
+
+
+def test_equal_mappings_are_one_setting_whatever_the_order_of_their_keys() -> None:
+    values: list[Mapping[str, Any]] = [
+        {"a": {"x": 1, "y": [2]}, "b": None},
+        {"b": None, "a": {"y": [2], "x": 1}},
+        {"a": {"x": 1}, "b": None},
+    ]
+    trials = [TrialRecord(str(i), value, i, "done", metrics={METRIC: 0.5}) for i, value in enumerate(values)]
+    assert [setting.seeds for setting in summarise(SETTINGS, trials).settings] == [(0, 1), (2,)]
+    apart = [TrialRecord(str(i), {"a": value}, i, "done") for i, value in enumerate([True, 1, 1.0, "1"])]
+    assert len(summarise(SETTINGS, apart).settings) == 4
+
+
+def test_the_best_setting_is_best_in_the_mean_and_its_best_trial_in_the_figure() -> None:
+    trials = [trial(1, 0, 0.9), trial(1, 1, 0.1), trial(2, 0, 0.6), trial(2, 1, 0.7)]
+    assert best_lr(trials) == 2
+    assert best_lr(trials, SweepSettings(metric=METRIC, mode="min")) == 1
+    assert summarise(SETTINGS, trials).best_trial == trials[3]
+    assert summarise(SweepSettings(metric=METRIC, mode="min"), trials).best_trial == trials[1]
+
+
+@pytest.mark.parametrize("status", ["stopped", "failed", "unfinished"])
+def test_a_setting_with_a_seed_that_did_not_end_is_best_only_without_another(status: Status) -> None:
+    trials = [trial(1, 0, 0.9), trial(1, 1, 0.95, status), trial(2, 0, 0.6), trial(2, 1, 0.6)]
+    summary = summarise(SETTINGS, trials)
+    assert best_lr(trials) == 2
+    assert summary.settings[0].figure.estimate == 0.9, "only seeds that ran to their end count"
+    assert summary.settings[0].last == 0.95
+    alone = summarise(SETTINGS, trials[:2])
+    assert best_lr(trials[:2]) == 1
+    assert "No setting has all its seeds trained to the end" in alone.note
+    assert alone.best_trial == trials[0], "the one that ran to its end, though the other's figure is better"
+
+
+def test_settings_of_which_no_trial_ended_come_last_and_are_ranked_by_what_is_known() -> None:
+    trials = [trial(1, 0, 0.99, "stopped"), trial(2, 0, 0.98, "stopped"), trial(3, 0, None, "failed"), trial(4, 0, 0.1)]
+    summary = summarise(SETTINGS, trials)
+    assert [setting.rank for setting in summary.settings] == [2, 3, 4, 1]
+    assert best_lr(trials[:3]) == 1
+    assert headline(summarise(SETTINGS, trials[:3])).startswith("No trial ran to its end; lr = 1 was at")
+
+
+def test_without_any_figure_there_is_no_best() -> None:
+    for trials in ([], [trial(1, 0, None, "failed")], [trial(1, 0, math.nan)]):
+        summary = summarise(SETTINGS, trials)
+        assert (summary.best, summary.best_trial, summary.note) == (None, None, "")
+        assert headline(summary) == f"No trial has the figure {METRIC}."
+        json.dumps(as_json(summary), allow_nan=False)
+
+
+def test_a_figure_that_the_last_row_lacks_is_taken_from_the_curve() -> None:
+    record = TrialRecord("a", {}, 0, "done", metrics={"other": 1.0}, curve=[(5, 0.4), (10, 0.6)])
+    assert summarise(SETTINGS, [record]).settings[0].figure.estimate == 0.6
+
+
+def test_the_note_says_that_the_best_of_several_is_flattered_and_how_many_may_be_as_good() -> None:
+    trials = [trial(lr, seed, 0.5 + 0.1 * seed + shift) for lr, shift in ((1, 0.0), (2, 0.05), (3, -0.6)) for seed in (0, 1, 2)]
+    note = summarise(SETTINGS, trials).note
+    assert "The best of 3 settings is chosen by the figures shown here" in note
+    assert "The interval of 1 other overlaps with its own." in note
+    other_way = summarise(SweepSettings(metric=METRIC, mode="min"), trials).note
+    assert "overlap" not in other_way
+    assert "one seed" in summarise(SETTINGS, [trial(1, 0, 0.5)]).note
+    assert "1 other has the very same figure." in summarise(SETTINGS, [trial(1, 0, 0.5), trial(2, 0, 0.5), trial(3, 0, 0.4)]).note
+    assert "same figure" not in note
+    assert "chosen" not in summarise(SETTINGS, [trial(1, 0, 0.5)]).note
+
+
+def test_the_headline_says_which_setting_with_what_and_how_sure() -> None:
+    trials = [trial(1e-3, 0, 0.8), trial(1e-3, 1, 0.9), trial(0.1, 0, 0.5)]
+    said = headline(summarise(SETTINGS, trials))
+    assert said.startswith(f"Best of 2 settings: lr = 0.001, {METRIC} 0.85 (mean of 2 seeds; 95 % interval ")
+    assert headline(summarise(SETTINGS, trials[2:])) == f"lr = 0.1: {METRIC} 0.5 (of one seed; no interval)."
+
+
+def test_the_table_has_the_best_first_and_says_how_trials_ended() -> None:
+    trials = [trial(1, 0, 0.5), trial(1, 1, 0.7), trial(2, 0, 0.9, "stopped"), trial(3, 0, None, "failed")]
+    header, rows = table_rows(summarise(SETTINGS, trials))
+    assert header == ["rank", "lr", "seeds", METRIC, "95 % interval", "min", "max", "trials"]
+    assert rows[0][:4] == ["1", "1", "2", "0.6"]
+    assert rows[0][5:] == ["0.5", "0.7", "2 done"]
+    assert rows[1] == ["2", "2", "1", "(0.9)", "", "", "", "1 stopped"]
+    assert rows[2] == ["3", "3", "1", "", "", "", "", "1 failed"]
+    assert all(len(row) == len(header) for row in rows)
+
+
+def test_keys_are_shortened_as_far_as_they_stay_apart() -> None:
+    keys = ["algorithm.lr", "pretraining.lr", "scenario.agents.prover.d_gnn", "scenario.agents.verifier.d_gnn", "seed"]
+    short = ["algorithm.lr", "pretraining.lr", "prover.d_gnn", "verifier.d_gnn", "seed"]
+    assert list(short_names(keys).values()) == short
+    assert short_names(["lr", "algorithm.lr"]) == {"lr": "lr", "algorithm.lr": "algorithm.lr"}
+
+
+FIGURES = st.none() | st.floats(-1e6, 1e6) | st.just(math.nan)
+ENDS = st.sampled_from(["done", "stopped", "failed", "unfinished"])
+TRIALS = st.lists(st.tuples(st.sampled_from([1.0, 2.0, 3.0]), FIGURES, ENDS), max_size=12)
+
+
+@given(TRIALS, st.sampled_from(["max", "min"]))
+def test_no_setting_is_placed_before_a_better_one_of_its_kind(found: list[tuple[float, float | None, Status]], mode: Any) -> None:
+    trials = [trial(lr, i, figure, status) for i, (lr, figure, status) in enumerate(found)]
+    summary: Summary = summarise(SweepSettings(metric=METRIC, mode=mode), trials)
+    assert sorted(setting.rank for setting in summary.settings) == list(range(1, len(summary.settings) + 1))
+    assert sum(len(setting.trials) for setting in summary.settings) == len(trials)
+    complete = [setting for setting in summary.ranked if setting.complete and setting.trials]
+    assert summary.ranked[: len(complete)] == complete, "complete ones come first"
+    figures = [setting.figure.estimate for setting in complete]
+    assert figures == sorted(figures, reverse=mode == "max")
+    content = as_json(summary)
+    assert json.loads(json.dumps(content, allow_nan=False)) == content
+    header, rows = table_rows(summary)
+    assert all(isinstance(cell, str) for row in [header, *rows] for cell in row)
