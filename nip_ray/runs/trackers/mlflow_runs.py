@@ -59,13 +59,13 @@ def start(settings: MlflowSettings, run: RunInfo) -> Tracker:
     known = _known_run(client, run)
     if known is not None:
         client.update_run(known, status="RUNNING")
-        return _Mlflow(client, known, max(run.resumed_from, _last_step(client, known)))
+        return _Mlflow(client, known, max(run.resumed_from, _last_step(client, known)), settings)
     experiment = _experiment(client, settings.experiment, artifacts)
     tags = {"nip_ray.run_id": run.run_id, **({"nip_ray.group": run.group} if run.group else {})}
     made = client.create_run(experiment, run_name=run.name, tags=tags).info.run_id
     _keep(run.run_dir, made)
     _send_config(client, made, run)
-    return _Mlflow(client, made, run.resumed_from)
+    return _Mlflow(client, made, run.resumed_from, settings)
 
 
 def store(tracking_uri: str | None) -> tuple[str | None, str | None]:
@@ -86,8 +86,8 @@ def key_of(name: str) -> str:
 class _Mlflow:
     """last_step: rows up to it are there already."""
 
-    def __init__(self, client: Any, mlflow_run: str, last_step: int) -> None:
-        self._client, self._run, self._last_step = client, mlflow_run, last_step
+    def __init__(self, client: Any, mlflow_run: str, last_step: int, settings: MlflowSettings) -> None:
+        self._client, self._run, self._last_step, self._settings = client, mlflow_run, last_step, settings
 
     def log(self, row: Mapping[str, Any]) -> None:
         from mlflow.entities import Metric
@@ -98,10 +98,12 @@ class _Mlflow:
             self._last_step = step
 
     def checkpoint(self, folder: Path, iteration: int) -> None:
-        self._client.log_artifacts(self._run, str(folder), f"checkpoints/{iteration:06d}")
+        if self._settings.checkpoints:
+            self._client.log_artifacts(self._run, str(folder), f"checkpoints/{iteration:06d}")
 
     def transcripts(self, file: Path, iteration: int) -> None:
-        self._client.log_artifact(self._run, str(file), "transcripts")
+        if self._settings.transcripts:
+            self._client.log_artifact(self._run, str(file), "transcripts")
 
     def finish(self, failed: bool) -> None:
         self._client.set_terminated(self._run, "FAILED" if failed else "FINISHED")
