@@ -94,9 +94,10 @@ def test_an_offline_run_holds_all_that_a_run_says_and_leaves_no_trace_elsewhere(
         f"transcripts-{RUN}": ("transcripts", {"latest", "iteration-2"}),
     }
     assert service.content(f"checkpoint-{RUN}:latest") == {
-        "manifest.json": b'{"iteration": 2}',
-        "tensors/a.bin": bytes(range(256)) * 40,
-    }
+        "checkpoints/000002/manifest.json": b'{"iteration": 2}',
+        "checkpoints/000002/tensors/a.bin": bytes(range(256)) * 40,
+        "config.yaml": b"name: proofs\nseed: 3\n",
+    }, "a small run folder, from which agents can be taken"
     assert service.content(f"transcripts-{RUN}:iteration-2") == {"000002.jsonl": b'{"episode": 0}\n'}
     assert service.content(f"config-{RUN}:latest") == {"config.yaml": b"name: proofs\nseed: 3\n"}
 
@@ -144,7 +145,7 @@ def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once
     assert service.runs[RUN].steps() == [1, 2, 3, 4]
     assert service.runs[RUN].exit_code == 0
     assert [stored.version for stored in service.artifacts if stored.kind == "config"] == [0]
-    assert service.content(f"checkpoint-{RUN}:iteration-2")["manifest.json"] == b'{"iteration": 2}'
+    assert service.content(f"checkpoint-{RUN}:iteration-2")["checkpoints/000002/manifest.json"] == b'{"iteration": 2}'
     assert not files_in(home)
     assert not [path for path in files_in(tmp_path) if KEY.encode() in path.read_bytes()]
 
