@@ -107,6 +107,10 @@ def resume(
     iterations: Annotated[
         int | None, typer.Option(min=1, help="Go on to this iteration (default: the config's)", show_default=False)
     ] = None,
+    new_run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Where a run that is fetched from a bucket is put.", show_default=False),
+    ] = None,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change a key that may change (runtime, learners, budget ...)", show_default=False),
@@ -114,11 +118,15 @@ def resume(
     quiet: Quiet = False,
 ) -> None:
     """Go on with an interrupted run: the same numbers as if there had been no interruption (CPU, same seed)."""
-    with _errors(lambda: run_dir):
-        _check_run_dir(run_dir)
+    folder: Path | None = None
+    with _errors(lambda: folder):
+        from nip_ray.runs.mirror import local_run
+
+        folder = local_run(run_dir, new_run_dir)
+        _check_run_dir(folder)
         from nip_ray.runs.experiment import resume_experiment
 
-        result = resume_experiment(run_dir, iterations=iterations, settings=settings or [], quiet=quiet)
+        result = resume_experiment(folder, iterations=iterations, settings=settings or [], quiet=quiet)
         _print_result(result.run_dir, result.iterations, result.metrics, quiet)
 
 
@@ -139,16 +147,22 @@ def evaluate(
 ) -> None:
     """Examine the verifier of a checkpoint, or of all, on held-out instances."""
     with _errors():
-        _check_run_dir(run_dir)
+        from nip_ray.runs.mirror import local_run
+        from nip_ray.runs.sources import run_folder
+
         if all_checkpoints:
             if checkpoint is not None:
                 raise UserError("--all-checkpoints and --checkpoint: give one of them")
-            _rerun(run_dir, dataset, seed, as_json)
+            folder = local_run(run_dir)
+            _check_run_dir(folder)
+            _rerun(folder, dataset, seed, as_json)
             return
-        with redirect_stdout(sys.stderr):  # whatever a library prints: stdout is for the figures
+        # whatever a library prints: stdout is for the figures
+        with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
+            _check_run_dir(folder)
             from nip_ray.runs.evaluate import evaluate_run
 
-            figures = evaluate_run(run_dir, dataset=dataset, checkpoint=checkpoint, seed=seed)
+            figures = evaluate_run(folder, dataset=dataset, checkpoint=checkpoint, seed=seed)
         if as_json:
             _print_json(figures)
         else:

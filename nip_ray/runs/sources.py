@@ -1,10 +1,13 @@
-"""What a run can start from: another run's folder, or what that run left at Weights & Biases, "wandb:ENTITY/PROJECT/NAME:VERSION".
+"""What a run can start from: another run's folder, what that run left at Weights & Biases, "wandb:ENTITY/PROJECT/NAME:VERSION", or its
+copy in an object store, "s3://BUCKET/PATH/NAME".
 
 Decisions that matter here:
 - an artifact is a small run folder: `config.yaml`, and in one with a checkpoint `checkpoints/NNNNNN/` beside it. So whoever reads a
   run folder can read it, fetched by whatever means;
 - a numbered version ("v3") never changes. It is fetched once and kept in `fetched/` beside the new run's folder. Any other name of a
   version ("latest") may mean something else tomorrow: it is fetched whenever it is asked for, and not kept;
+- a copy in a store is a run folder that may be going on: it is fetched whenever it is asked for, only as much of it as is needed, and
+  not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
 - what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one step: a kill
   leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched anew.
 """
@@ -19,6 +22,7 @@ from urllib.parse import quote
 
 from nip_ray.errors import UserError
 from nip_ray.runs.folder import CONFIG
+from nip_ray.runs.mirror import checkpoint_of, fetch_mirror, is_mirror, place_of
 
 WANDB = "wandb:"
 FETCHED = "fetched"
@@ -27,24 +31,29 @@ _NUMBERED = re.compile(r":v\d+")
 
 
 def is_artifact(source: Path | str) -> bool:
-    """Whether `source` names something at Weights & Biases instead of a file or folder."""
-    return str(source).startswith(WANDB)
+    """Whether `source` names something that has to be fetched, at Weights & Biases or in a store, instead of a file or folder."""
+    return str(source).startswith(WANDB) or is_mirror(source)
 
 
 def absolute(source: str) -> str:
-    """`source` so that it means the same from any working folder."""
+    """`source` so that it means the same from any working folder. Raises UserError for an address in a store that is none."""
+    if is_mirror(source):
+        return place_of(source, "a run to start from").url
     return source if is_artifact(source) else os.path.abspath(source)
 
 
 @contextmanager
 def config_file(source: Path | str) -> Iterator[Path]:
-    """The YAML file that `source` stands for: itself, or the config of a run folder or of an artifact (there while the context lasts).
+    """The YAML file that `source` stands for: itself, or the config of a run folder or of what is fetched (there while the context lasts).
 
-    Raises UserError for a folder that is no run, and for an artifact that cannot be fetched or has no config.
+    Raises UserError for a folder that is no run, and for what cannot be fetched or has no config.
     """
     if is_artifact(source):
         with tempfile.TemporaryDirectory(prefix="nip-ray-") as folder:
-            yield _fetch(str(source), Path(folder)) / CONFIG
+            if is_mirror(source):
+                yield fetch_mirror(source, Path(folder) / "run", lambda name: name == CONFIG) / CONFIG
+            else:
+                yield _fetch(str(source), Path(folder)) / CONFIG
         return
     path = Path(source)
     if path.is_dir():
@@ -56,13 +65,20 @@ def config_file(source: Path | str) -> Iterator[Path]:
 
 @contextmanager
 def run_folder(source: str, beside: Path | None = None) -> Iterator[Path]:
-    """The run folder that `source` stands for: itself, or a verified artifact, which is sure to be there while the context lasts.
+    """The run folder that `source` stands for: itself, or what was fetched, which is sure to be there while the context lasts: a verified
+    artifact, or the config and the checkpoints of a run in a store.
 
     beside: the new run's folder; what may be kept is kept next to it (none: nothing is).
-    Raises UserError for an artifact that cannot be fetched, is no run with a checkpoint, or is damaged.
+    Raises UserError for what cannot be fetched or is no run with an undamaged checkpoint, and for an artifact with a damaged one.
     """
     if not is_artifact(source):
         yield Path(source)
+    elif is_mirror(source):
+        with tempfile.TemporaryDirectory(prefix="nip-ray-") as folder:
+            found = fetch_mirror(source, Path(folder) / "run", lambda name: name == CONFIG or checkpoint_of(name) is not None)
+            if (fault := _fault(found, strict=False)) is not None:
+                raise UserError(f"{place_of(source, 'the run').url}: {fault}")
+            yield found
     elif beside is not None and _NUMBERED.fullmatch(source[source.rfind(":") :]):
         yield _kept(source, beside.absolute().parent / FETCHED)
     else:
@@ -107,14 +123,15 @@ def _fetch(source: str, into: Path) -> Path:
     return found
 
 
-def _fault(folder: Path) -> str | None:
-    """What keeps a fetched folder from being used as a run with a checkpoint, in words."""
+def _fault(folder: Path, *, strict: bool = True) -> str | None:
+    """What keeps a fetched folder from being used as a run with a checkpoint, in words. strict: a damaged one beside it does, too."""
     from nip_ray.runs.checkpoint import load_checkpoint
 
     if not (folder / CONFIG).is_file():
         return f"there is no {CONFIG}"
     try:
-        skipped = load_checkpoint(folder / "checkpoints").skipped
+        passed_over = load_checkpoint(folder / "checkpoints").skipped
+        faults = passed_over if strict else []
     except UserError as error:
-        skipped = [str(error)]
-    return skipped[0].replace(f"{folder}{os.sep}", "") if skipped else None
+        faults = [str(error)]
+    return faults[0].replace(f"{folder}{os.sep}", "") if faults else None

@@ -45,6 +45,18 @@ class MlflowSettings:
 
 
 @dataclass(frozen=True)
+class MirrorSettings:
+    """A copy of the run folder in an object store. Credentials come from the environment, never from a config."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    url: str | None = option(
+        None, "s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH; the run folder's name is put behind it (none: no copy)."
+    )
+    interval_s: float = option(60.0, "Seconds after which new rows are copied at the latest; checkpoints are at once.", gt=0)
+
+
+@dataclass(frozen=True)
 class TrackingSettings:
     """Where figures go besides the run folder. A tracker that fails costs a warning, never a run."""
 
@@ -53,4 +65,5 @@ class TrackingSettings:
     wandb: WandbSettings = option(WandbSettings, "Weights & Biases.")
     tensorboard: TensorboardSettings = option(TensorboardSettings, "TensorBoard.")
     mlflow: MlflowSettings = option(MlflowSettings, "MLflow.")
+    mirror: MirrorSettings = option(MirrorSettings, "A copy of the run folder in an object store.")
     ray_metrics: bool = option(True, "Headline figures as metrics of Ray, for its dashboard, wherever a run uses Ray.")

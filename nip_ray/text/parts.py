@@ -3,7 +3,11 @@
 Decisions that matter here:
 - `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
   what is wanted, before a run folder is made and before anything is paid for;
-- with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes.
+- with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
+- in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
+- a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so `trial_resources` has room
+  for all of them. Workers of Ray Train are the exception: they want room of their own, and with trials that fill a cluster would wait
+  for ever. So in a trial one process fine-tunes.
 """
 
 import asyncio
@@ -31,13 +35,14 @@ from nip_ray.text.code_data import make_items, store_items, stored_items
 from nip_ray.text.fine_tuning import FineTuneBackend, Method
 from nip_ray.text.journal import Journal
 from nip_ray.text.lessons import METHODS
+from nip_ray.text.limits import Throttle
 from nip_ray.text.malt import Node
 from nip_ray.text.prices import job_cost
 from nip_ray.text.records import total
 from nip_ray.text.spending import Amount, Spending
 from nip_ray.text.state import PaidJob, TextState, load_state
 from nip_ray.text.talk import Progress, Sitting, Table, Voice
-from nip_ray.text.talkers import Talkers
+from nip_ray.text.talkers import Talkers, shared_limiter
 from nip_ray.text.tasks import Task
 from nip_ray.text.voices import Switchboard, price_list
 
@@ -66,8 +71,13 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
 class Parts:
     """See the top of this file. `close` gives everything back."""
 
-    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, jobs: Sequence[PaidJob] = ()) -> None:
-        """jobs: that the run has paid for. Starts Ray where actors are needed. Raises UserError for missing keys and libraries."""
+    def __init__(
+        self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, jobs: Sequence[PaidJob] = (), *, in_trial: bool = False
+    ) -> None:
+        """jobs: that the run has paid for. in_trial: other runs on this Ray may have the same keys.
+
+        Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
+        """
         self.config, self.run_dir, self.scenario, self.items = config, folder.path, prepared.scenario, prepared.items
         self.by_id = {split: {item.id: item for item in found} for split, found in self.items.items()}
         if stored_items(folder.path) is None:
@@ -78,7 +88,7 @@ class Parts:
         self._hosts = self._stack.enter_context(local_hosts(config, list(_used(config)), folder.path))
         self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
         self._purse = Budget(config.budget, spent)
-        self.board = Switchboard(config, folder.path, self._purse, self._hosts)
+        self.board = Switchboard(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
         self._backends: dict[str, FineTuneBackend] = {}
 
     # ----------------------------------------------------------------------------------------------------------- talk
@@ -285,6 +295,31 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
             from nip_ray.serving.host import stop_host
 
             stop_host(host)
+
+
+def trial_resources(config: TextExperimentConfig) -> list[dict[str, float]]:
+    """What a trial of a sweep asks for: its main process first, then the actors that its main process makes; CPUs and GPUs of each.
+
+    Raises UserError for a fine-tuning by several workers.
+    """
+    talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
+    made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
+    for name, provider in _used(config).items():
+        if isinstance(provider, LocalProvider):
+            if provider.num_training_workers > 1:
+                asked = f"providers.{name}.num_training_workers: got {provider.num_training_workers}"
+                raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
+            made += [{"CPU": provider.num_cpus, "GPU": provider.num_gpus}] * 2
+    wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
+    return [bundle for bundle in wanted if bundle]
+
+
+def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
+    import ray
+
+    if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
+        return {}
+    return {name: shared_limiter(provider) for name, provider in _used(config).items() if isinstance(provider, OpenAIProvider)}
 
 
 def _cpus(config: TextExperimentConfig, local: Sequence[LocalProvider]) -> float:

@@ -15,12 +15,14 @@ from nip_ray.errors import UserError
 from nip_ray.runs.experiment import ExperimentResult
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.progress import progress_line
+from nip_ray.runs.session import run_id
+from nip_ray.runs.trackers import RunInfo, check_trackers, open_trackers
 from nip_ray.text.parts import Parts, Prepared, base_state, check_providers, prepare
 from nip_ray.text.secrets import Redactor
 from nip_ray.text.state import STATE, TextState, first_state, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
 
-CHANGEABLE = ("iterations", "budget", "talk", "runtime", "providers")
+CHANGEABLE = ("iterations", "budget", "talk", "runtime", "providers", "tracking")
 """What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
 
 
@@ -31,6 +33,7 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
     everything saved that was paid for.
     """
     check(config)
+    check_trackers(config.tracking)
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
     state = new_state(config)
@@ -52,6 +55,7 @@ def resume_text_experiment(
     """
     with RunFolder.open(run_dir, write=True) as folder:
         config = changed_config(folder, [*settings, *([f"iterations={iterations}"] if iterations is not None else [])])
+        check_trackers(config.tracking)
         if not (folder.path / STATE).is_file():  # killed before the first stage began
             save_state(folder, new_state(config))
         state = reopened(load_state(folder), config)
@@ -63,8 +67,7 @@ def resume_text_experiment(
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
     """Do all stages that are left, then write the evaluation and the report."""
-    Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
-    trainer = TextTrainer(config, folder, Parts(config, folder, prepared, state.jobs), state)
+    trainer = begin(config, folder, prepared, state)
     try:
         with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
             while not trainer.state.over:
@@ -82,6 +85,28 @@ def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, s
         trainer.close()
 
 
+def begin(
+    config: TextExperimentConfig,
+    folder: RunFolder,
+    prepared: Prepared,
+    state: TextState,
+    *,
+    group: str | None = None,
+    in_trial: bool = False,
+) -> TextTrainer:
+    """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of Tune's.
+
+    What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
+    """
+    Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
+    parts = Parts(config, folder, prepared, state.jobs, in_trial=in_trial)
+    settings: Any = config
+    about = RunInfo(
+        folder.path, run_id(folder, settings), config.name, config.model_dump(mode="json"), group, resumed_from=num_measured(state)
+    )
+    return TextTrainer(config, folder, parts, state, open_trackers(config.tracking, about))
+
+
 def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
     """Write `evaluation.json`, `cost.json` and the report of a run that is over."""
     from nip_ray.evaluation.report import write_report
@@ -91,9 +116,20 @@ def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
         folder.write_json("evaluation.json", record)
     trainer.write_cost()
     write_report(folder.path)
+    trainer.finished = True
+    return ExperimentResult(folder.path, newest_figures(folder), trainer.config.iterations)
+
+
+def num_measured(state: TextState) -> int:
+    """Iterations whose figures stand: no stage that is still to be done writes them anew."""
+    return state.iteration + (state.stage in ("create_jobs", "await_jobs") and not state.over)
+
+
+def newest_figures(folder: RunFolder) -> dict[str, Any]:
+    """The last row of a run, with the figures of its last test where that was in an earlier iteration."""
     rows = folder.metrics()
-    last: dict[str, Any] = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
-    return ExperimentResult(folder.path, {**next(iter(rows[-1:]), {}), **last}, trainer.config.iterations)
+    tested: dict[str, Any] = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
+    return {**next(iter(rows[-1:]), {}), **tested}
 
 
 def new_state(config: TextExperimentConfig) -> TextState:

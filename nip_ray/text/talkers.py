@@ -3,11 +3,13 @@
 Decisions that matter here:
 - a talker that comes after another makes the same calls under the same keys, and finds what was answered in the records of the run
   folder, which all nodes must see: so a lost node costs no reply;
-- budget and limits are kept by actors that the driver makes: an actor made inside another's placement group would die with it.
+- budget and limits are kept by actors. The budget's belongs to the run's main process. The limits' belongs to nobody in particular: whoever
+  comes first makes it (in a sweep that is a trial), and when it has ended with its maker, whoever asks next makes it again.
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.budget import SharedBudget, budget_actor
-from nip_ray.text.limits import SharedLimiter, limiter_actor
+from nip_ray.text.limits import SharedLimiter, Throttle, limiter_actor
 from nip_ray.text.openai_chat import api_key, base_url
 from nip_ray.text.spending import Spending
 from nip_ray.text.talk import Progress, Sitting, Table
@@ -30,6 +32,8 @@ from nip_ray.text.voices import Switchboard
 _PARTS_PER_TALKER = 4
 _MAX_DEATHS = 5
 """Of the talkers that were given one part, after which the stage fails."""
+_MAX_SEARCHES, _SEARCH_S = 60, 1.0
+"""For an actor that is gone: as long as Ray may take to notice that a node is."""
 
 
 class Talker:
@@ -54,8 +58,10 @@ class Talker:
         """Dialogues, or with `num_responses` trees, of these tasks."""
         config = self._config
         purse = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
-        throttles = {name: SharedLimiter(handle) for name, handle in self._limiters.items()}
-        board = Switchboard(config, self._run_dir, purse, self._hosts, {**throttles}, self._worker)
+        throttles: dict[str, Throttle] = {
+            name: LastingLimiter(self._limiters[name], partial(_keeper, provider)) for name, provider in _limited(config).items()
+        }
+        board = Switchboard(config, self._run_dir, purse, self._hosts, throttles, self._worker)
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
         try:
             async with board.voices(models, sitting.iteration) as voices:
@@ -75,7 +81,7 @@ class Talkers:
         self._config = config
         self._keeper = budget_actor(config.budget, spent)
         self.purse = SharedBudget(self._keeper, "driver", config.budget.usd is not None)
-        limiters = {name: _limiter(provider) for name, provider in config.providers.items() if isinstance(provider, OpenAIProvider)}
+        limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
         def talker(number: int) -> Any:
@@ -130,7 +136,54 @@ class Talkers:
         raise TrainingError(f"talker {number} died {_MAX_DEATHS} times at the same dialogues; see the logs of Ray, then resume the run")
 
 
-def _limiter(provider: OpenAIProvider) -> Any:
+class LastingLimiter:
+    """A `SharedLimiter` that outlives its actor: when that went with the process that made it, it is made again, or found if somebody else
+    was quicker. Of pauses the new one knows nothing; providers say them again.
+    """
+
+    def __init__(self, keeper: Any, again: Callable[[], Any]) -> None:
+        """keeper: handle of the actor. again: finds or makes it; called in a thread."""
+        self._shared, self._again = SharedLimiter(keeper), again
+        self._turn = asyncio.Lock()
+
+    async def acquire(self, tokens: int) -> None:
+        """See `Throttle.acquire`. Raises TrainingError when the actor cannot be made again."""
+        for _ in range(_MAX_SEARCHES):
+            asked = self._shared
+            try:
+                return await asked.acquire(tokens)
+            except TrainingError:  # its actor is gone
+                await self._renew(asked)
+        raise TrainingError(f"the actor that keeps the rate limits was made again {_MAX_SEARCHES} times in vain; resume the run")
+
+    def correct(self, estimated: int, used: int) -> None:
+        """See `Throttle.correct`."""
+        self._shared.correct(estimated, used)
+
+    def pause(self, seconds: float) -> None:
+        """See `Throttle.pause`."""
+        self._shared.pause(seconds)
+
+    async def _renew(self, lost: SharedLimiter) -> None:
+        async with self._turn:
+            if self._shared is not lost:  # another call did it meanwhile
+                return
+            try:
+                self._shared = SharedLimiter(await asyncio.to_thread(self._again))
+            except RayActorError:  # for a moment the name still stands for the one that is gone
+                await asyncio.sleep(_SEARCH_S)
+
+
+def shared_limiter(provider: OpenAIProvider) -> Throttle:
+    """The limits of the provider's key, shared with everyone on this Ray who has it. Raises UserError for a missing key."""
+    return LastingLimiter(_keeper(provider), partial(_keeper, provider))
+
+
+def _limited(config: TextExperimentConfig) -> dict[str, OpenAIProvider]:
+    return {name: provider for name, provider in config.providers.items() if isinstance(provider, OpenAIProvider)}
+
+
+def _keeper(provider: OpenAIProvider) -> Any:
     return limiter_actor(base_url(provider), api_key(provider), provider.requests_per_minute, provider.tokens_per_minute)
 
 

@@ -7,21 +7,28 @@ Decisions that matter here:
   ones come from the records), and puts its results into place in one step. So a kill at any moment costs time and no money;
 - k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the models that the
   iteration sampled with, before they are fine-tuned;
-- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration.
+- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration;
+- trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out, and one that
+  comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the config: the names of the models,
+  which are all that another run needs to start from these.
 """
 
 import asyncio
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue
-from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.runs.progress import say
+from nip_ray.runs.trackers import Tracker
 from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
 from nip_ray.text.budget import Reservation
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
@@ -34,7 +41,7 @@ from nip_ray.text.openai_jobs import encode
 from nip_ray.text.parts import USUAL_EPOCHS, Parts
 from nip_ray.text.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
 from nip_ray.text.spending import Amount, Spending
-from nip_ray.text.state import PaidJob, Stage, TextState, save_state
+from nip_ray.text.state import STATE, PaidJob, Stage, TextState, save_state
 from nip_ray.text.talk import Progress, Sitting
 from nip_ray.text.tasks import Task, test_tasks, training_tasks
 
@@ -47,10 +54,14 @@ TRANSCRIPTS = 50
 
 
 class TextTrainer:
-    """One process's work on a run. folder: open for writing. parts: whom to ask. state: where to go on."""
+    """One process's work on a run. folder: open for writing. parts: whom to ask. state: where to go on. tracker: whom to tell.
 
-    def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState) -> None:
-        self.config, self.folder, self.parts, self.state = config, folder, parts, state
+    finished: set by whoever has written the evaluation; until then trackers take an end for an interruption.
+    """
+
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState, tracker: Tracker) -> None:
+        self.config, self.folder, self.parts, self.state, self.tracker = config, folder, parts, state, tracker
+        self.finished = False
         self.groups = groups(config)
         self.progress: Progress | None = None
         self._reserved: dict[str, Reservation] = {}
@@ -83,11 +94,12 @@ class TextTrainer:
         return stage
 
     def close(self) -> None:
-        """Gives connections and files back."""
+        """Gives connections, trackers and files back."""
         try:
             self._runner.run(self.parts.close())
         finally:
             self._runner.close()
+            self.tracker.finish(not self.finished)
 
     def write_cost(self) -> None:
         """Write `cost.json`: jobs, tokens, usd, and their parts."""
@@ -146,6 +158,7 @@ class TextTrainer:
         self.folder.rewind_metrics(iteration)
         self.folder.append_metrics(row)
         self.folder.sync()
+        self.tracker.log(row)
         return replace(self.state, history=(*self.state.history[:iteration], self.state.models()))
 
     async def _create_jobs(self) -> TextState:
@@ -195,6 +208,8 @@ class TextTrainer:
             state = self.parts.base_models(state)
         save_state(self.folder, state)
         self.state = state
+        if state.iteration > iteration:
+            self._track_models()
 
     # ----------------------------------------------------------------------------------------------------------- parts
 
@@ -234,7 +249,15 @@ class TextTrainer:
 
     def _write_transcripts(self, prefix: str, dialogues: Sequence[Dialogue]) -> None:
         records = (self.parts.transcript(dialogue) for dialogue in dialogues[:TRANSCRIPTS])
-        self.folder.write_transcripts(f"{prefix}{self.state.iteration + 1:06d}", records)
+        iteration = self.state.iteration + 1
+        self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration:06d}", records), iteration)
+
+    def _track_models(self) -> None:
+        """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run` takes it."""
+        with TemporaryDirectory() as made:
+            for name in (CONFIG, STATE):
+                shutil.copyfile(self.folder.path / name, Path(made) / name)
+            self.tracker.checkpoint(Path(made), self.state.iteration)
 
     def _lesson(self, group: str) -> Lesson:
         items = self.parts.by_id["train"]

@@ -1,4 +1,4 @@
-"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, metrics of Ray.
+"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, an object store, metrics of Ray.
 
 Decisions that matter here:
 - all enabled trackers stand behind one object, which its caller need not guard: a tracker that raises costs one warning, and is told
@@ -16,7 +16,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.runs import ray_metrics
 from nip_ray.runs.progress import say
-from nip_ray.runs.trackers import mlflow_runs, tensorboard, wandb_runs
+from nip_ray.runs.trackers import mirror, mlflow_runs, tensorboard, wandb_runs
 from nip_ray.runs.trackers.base import RunInfo, Tracker
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.text.secrets import Redactor
@@ -39,6 +39,7 @@ TRACKERS: dict[str, TrackerKind] = {
     "mlflow": TrackerKind(
         lambda s: s.mlflow.enabled, lambda s: mlflow_runs.check(s.mlflow), lambda s, run: mlflow_runs.start(s.mlflow, run)
     ),
+    "mirror": TrackerKind(lambda s: s.mirror.url is not None, lambda s: mirror.check(s.mirror), lambda s, run: mirror.start(s.mirror, run)),
     "ray_metrics": TrackerKind(lambda s: s.ray_metrics, lambda s: None, lambda s, run: ray_metrics.start(run)),
 }
 """Every tracker by its key under `tracking`. Another one is another entry."""
@@ -98,4 +99,4 @@ class _Together:
 def _warn(name: str, error: Exception) -> None:
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0]}" if lines and not isinstance(error, UserError) else (lines or [type(error).__name__])[0]
-    say(Redactor()(f"warning: tracker {name} failed and is left alone from here on ({reason:.300}); the run goes on"))
+    say(f"warning: tracker {name} failed and is left alone from here on ({Redactor()(reason):.300}); the run goes on")

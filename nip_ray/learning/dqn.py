@@ -1,0 +1,120 @@
+"""Deep Q-learning: choices, targets, loss and target networks, under legal-action masks.
+
+Sources: Mnih et al., "Human-level control through deep reinforcement learning", 2015 (algorithm 1: epsilon-greedy play, targets, target
+network, clipped errors); van Hasselt et al., "Deep reinforcement learning with double Q-learning", 2016 (equation 4); Wang et al.,
+"Dueling network architectures for deep reinforcement learning", 2016 (equation 9); Schaul et al., "Prioritized experience replay", 2016
+(section 3.4: weights of errors); Lillicrap et al., "Continuous control with deep reinforcement learning", 2016 (moving target networks).
+
+Decisions that matter here:
+- an illegal action is never chosen, explored or bootstrapped from, and its value and advantage touch no legal one's;
+- whatever stands where nothing can come after (values after an end, masks of nothing) is left out, not multiplied by zero: it may be
+  infinite;
+- exploration draws two numbers a row whatever masks and rates are, so that equal seeds give equal draws on every path.
+
+Axes: N rows, K actions. Masks are bool, true for legal. A row without a legal action is one after an end: its value is 0.
+"""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
+
+
+def greedy(q_NK: Tensor, legal_NK: Tensor) -> Tensor:
+    """(N,) int64: the legal action of the highest value, the first among equals; 0 in a row without a legal action."""
+    return q_NK.masked_fill(~legal_NK, float("-inf")).argmax(-1)
+
+
+def epsilon_greedy(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, generator: torch.Generator) -> Tensor:
+    """(N,) int64: with probability `epsilon` (a number, or one a row (N,)) a legal action drawn evenly, else the greedy one.
+
+    Draws 2N numbers from `generator`, on its device.
+    """
+    uniform_N2 = torch.rand(len(q_NK), 2, generator=generator, device=generator.device).to(q_NK.device)
+    count_N = legal_NK.sum(-1)
+    place_N = (uniform_N2[:, 1] * count_N).long().minimum(count_N - 1)  # which of the legal ones: a product may round up to their number
+    random_N = (legal_NK.cumsum(-1) > place_N[:, None]).to(torch.uint8).argmax(-1)
+    return torch.where(uniform_N2[:, 0] < epsilon, random_N, greedy(q_NK, legal_NK))
+
+
+def taken(q_NK: Tensor, action_N: Tensor) -> Tensor:
+    """(N,): the values of the actions taken."""
+    return q_NK.gather(-1, action_N.long()[:, None]).squeeze(-1)
+
+
+def dueling(value_N: Tensor, advantage_NK: Tensor, legal_NK: Tensor) -> Tensor:
+    """(N, K): Q = V + A - mean A, the mean over legal actions (Wang et al., equation 9). What stands at illegal ones means nothing."""
+    counted_NK = advantage_NK.masked_fill(~legal_NK, 0.0)
+    mean_N1 = counted_NK.sum(-1, keepdim=True) / legal_NK.sum(-1, keepdim=True).clamp_min(1)
+    return value_N[:, None] + advantage_NK - mean_N1
+
+
+def next_value(target_q_NK: Tensor, legal_NK: Tensor, online_q_NK: Tensor | None = None) -> Tensor:
+    """(N,): what the next state is worth: the target network's value of the best legal action, 0 where there is none.
+
+    online_q_NK: values by which the best one is chosen (double Q-learning: the trained network's, van Hasselt et al., equation 4);
+    None: the target network's own (Mnih et al.).
+    """
+    chosen_N = greedy(target_q_NK if online_q_NK is None else online_q_NK, legal_NK)
+    return torch.where(legal_NK.any(-1), taken(target_q_NK, chosen_N), 0.0)
+
+
+@torch.no_grad()
+def td_target(reward_N: Tensor, discount_N: Tensor, target_q_NK: Tensor, legal_NK: Tensor, online_q_NK: Tensor | None = None) -> Tensor:
+    """(N,), without a gradient: reward + discount * value of what comes next, the reward alone where the discount is 0.
+
+    reward_N, discount_N: of one transition or of n (`transitions.n_step`); the discount is 0 after an end, and not after a cut.
+    target_q_NK, legal_NK, online_q_NK: about the next observation; see `next_value`.
+    """
+    value_N = next_value(target_q_NK, legal_NK, online_q_NK)
+    return torch.where(discount_N > 0, reward_N + discount_N * value_N, reward_N)
+
+
+def td_loss(q_N: Tensor, target_N: Tensor, settings: DQNSettings, weight_N: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(loss, error_N): mean over N rows of weight * distance of value and target, and target - value without a gradient.
+
+    smooth_l1: error^2 / (2 beta) below beta, |error| - beta / 2 above (at beta 1 the clipped errors of Mnih et al.); l2: error^2 / 2.
+    weight_N: importance weights of prioritised replay (None: all 1). The mean is over rows, not over weights: small weights are to be
+    small steps (Schaul et al., section 3.4).
+    """
+    error_N = target_N - q_N
+    if settings.loss == "smooth_l1":
+        distance_N = F.smooth_l1_loss(q_N, target_N, reduction="none", beta=settings.loss_beta)
+    else:
+        distance_N = 0.5 * error_N.square()
+    loss = distance_N.mean() if weight_N is None else (weight_N * distance_N).mean()
+    return loss, error_N.detach()
+
+
+def target_is_due(settings: DQNRoleSettings, step: int) -> bool:
+    """Whether the target network moves before gradient step `step` (from 0, where it always does)."""
+    return step % settings.target_interval == 0
+
+
+@torch.no_grad()
+def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
+    """target <- (1 - tau) target + tau online, in place: a copy for tau 1, a Polyak average for small tau at every step.
+
+    Buffers of real numbers (running statistics of batch norms) move like parameters, others (counters, tables) are copied. Raises
+    ValueError where the two networks do not have the same parameters and buffers.
+    """
+    its = {**dict(online.named_parameters()), **dict(online.named_buffers())}
+    mine = {**dict(target.named_parameters()), **dict(target.named_buffers())}
+    if strangers := its.keys() ^ mine.keys():
+        raise ValueError(f"target network: not the same network, they differ in {', '.join(sorted(strangers))}")
+    for name, value in mine.items():
+        if tau < 1 and value.is_floating_point():
+            value.lerp_(its[name], tau)
+        else:
+            value.copy_(its[name])
+
+
+def build_optimizer(parameters: Iterable[nn.Parameter], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:
+    """A role's optimizer over `parameters`, at learning rate `lr` for its first step."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    betas = (settings.adam_beta1, settings.adam_beta2)
+    return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=settings.adam_epsilon, weight_decay=settings.weight_decay)

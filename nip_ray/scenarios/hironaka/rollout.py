@@ -1,0 +1,199 @@
+"""Two players play many games at once, and what one of them saw and did is kept as transitions.
+
+Decisions that matter here:
+- only games that are open are played and kept. Those that end leave the batch, or fresh random ones take their places (`refill`);
+- exploration is uniform over what is legal, and only the player whose transitions are kept explores;
+- the agent's next observation holds what the host really chooses next, in the round that follows, not a second answer of it. Where a
+  game ended there is no next choice: every coordinate is marked, and `terminated` says that nothing follows. Where it was cut, the
+  host is asked all the same;
+- between rounds one number is read back from the device (which games are open); inside a round nothing is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.scenarios.hironaka import encode
+from nip_ray.scenarios.hironaka.game import Game, State
+from nip_ray.scenarios.hironaka.players import Player, Role
+
+
+@dataclass(frozen=True)
+class Transitions:
+    """N moves of one role, those of a round together, rounds in order. K: classes of a host, coordinates of an agent.
+
+    points_NMD: the features before the move. choice_ND: bool, the host's choice that the agent saw, None for the host. mask_NK: bool,
+    what was legal. action_N: int64. reward_N: float32. terminated_N, truncated_N: bool, the game ended, was cut off. next_*: the same
+    after the round. game_N: int64, the number of the game in this rollout. round_N: int64, rounds played before the move.
+    """
+
+    points_NMD: Tensor
+    choice_ND: Tensor | None
+    mask_NK: Tensor
+    action_N: Tensor
+    reward_N: Tensor
+    terminated_N: Tensor
+    truncated_N: Tensor
+    next_points_NMD: Tensor
+    next_choice_ND: Tensor | None
+    next_mask_NK: Tensor
+    game_N: Tensor
+    round_N: Tensor
+
+    def __len__(self) -> int:
+        return len(self.action_N)
+
+    @classmethod
+    def joined(cls, parts: Sequence["Transitions"]) -> "Transitions":
+        """Several one after the other (at least one)."""
+        columns: dict[str, Any] = {field.name: [getattr(part, field.name) for part in parts] for field in fields(cls)}
+        whole: dict[str, Any] = {name: None if column[0] is None else torch.cat(column) for name, column in columns.items()}
+        return cls(**whole)
+
+
+def choose(
+    player: Player,
+    game: Game,
+    state: State,
+    seen: Tensor | None,
+    choice_BD: Tensor | None,
+    generator: torch.Generator,
+    epsilon: float = 0.0,
+) -> Tensor:
+    """(B,) int64: the player's moves, its best legal ones, or with probability `epsilon` a game a uniform legal one.
+
+    seen: the features of the state, for players that want them (None: made here). choice_BD: what the host chose, None for the host.
+    """
+    if player.sees == "features":
+        score_BK = player(game.features(state) if seen is None else seen, choice_BD, generator)
+    else:
+        score_BK = player(state.points, choice_BD, generator)
+    best_B = encode.masked(score_BK, choice_BD).argmax(1)
+    if epsilon <= 0:
+        return best_B
+    noise_BK = torch.rand(score_BK.shape, generator=generator, device=score_BK.device)
+    other_B = encode.masked(noise_BK, choice_BD).argmax(1)
+    explores_B = torch.rand(len(best_B), generator=generator, device=best_B.device) < epsilon
+    return torch.where(explores_B, other_B, best_B)
+
+
+class _Table:
+    """The games on the table between two rounds: their state, features, numbers, and (for the agent) the host's next choice."""
+
+    def __init__(self, game: Game, host: Player, role: Role, generator: torch.Generator, state: State) -> None:
+        self.game, self.host, self.asks_ahead, self.generator = game, host, role == "agent", generator
+        self.numbers = state.games
+        self.put(state, game.features(state), torch.arange(state.games, device=game.device))
+
+    def put(self, state: State, seen: Tensor, number_B: Tensor, class_B: Tensor | None = None) -> None:
+        """Set everything; the host is asked where it has not chosen yet."""
+        self.state, self.seen, self.number_B = state, seen, number_B
+        self.class_B = self.ask(state, seen) if class_B is None and self.asks_ahead else class_B
+
+    def ask(self, state: State, seen: Tensor) -> Tensor:
+        """The host's choices, without exploration."""
+        return choose(self.host, self.game, state, seen, None, self.generator)
+
+    def advance(self, state: State, seen: Tensor, class_B: Tensor | None, refill: bool) -> None:
+        """After a round: drop the games that have ended, or put fresh ones in their places."""
+        open_B = state.open_B
+        if refill:
+            index_N = (~open_B).nonzero()[:, 0]
+            if len(index_N):
+                self._refill(state, seen, class_B, index_N)
+                return
+        else:
+            index_N = open_B.nonzero()[:, 0]
+            if len(index_N) < len(open_B):
+                chosen = None if class_B is None else class_B[index_N]
+                self.put(state.select(index_N), seen.index_select(0, index_N), self.number_B[index_N], chosen)
+                return
+        self.put(state, seen, self.number_B, class_B)
+
+    def _refill(self, state: State, seen: Tensor, class_B: Tensor | None, index_N: Tensor) -> None:
+        fresh = open_start(self.game, len(index_N), self.generator)
+        fresh_seen = self.game.features(fresh)
+        if class_B is not None:
+            class_B = class_B.index_copy(0, index_N, self.ask(fresh, fresh_seen))
+        number_N = torch.arange(self.numbers, self.numbers + len(index_N), device=self.game.device)
+        self.numbers += len(index_N)
+        number_B = self.number_B.index_copy(0, index_N, number_N)
+        self.put(state.put(index_N, fresh), seen.index_copy(0, index_N, fresh_seen), number_B, class_B)
+
+
+def open_start(game: Game, games: int, generator: torch.Generator) -> State:
+    """Random starts of which none is over: those that are, are drawn again."""
+    state = game.random_start(games, generator).trimmed()
+    while len(over_N := (~state.open_B).nonzero()[:, 0]):
+        state = state.put(over_N, game.random_start(len(over_N), generator).trimmed())
+    return state
+
+
+@torch.no_grad()
+def roll_out(
+    game: Game,
+    host: Player,
+    agent: Player,
+    role: Role,
+    generator: torch.Generator,
+    *,
+    games: int,
+    rounds: int,
+    epsilon: float = 0.0,
+    refill: bool = False,
+    state: State | None = None,
+) -> tuple[Transitions, State]:
+    """Play up to `rounds` rounds and keep what `role` saw, did and was paid.
+
+    games: how many random games to begin with, unless `state` gives them (ended ones are left out). epsilon: how often `role` explores.
+    refill: fresh games take the places of those that end, so that every round has as many. Networks are used in the mode they are in.
+    Returns the transitions and the games as they stand, open ones alone, to be gone on with.
+    """
+    start = open_start(game, games, generator) if state is None else state
+    if state is not None:
+        start = state.select(state.open_B.nonzero()[:, 0]).trimmed()
+    table = _Table(game, host, role, generator, start)
+    parts = []
+    for _ in range(max(1, rounds)):
+        parts.append(_round(game, host, agent, role, table, epsilon, refill))
+        if table.state.games == 0:
+            break
+    return Transitions.joined(parts), table.state
+
+
+def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, epsilon: float, refill: bool) -> Transitions:
+    """Play one round and move the table on."""
+    state, seen, number_B, generator = table.state, table.seen, table.number_B, table.generator
+    class_B = table.class_B
+    if class_B is None:
+        class_B = choose(host, game, state, seen, None, generator, epsilon)
+    choice_BD = game.choices_KD[class_B]
+    axis_B = choose(agent, game, state, seen, choice_BD, generator, epsilon if role == "agent" else 0.0)
+    new, outcome = game.step(state, class_B, axis_B)
+    new = new.trimmed()
+    next_seen = game.features(new)
+    if role == "host":
+        mask_BK = next_mask_BK = torch.ones(1, 1, dtype=torch.bool, device=game.device).expand(new.games, len(game.choices_KD))
+        next_class_B, seen_choice, next_choice, action_B, reward_B = None, None, None, class_B, outcome.host_reward_B
+    else:
+        next_class_B = table.ask(new, next_seen)
+        next_mask_BK = game.choices_KD[next_class_B] | outcome.terminated_B[:, None]
+        mask_BK, seen_choice, next_choice, action_B, reward_B = choice_BD, choice_BD, next_mask_BK, axis_B, outcome.agent_reward_B
+    table.advance(new, next_seen, next_class_B, refill)
+    return Transitions(
+        points_NMD=seen,
+        choice_ND=seen_choice,
+        mask_NK=mask_BK,
+        action_N=action_B,
+        reward_N=reward_B,
+        terminated_N=outcome.terminated_B,
+        truncated_N=outcome.truncated_B,
+        next_points_NMD=next_seen,
+        next_choice_ND=next_choice,
+        next_mask_NK=next_mask_BK,
+        game_N=number_B,
+        round_N=state.round_B,
+    )

@@ -1,0 +1,179 @@
+"""How deep Q-learning learns: the rule, the replay buffer, and what each role has of its own."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+RateKind = Literal["constant", "linear", "exponential", "inverse"]
+USED_BY_KIND: dict[str, tuple[str, ...]] = {
+    "constant": (),
+    "linear": ("final", "steps"),
+    "exponential": ("final", "rate"),
+    "inverse": ("rate",),
+}
+"""What each kind of schedule needs besides `initial`."""
+_KIND = "Its course: initial throughout; in `steps` equal steps to final; by the factor `rate` towards final; rate / (t + rate / initial)."
+_RATE = "Factor per step of the distance to final (exponential, at most 1), numerator (inverse)."
+_STEPS = "Gradient steps after which it is final (linear)."
+
+
+@dataclass(frozen=True)
+class RateSchedule:
+    """A number that changes with the gradient steps t of training, counted from 0; see `nip_ray.learning.annealing`."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: RateKind = option("constant", _KIND)
+    initial: float = option(0.001, "The value at first.", ge=0)
+    final: float | None = option(None, "The value that it goes to (linear, exponential).", ge=0)
+    rate: float | None = option(None, _RATE, gt=0)
+    steps: int | None = option(None, _STEPS, ge=1)
+
+
+@dataclass(frozen=True)
+class LearningRate(RateSchedule):
+    """The learning rate at gradient step t."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    initial: float = option(0.001, "The learning rate at first.", gt=0)
+    final: float | None = option(None, "The learning rate that it goes to (linear, exponential).", ge=0)
+
+
+@dataclass(frozen=True)
+class ExplorationRate(RateSchedule):
+    """The share of moves drawn at random, evenly from the legal ones, at gradient step t."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: RateKind = option("linear", _KIND)
+    initial: float = option(1.0, "The share of random moves at first.", ge=0, le=1)
+    final: float | None = option(0.05, "The share that it goes to (linear, exponential).", ge=0, le=1)
+    steps: int | None = option(10_000, _STEPS, ge=1)
+
+
+@dataclass(frozen=True)
+class ImportanceExponent(RateSchedule):
+    """How far prioritised sampling is corrected for, at gradient step t: 0 not at all, 1 wholly."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: RateKind = option("linear", _KIND)
+    initial: float = option(0.4, "The exponent at first.", ge=0, le=1)
+    final: float | None = option(1.0, "The exponent that it goes to (linear, exponential).", ge=0, le=1)
+    steps: int | None = option(100_000, _STEPS, ge=1)
+
+
+@dataclass(frozen=True)
+class DQNRoleSettings:
+    """What one role has of its own. A step is one gradient step of each trained role, in their order."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    gamma: float = option(0.99, "Discount per protocol round.", ge=0, le=1)
+    batch_size: int = option(256, "Transitions in a gradient step.", ge=1)
+    lr: LearningRate = option(LearningRate, "Learning rate.")
+    optimizer: Literal["adam", "sgd"] = option("adam", "Adam, or stochastic gradient descent with momentum.")
+    adam_beta1: float = option(0.9, "Decay of Adam's mean gradient (adam).", ge=0, lt=1)
+    adam_beta2: float = option(0.999, "Decay of Adam's mean squared gradient (adam).", ge=0, lt=1)
+    adam_epsilon: float = option(1e-8, "Added to the root of Adam's mean squared gradient (adam).", gt=0)
+    momentum: float = option(0.0, "Share of the last step that is taken again (sgd).", ge=0, lt=1)
+    weight_decay: float = option(0.0, "Share of each weight that is added to its gradient.", ge=0)
+    exploration: ExplorationRate = option(ExplorationRate, "Share of random moves in roll-outs for this role.")
+    target_interval: int = option(1000, "Steps between two updates of the target network (1: at every step, for Polyak averages).", ge=1)
+    target_tau: float = option(
+        1.0,
+        "How far an update moves the target network to the trained one (1: a copy, small and at every step: a Polyak average).",
+        gt=0,
+        le=1,
+    )
+    initial_rollout_size: int = option(100, "Copies played before the first step.", ge=1)
+    rollout_size: int = option(20, "Copies played in each later roll-out.", ge=1)
+    steps_between_rollouts: int = option(10, "Steps between two roll-outs for this role.", ge=1)
+
+
+@dataclass(frozen=True)
+class DQNSettings:
+    """Deep Q-learning from replayed transitions, with legal-action masks throughout."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["dqn"] = option("dqn", "The learning rule: deep Q-learning.")
+    steps_per_iteration: int = option(1000, "Steps in an iteration; in each, every trained role takes one gradient step.", ge=1)
+    trained_roles: tuple[str, ...] = option((), "Who is trained, in the order of their gradient steps (none: all that learn).")
+    double: bool = option(True, "Let the trained network choose the move whose target value is taken (false: the target network itself).")
+    dueling: bool = option(False, "Value and advantages as two heads, whose sum is Q.")
+    n_step: int = option(1, "Own moves whose rewards are summed before a value takes over.", ge=1)
+    bootstrap_cutoffs: bool = option(True, "Copies that run out of rounds go on in value (false: running out is an end, worth nothing).")
+    loss: Literal["smooth_l1", "l2"] = option("smooth_l1", "Distance between value and target; l2 is half the square.")
+    loss_beta: float = option(1.0, "Where smooth_l1 turns from a square into a straight line.", gt=0)
+    max_grad_norm: float | None = option(10.0, "Largest gradient norm of a role (none: no clipping).", gt=0)
+    buffer_size: int = option(100_000, "Transitions kept for each role; the oldest make room.", ge=1)
+    buffer_device: Literal["cpu", "learner"] = option("learner", "Where they lie: in main memory, or where the gradients are computed.")
+    save_buffer: bool = option(True, "Keep them in checkpoints (false: a resumed run fills its buffers anew, and differs).")
+    warm_up: int = option(256, "Transitions that a role's buffer holds before its first gradient step.", ge=1)
+    prioritised: bool = option(False, "Replay transitions in proportion to how wrong their values were (false: all alike).")
+    priority_exponent: float = option(0.6, "How much that counts: 0 all alike, 1 in proportion (prioritised).", ge=0, le=1)
+    priority_floor: float = option(1e-6, "Added to every error, so that each transition can come up (prioritised).", gt=0)
+    importance: ImportanceExponent = option(ImportanceExponent, "Exponent of the weights that correct for it (prioritised).")
+    roles: dict[str, DQNRoleSettings] = option(dict, "Role -> what it has of its own; `_default` serves the roles not named.")
+
+
+def role_settings(settings: DQNSettings, role: str) -> DQNRoleSettings:
+    """What `role` has of its own: what is named for it, else `_default`, else the defaults."""
+    return settings.roles.get(role) or settings.roles.get("_default") or DQNRoleSettings()
+
+
+def rate_faults(schedule: RateSchedule) -> Iterator[str]:
+    """What is missing, superfluous or contradictory in a schedule, each fault beginning with its field."""
+    kind, used, defaults = schedule.kind, USED_BY_KIND[schedule.kind], type(schedule)()
+    for name in ("initial", "final", "rate", "steps"):
+        value = getattr(schedule, name)
+        if name == "initial" or name in used:
+            if value is None:
+                yield f"{name}: missing, a schedule of kind {kind} needs {', '.join(('initial', *used))}"
+            elif not math.isfinite(value):
+                yield f"{name}: got {value}, expected a finite number"
+        elif value is not None and value != getattr(defaults, name):
+            yield f"{name}: got {value}, but a schedule of kind {kind} has no use for it, leave it out"
+    if kind == "exponential" and schedule.rate is not None and schedule.rate > 1:
+        yield f"rate: got {schedule.rate}, by which the distance to final grows, expected a number <= 1"
+    if kind == "inverse" and schedule.initial == 0:
+        yield "initial: got 0, at which rate / initial is not a number, expected a number > 0"
+
+
+def dqn_faults(settings: DQNSettings) -> Iterator[str]:
+    """What is wrong with `settings` beyond bounds of single keys, each fault with the key, below `algorithm`, that it is about.
+
+    Whether roles exist in the protocol, and learn, is not known here; that the rule's own numbers are finite is checked for all rules.
+    """
+    if settings.warm_up > settings.buffer_size:
+        yield f"warm_up: got {settings.warm_up}, more than buffer_size {settings.buffer_size} ever holds, use at most that"
+    for role in dict.fromkeys(settings.trained_roles):
+        if (count := settings.trained_roles.count(role)) > 1:
+            yield f"trained_roles: {role} stands in it {count} times, name every role once"
+    yield from _unused(settings, settings.prioritised, ("priority_exponent", "priority_floor", "importance"), "without prioritised")
+    yield from _unused(settings, settings.loss == "smooth_l1", ("loss_beta",), f"with loss {settings.loss}")
+    yield from (f"importance.{fault}" for fault in rate_faults(settings.importance))
+    for role, own in settings.roles.items():
+        faults = [*_unused(own, own.optimizer == "adam", ("adam_beta1", "adam_beta2", "adam_epsilon"), f"with {own.optimizer}")]
+        faults += [*_unused(own, own.optimizer == "sgd", ("momentum",), f"with {own.optimizer}"), *_infinite(own)]
+        faults += [f"{key}.{fault}" for key in ("lr", "exploration") for fault in rate_faults(getattr(own, key))]
+        yield from (f"roles.{role}.{fault}" for fault in faults)
+
+
+def _unused(settings: DQNSettings | DQNRoleSettings, used: bool, names: tuple[str, ...], when: str) -> Iterator[str]:
+    defaults = type(settings)()
+    for name in () if used else names:
+        if getattr(settings, name) != getattr(defaults, name):
+            yield f"{name}: changed, but {when} there is no use for it, leave it out"
+
+
+def _infinite(settings: DQNRoleSettings) -> Iterator[str]:
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{field.name}: got {value}, expected a finite number"

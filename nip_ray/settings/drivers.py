@@ -1,0 +1,162 @@
+"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is kept."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class EnvironmentSettings:
+    """A registered Gymnasium environment in many copies."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    id: str = option("CartPole-v1", "Name under which Gymnasium knows the environment.", min_length=1)
+    num_copies: int = option(16, "Copies that are stepped together.", ge=1)
+    vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = option(
+        "auto", "How copies are made one: the environment's own vector form (auto: where it has one), a loop, or a process each."
+    )
+    autoreset: Literal["next_step", "same_step", "disabled"] = option(
+        "next_step", "When a copy whose episode has ended begins anew: in the step after, in the same step, or when the driver says so."
+    )
+    shared: bool = option(
+        False, "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its own."
+    )
+    options: dict[str, bool | int | float | str] = option(dict, "Arguments of the environment itself.")
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """A multi-layer perceptron."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    hidden: tuple[int, ...] = option((64, 64), "Width of each hidden layer.")
+    activation: Literal["tanh", "relu"] = option("tanh", "Between layers.")
+
+
+@dataclass(frozen=True)
+class PPOAgentSettings:
+    """Proximal policy optimisation for discrete and continuous actions. An update follows every `rollouts` timesteps."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["ppo"] = option("ppo", "Proximal policy optimisation.")
+    rollouts: int = option(16, "Timesteps between two updates.", ge=1)
+    learning_epochs: int = option(8, "Passes over the transitions of an update.", ge=1)
+    mini_batches: int = option(2, "Parts of a pass.", ge=1)
+    discount_factor: float = option(0.99, "Gamma.", ge=0, le=1)
+    gae_lambda: float = option(0.95, "Lambda of generalised advantage estimation.", ge=0, le=1)
+    learning_rate: float = option(1e-3, "Of Adam.", gt=0)
+    anneal_learning_rate: bool = option(False, "Let it fall linearly to 0 over all timesteps.")
+    ratio_clip: float = option(0.2, "Clip range of the probability ratio.", gt=0)
+    value_clip: float | None = option(None, "Clip the value's change to this much (none: no clipping).", gt=0)
+    value_loss_scale: float = option(0.5, "Weight of the value loss (squared distance).", ge=0)
+    entropy_loss_scale: float = option(0.0, "Weight of the entropy bonus.", ge=0)
+    grad_norm_clip: float | None = option(0.5, "Largest gradient norm (none: no clipping).", gt=0)
+    kl_threshold: float | None = option(None, "Leave the rest of an update out beyond this KL divergence (none: never).", gt=0)
+    kl_target: float | None = option(
+        None, "Move the learning rate after each update so that the KL divergence stays near this (none: do not).", gt=0
+    )
+
+
+@dataclass(frozen=True)
+class DQNAgentSettings:
+    """Deep Q-learning for discrete actions, with one replay ring of its own."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["dqn"] = option("dqn", "Deep Q-learning.")
+    double: bool = option(True, "Choose the next action by the online network (double DQN).")
+    memory_size: int = option(50_000, "Transitions in the replay ring.", ge=1)
+    batch_size: int = option(64, "Transitions in a gradient step.", ge=1)
+    gradient_steps: int = option(1, "Gradient steps in an update.", ge=1)
+    update_interval: int = option(1, "Timesteps between two updates.", ge=1)
+    target_update_interval: int = option(1, "Timesteps between two moves of the target network.", ge=1)
+    polyak: float = option(0.01, "How far it then moves to the online network.", gt=0, le=1)
+    discount_factor: float = option(0.99, "Gamma.", ge=0, le=1)
+    learning_rate: float = option(1e-3, "Of Adam.", gt=0)
+    grad_norm_clip: float | None = option(10.0, "Largest gradient norm (none: no clipping).", gt=0)
+    learning_starts: int = option(100, "Timesteps before the first update.", ge=0)
+    random_timesteps: int = option(0, "First timesteps whose actions are drawn evenly.", ge=0)
+    exploration_start: float = option(1.0, "Share of random actions at first.", ge=0, le=1)
+    exploration_end: float = option(0.05, "Share of random actions in the end.", ge=0, le=1)
+    exploration_fraction: float = option(0.5, "Part of all timesteps over which the share falls, linearly.", gt=0, le=1)
+
+
+@dataclass(frozen=True)
+class RandomAgentSettings:
+    """Actions drawn evenly from the action space; nothing is learned."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["random"] = option("random", "Actions drawn evenly.")
+
+
+@dataclass(frozen=True)
+class LearnerSettings:
+    """One learner."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: str | None = option(
+        None, "Begins the keys of its figures (none: learner_0, learner_1, ...).", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$"
+    )
+    algorithm: PPOAgentSettings | DQNAgentSettings | RandomAgentSettings = option(PPOAgentSettings, "How it acts and learns.")
+    network: NetworkSettings = option(NetworkSettings, "Of each of its networks.")
+    scope: int | None = option(None, "Copies that are its own (none, for all learners: equal shares, the remainder to the last).", ge=1)
+
+
+@dataclass(frozen=True)
+class DriverSettings:
+    """How learners and environment are stepped. A timestep is one step of every copy."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["sequential", "parallel", "step", "manual"] = option("sequential", "Which driver.")
+    timesteps: int = option(100_000, "Timesteps of training.", ge=1)
+    headless: bool = option(True, "Do not render.")
+    render_interval: int = option(1, "Timesteps between two pictures.", ge=1)
+    progress_bar: bool = option(True, "Show one, where there is a terminal.")
+    close_environment_at_exit: bool = option(True, "Close the environment when the process ends, however it does.")
+    environment_info: str = option("episode", "Mapping within an environment's infos whose single numbers are tracked.", min_length=1)
+    stochastic_evaluation: bool = option(False, "Evaluate with sampled actions instead of the most likely ones.")
+    threads_per_learner: int = option(1, "Processor threads of each learner of the parallel driver.", ge=1)
+
+
+@dataclass(frozen=True)
+class RunnerEvaluationSettings:
+    """Evaluation in copies of its own; it teaches nobody."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    timesteps: int = option(500, "Timesteps of an evaluation (0: there is none).", ge=0)
+    num_copies: int = option(16, "Copies for each learner.", ge=1)
+
+
+@dataclass(frozen=True)
+class RunnerExperimentSettings:
+    """What is kept of a run, and where."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: str = option("runner", "Name of the run.", pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$")
+    storage_path: str = option("runs", "Folder in which the run's own folder NAME-seedSEED is made.", min_length=1)
+    write_interval: int | None = option(None, "Timesteps between two rows of metrics (none: a hundredth of all, 0: never).", ge=0)
+    checkpoint_interval: int | None = option(None, "Timesteps between two checkpoints (none: a tenth of all, 0: at the end alone).", ge=0)
+    keep_checkpoints: int | None = option(None, "The newest so many are kept (none: all).", ge=1)
+
+
+@dataclass(frozen=True)
+class RunnerSettings:
+    """Everything in a runner file."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    seed: int = option(0, "Of every random draw.", ge=0)
+    environment: EnvironmentSettings = option(EnvironmentSettings, "What is played.")
+    learners: tuple[LearnerSettings, ...] = option(lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone.")
+    driver: DriverSettings = option(DriverSettings, "Who steps them.")
+    evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The figures at the end.")
+    experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "What is kept.")

@@ -1,0 +1,100 @@
+"""Schedules of rates against their definitions, and what a schedule may not be."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from nip_ray.errors import UserError
+from nip_ray.learning.annealing import KINDS, rate_at
+from nip_ray.settings.dqn import USED_BY_KIND, ExplorationRate, ImportanceExponent, LearningRate, RateSchedule, rate_faults
+
+SETTINGS = settings(max_examples=60, deadline=None, database=None)
+
+
+def test_constant_never_moves() -> None:
+    assert [rate_at(RateSchedule(initial=0.25), step) for step in (0, 1, 10**9)] == [0.25] * 3
+
+
+def test_linear_goes_in_equal_steps_and_stays() -> None:
+    schedule = RateSchedule(kind="linear", initial=1.0, final=0.5, steps=4)
+    assert [rate_at(schedule, step) for step in range(7)] == [1.0, 0.875, 0.75, 0.625, 0.5, 0.5, 0.5]
+
+
+@SETTINGS
+@given(st.floats(1e-6, 1), st.floats(0, 1), st.sampled_from([0.5, 0.9, 0.996, 1.0]), st.integers(0, 3000))
+def test_exponential_multiplies_the_distance_to_final_by_rate_at_every_step(initial: float, final: float, rate: float, step: int) -> None:
+    schedule = RateSchedule(kind="exponential", initial=initial, final=final, rate=rate)
+    assert rate_at(schedule, 0) == pytest.approx(initial)
+    here, there = rate_at(schedule, step), rate_at(schedule, step + 1)
+    assert there - final == pytest.approx(rate * (here - final), abs=1e-12)
+
+
+def test_exponential_is_the_published_course() -> None:
+    """Learning rate of the published small run, exactly: 0.01 * 0.999^t + 1e-7 (1 - 0.999^t)."""
+    schedule = LearningRate(kind="exponential", initial=0.01, final=1e-7, rate=0.999)
+    left = Fraction(999, 1000) ** 1000
+    assert rate_at(schedule, 1000) == pytest.approx(float(Fraction(1, 100) * left + Fraction(1, 10**7) * (1 - left)), rel=1e-12)
+    assert rate_at(schedule, 10**7) == pytest.approx(1e-7)
+
+
+@SETTINGS
+@given(st.floats(1e-4, 10), st.floats(1e-3, 100), st.integers(0, 10**6))
+def test_inverse_is_initial_over_one_plus_steps_times_initial_over_rate(initial: float, rate: float, step: int) -> None:
+    schedule = RateSchedule(kind="inverse", initial=initial, rate=rate)
+    assert rate_at(schedule, step) == pytest.approx(initial / (1 + step * initial / rate))
+
+
+def test_inverse_is_half_after_rate_over_initial_steps() -> None:
+    schedule = RateSchedule(kind="inverse", initial=0.5, rate=2.0)
+    assert [rate_at(schedule, step) for step in (0, 4, 12)] == [0.5, 0.25, 0.125]
+
+
+@pytest.mark.parametrize("kind", sorted(USED_BY_KIND))
+def test_every_kind_that_settings_name_has_a_course(kind: str) -> None:
+    assert kind in KINDS
+    assert KINDS.keys() == USED_BY_KIND.keys()
+
+
+@pytest.mark.parametrize(("kind", "missing"), [("linear", "steps"), ("exponential", "rate"), ("inverse", "rate")])
+def test_a_missing_parameter_is_named(kind: str, missing: str) -> None:
+    schedule = RateSchedule(kind=kind, initial=1.0, final=0.1)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"^{missing}: missing.*{kind}"):
+        rate_at(schedule, 3)
+    assert any(fault.startswith(f"{missing}: missing") for fault in rate_faults(schedule))
+
+
+@pytest.mark.parametrize("schedule", [LearningRate(), ExplorationRate(), ImportanceExponent()])
+def test_defaults_are_in_order(schedule: RateSchedule) -> None:
+    assert list(rate_faults(schedule)) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "fault"),
+    [
+        (RateSchedule(steps=5), "steps: got 5"),
+        (RateSchedule(kind="inverse", initial=0.0, rate=1.0), "initial: got 0"),
+        (RateSchedule(kind="exponential", final=0.1, rate=1.5), "rate: got 1.5"),
+        (RateSchedule(kind="linear", initial=float("inf"), final=0.1, steps=3), "initial: got inf"),
+        (ExplorationRate(kind="exponential", final=0.1, rate=0.9, steps=7), "steps: got 7"),
+    ],
+)
+def test_what_a_schedule_may_not_be(schedule: RateSchedule, fault: str) -> None:
+    found = list(rate_faults(schedule))
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+
+
+def test_parameters_without_a_use_may_be_empty_or_left_at_their_default() -> None:
+    assert list(rate_faults(ExplorationRate(kind="constant", initial=0.2))) == []
+    assert list(rate_faults(ExplorationRate(kind="constant", initial=0.2, final=None, steps=None))) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"), [(LearningRate, {"initial": 0}), (ExplorationRate, {"final": 1.5}), (ImportanceExponent, {"beta": 1})]
+)
+def test_bounds_and_names_are_checked_by_the_config(kind: type, wrong: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(kind).validate_python(wrong)

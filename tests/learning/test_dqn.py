@@ -1,0 +1,434 @@
+"""Deep Q-learning's pieces against small cases by hand, masks by random trial, and all of them together on games solved exactly."""
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+from scipy.stats import chisquare
+from torch import Tensor, nn
+
+from nip_ray.learning.annealing import rate_at
+from nip_ray.learning.dqn import (
+    build_optimizer,
+    dueling,
+    epsilon_greedy,
+    greedy,
+    next_value,
+    taken,
+    target_is_due,
+    td_loss,
+    td_target,
+    update_target,
+)
+from nip_ray.learning.replay import Field, Priorities, Replay
+from nip_ray.seeding import generator
+from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, ExplorationRate, LearningRate, dqn_faults, role_settings
+
+SETTINGS = settings(max_examples=80, deadline=None, database=None)
+NAN, INF = float("nan"), float("inf")
+
+
+@st.composite
+def masked_values(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """(q_NK, legal_NK), each row with a legal action."""
+    rows, actions = draw(st.integers(1, 20)), draw(st.integers(1, 6))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    legal_NK = torch.rand(rows, actions, generator=random) < 0.5
+    legal_NK[torch.arange(rows), torch.randint(actions, (rows,), generator=random)] = True
+    return torch.randn(rows, actions, generator=random), legal_NK
+
+
+# ------------------------------------------------------------------------------------------------------ masks, choices
+
+
+@SETTINGS
+@given(masked_values(), st.sampled_from([0.0, 0.3, 1.0]), st.sampled_from([1e9, INF, NAN]), st.integers(0, 2**31))
+def test_illegal_actions_are_never_chosen_and_their_values_change_nothing(
+    case: tuple[Tensor, Tensor], epsilon: float, poison: float, seed: int
+) -> None:
+    q_NK, legal_NK = case
+    poisoned = torch.where(legal_NK, q_NK, poison)
+    chosen = epsilon_greedy(poisoned, legal_NK, epsilon, generator(seed, "explore"))
+    assert bool(legal_NK.gather(-1, chosen[:, None]).all())
+    assert torch.equal(chosen, epsilon_greedy(q_NK, legal_NK, epsilon, generator(seed, "explore")))
+    for online in (None, -poisoned):
+        value = next_value(poisoned, legal_NK, online)
+        assert torch.equal(value, next_value(q_NK, legal_NK, None if online is None else -q_NK))
+        assert bool((value <= q_NK.masked_fill(~legal_NK, -INF).amax(-1)).all())
+
+
+@SETTINGS
+@given(masked_values())
+def test_the_greedy_action_is_the_best_legal_one(case: tuple[Tensor, Tensor]) -> None:
+    q_NK, legal_NK = case
+    for q, legal, action, value in zip(q_NK.tolist(), legal_NK.tolist(), greedy(q_NK, legal_NK).tolist(), next_value(*case).tolist()):
+        assert (value, action) == max(((v, i) for i, (v, ok) in enumerate(zip(q, legal)) if ok), key=lambda pair: pair[0])
+
+
+def test_explored_moves_are_even_among_the_legal_ones() -> None:
+    """A quarter of the moves over 3 of 5 actions, the others the best legal one."""
+    count = 60_000
+    q_NK = torch.tensor([[0.0, 9.0, 2.0, 1.0, 9.0]]).expand(count, -1)
+    legal_NK = torch.tensor([[True, False, True, True, False]]).expand(count, -1)
+    found = torch.bincount(epsilon_greedy(q_NK, legal_NK, 0.25, generator(0, "explore")), minlength=5).tolist()
+    assert found[1] == found[4] == 0
+    assert chisquare([found[0], found[2], found[3]], [count / 12, count * (0.75 + 1 / 12), count / 12]).pvalue > 1e-3
+
+
+def test_each_row_may_have_a_rate_of_its_own() -> None:
+    q_NK, legal_NK = torch.tensor([[1.0, 0.0]]).expand(4000, -1), torch.ones(4000, 2, dtype=torch.bool)
+    epsilon_N = torch.tensor([0.0, 1.0]).repeat(2000)
+    chosen = epsilon_greedy(q_NK, legal_NK, epsilon_N, generator(3, "explore"))
+    assert not chosen[epsilon_N == 0].any()
+    assert 900 < int(chosen[epsilon_N == 1].sum()) < 1100
+
+
+def test_exploration_draws_alike_whatever_masks_and_rates_are() -> None:
+    after = []
+    for legal, epsilon in ((True, 0.0), (False, 1.0)):
+        random = generator(1, "explore")
+        epsilon_greedy(torch.zeros(7, 3), torch.full((7, 3), legal), epsilon, random)
+        after.append(torch.rand(4, generator=random))
+    assert torch.equal(*after)
+
+
+# -------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_targets_by_hand() -> None:
+    """Rows: on it goes, double or not; an end; a cut, whose discount stays; an end before nothing legal and values out of bounds."""
+    reward_N, discount_N = torch.tensor([1.0, 1.0, 2.0, 4.0]), torch.tensor([0.5, 0.0, 0.25, 0.0])
+    target_q = torch.tensor([[3.0, 8.0, 90.0], [7.0, 7.0, 7.0], [4.0, 2.0, 1.0], [INF, NAN, 5.0]])
+    online_q = torch.tensor([[6.0, 5.0, 90.0], [0.0, 1.0, 2.0], [1.0, 2.0, 3.0], [INF, NAN, 5.0]])
+    legal = torch.tensor([[True, True, False], [True, True, True], [True, True, True], [False, False, False]])
+    assert td_target(reward_N, discount_N, target_q, legal).tolist() == [1 + 0.5 * 8, 1.0, 2 + 0.25 * 4, 4.0]
+    assert td_target(reward_N, discount_N, target_q, legal, online_q).tolist() == [1 + 0.5 * 3, 1.0, 2 + 0.25 * 1, 4.0]
+
+
+def test_where_nothing_can_follow_whatever_stands_there_is_left_out() -> None:
+    """Values out of bounds after an end; and a row without a legal action, whose value is 0."""
+    wild, legal = torch.tensor([[INF, NAN]]), torch.ones(1, 2, dtype=torch.bool)
+    assert td_target(torch.tensor([3.0]), torch.tensor([0.0]), wild, legal).tolist() == [3.0]
+    assert next_value(torch.tensor([[7.0, 5.0]]), ~legal).tolist() == [0.0]
+    assert td_target(torch.tensor([3.0]), torch.tensor([0.5]), wild, ~legal, wild).tolist() == [3.0]
+
+
+def test_targets_have_no_gradient() -> None:
+    q_NK = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    made = td_target(torch.ones(3), torch.ones(3), q_NK, torch.ones(3, 2, dtype=torch.bool), q_NK)
+    assert not made.requires_grad
+
+
+def test_double_estimates_of_a_noisy_best_are_unbiased_and_single_ones_are_not() -> None:
+    """Ten actions worth 0, two independent noisy networks: the mean of the largest of ten normals is 1.53875, the double estimate 0."""
+    random = torch.Generator().manual_seed(0)
+    target_q, online_q = torch.randn(2, 40_000, 10, generator=random)
+    legal = torch.ones(40_000, 10, dtype=torch.bool)
+    assert float(next_value(target_q, legal).mean()) == pytest.approx(1.53875, abs=0.01)
+    assert float(next_value(target_q, legal, online_q).mean()) == pytest.approx(0.0, abs=0.02)
+
+
+# -------------------------------------------------------------------------------------------------------------- dueling
+
+
+def test_dueling_by_hand() -> None:
+    q_NK = dueling(torch.tensor([10.0]), torch.tensor([[1.0, 3.0, 50.0]]), torch.tensor([[True, True, False]]))
+    assert q_NK[0, :2].tolist() == [9.0, 11.0]
+
+
+@SETTINGS
+@given(masked_values(), st.sampled_from([1e9, INF, NAN]))
+def test_dueling_values_have_the_mean_v_over_legal_actions_whatever_the_illegal_advantages(
+    case: tuple[Tensor, Tensor], poison: float
+) -> None:
+    advantage_NK, legal_NK = case
+    value_N = advantage_NK.sum(-1)
+    q_NK = dueling(value_N, torch.where(legal_NK, advantage_NK, poison), legal_NK).masked_fill(~legal_NK, 0.0)
+    torch.testing.assert_close(q_NK.sum(-1) / legal_NK.sum(-1), value_N, atol=1e-5, rtol=1e-5)
+    shifted = dueling(value_N, advantage_NK + 3, legal_NK).masked_fill(~legal_NK, 0.0)
+    torch.testing.assert_close(shifted, q_NK, atol=1e-5, rtol=1e-5)
+
+
+def test_dueling_gives_illegal_advantages_no_gradient() -> None:
+    advantage = torch.tensor([[1.0, 3.0, 50.0]], requires_grad=True)
+    q_NK = dueling(torch.tensor([0.0]), advantage, torch.tensor([[True, True, False]]))
+    q_NK[0, 0].backward()
+    assert advantage.grad is not None
+    assert advantage.grad.tolist() == [[0.5, -0.5, 0.0]]
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+
+
+def test_losses_by_hand() -> None:
+    """Errors 0.5, -3 and 0: half squares below beta, straight lines above."""
+    q_N, target_N = torch.tensor([0.0, 5.0, 1.0], requires_grad=True), torch.tensor([0.5, 2.0, 1.0])
+    smooth, error_N = td_loss(q_N, target_N, DQNSettings())
+    assert smooth.item() == pytest.approx((0.125 + 2.5) / 3)
+    assert error_N.tolist() == [0.5, -3.0, 0.0]
+    assert not error_N.requires_grad
+    weighted, _ = td_loss(q_N, target_N, DQNSettings(), torch.tensor([0.5, 0.1, 1.0]))
+    assert weighted.item() == pytest.approx((0.0625 + 0.25) / 3)
+    wide, _ = td_loss(q_N, target_N, DQNSettings(loss_beta=2.0))
+    assert wide.item() == pytest.approx((0.0625 + 2.0) / 3)
+    square, _ = td_loss(q_N, target_N, DQNSettings(loss="l2"))
+    assert square.item() == pytest.approx((0.125 + 4.5) / 3)
+    weighted.backward()
+    assert q_N.grad is not None
+    assert q_N.grad.tolist() == pytest.approx([-0.5 * 0.5 / 3, 0.1 / 3, 0.0])
+
+
+# ------------------------------------------------------------------------------------------------------ target networks
+
+
+class Network(nn.Module):
+    """Parameters, running statistics, a counter and a table."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.register_buffer("table", torch.arange(4) + seed)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.linear(x))
+
+
+def two_networks() -> tuple[Network, Network]:
+    """(target, online), whose statistics and counters differ too."""
+    target, online = Network(1), Network(2)
+    for _ in range(3):
+        online(torch.randn(8, 3, generator=torch.Generator().manual_seed(5)))
+    return target, online
+
+
+def test_a_copied_target_is_the_same_network_to_the_last_bit() -> None:
+    target, online = two_networks()
+    update_target(target, online, 1.0)
+    for name, value in online.state_dict().items():
+        assert torch.equal(target.state_dict()[name], value), name
+    assert all(mine.data_ptr() != its.data_ptr() for mine, its in zip(target.parameters(), online.parameters()))
+
+
+def test_a_polyak_average_moves_parameters_and_running_statistics_and_copies_counters() -> None:
+    target, online = two_networks()
+    before = copy.deepcopy(target.state_dict())
+    update_target(target, online, 0.25)
+    for name, new in target.state_dict().items():
+        its = online.state_dict()[name]
+        expected = 0.75 * before[name] + 0.25 * its if new.is_floating_point() else its
+        torch.testing.assert_close(new, expected)
+    assert int(target.norm.num_batches_tracked) == 3  # type: ignore[arg-type]
+    assert not torch.equal(target.norm.running_mean, before["norm.running_mean"])  # type: ignore[arg-type]
+    assert not any(parameter.grad_fn for parameter in target.parameters())
+
+
+def test_averages_come_to_where_the_trained_network_stays() -> None:
+    target, online = two_networks()
+    for _ in range(400):
+        update_target(target, online, 0.05)
+    for mine, its in zip(target.parameters(), online.parameters()):
+        torch.testing.assert_close(mine, its, atol=1e-5, rtol=1e-4)
+
+
+def test_another_network_is_no_target() -> None:
+    with pytest.raises(ValueError, match="bias"):
+        update_target(nn.Linear(2, 2, bias=False), nn.Linear(2, 2), 1.0)
+
+
+def test_targets_are_due_before_the_first_step_and_every_interval() -> None:
+    own = DQNRoleSettings(target_interval=3)
+    assert [step for step in range(8) if target_is_due(own, step)] == [0, 3, 6]
+
+
+# ------------------------------------------------------------------------------------------- all together, small games
+
+
+class TabularGame:
+    """A deterministic game of S states and K actions, some of them illegal; `optimal` is found by value iteration.
+
+    An illegal move would pay 100: a learner that ever made or valued one would be far off.
+    """
+
+    def __init__(self, seed: int, states: int = 8, actions: int = 3, gamma: float = 0.8) -> None:
+        random = torch.Generator().manual_seed(seed)
+        shape = (states, actions)
+        self.legal = torch.rand(shape, generator=random) < 0.6
+        self.legal[torch.arange(states), torch.randint(actions, (states,), generator=random)] = True
+        self.after = torch.randint(states, shape, generator=random)
+        self.over = torch.rand(shape, generator=random) < 0.15
+        self.reward = torch.where(self.legal, torch.rand(shape, generator=random) * 2 - 1, 100.0)
+        self.gamma, self.states, self.actions = gamma, states, actions
+        self.discount = torch.where(self.over, 0.0, gamma)
+
+    def optimal(self) -> Tensor:
+        """Q* (S, K)."""
+        q = torch.zeros(self.states, self.actions)
+        for _ in range(300):
+            q = self.reward + self.discount * q.masked_fill(~self.legal, -INF).amax(-1)[self.after]
+        return q
+
+
+class Table(nn.Module):
+    """Q as a table, illegal actions believed to be worth 50 at first; `dueling`: as V and A."""
+
+    def __init__(self, game: TabularGame, is_dueling: bool) -> None:
+        super().__init__()
+        self.advantage = nn.Parameter(torch.where(game.legal, 0.0, 50.0))
+        self.value = nn.Parameter(torch.zeros(game.states)) if is_dueling else None
+        self.register_buffer("legal", game.legal)
+
+    def forward(self, state_N: Tensor) -> Tensor:
+        if self.value is None:
+            return self.advantage[state_N]
+        return dueling(self.value[state_N], self.advantage[state_N], self.legal[state_N])  # type: ignore[index]
+
+
+def learn(game: TabularGame, rule: DQNSettings, seed: int, steps: int) -> Tensor:
+    """The learned table (S, K): 16 copies play one move a step, then one gradient step."""
+    own, number = role_settings(rule, "player"), Field((), torch.int64)
+    schema = {"state": number, "action": number, "next_state": number, "reward": Field(), "discount": Field()}
+    priorities = Priorities(rule.priority_exponent, rule.priority_floor) if rule.prioritised else None
+    replay, online = Replay(schema, rule.buffer_size, priorities=priorities), Table(game, rule.dueling)
+    target, optimizer = copy.deepcopy(online), build_optimizer(online.parameters(), own, own.lr.initial)
+    state = torch.arange(16) % game.states
+    for step in range(steps):
+        draw = generator(seed, "play", step)
+        with torch.no_grad():
+            action = epsilon_greedy(online(state), game.legal[state], rate_at(own.exploration, step), draw)
+        assert bool(game.legal[state, action].all())
+        here = {"state": state, "action": action, "next_state": game.after[state, action]}
+        replay.add({**here, "reward": game.reward[state, action], "discount": game.discount[state, action]})
+        fresh = torch.randint(game.states, state.shape, generator=draw)
+        state = torch.where(game.over[state, action], fresh, game.after[state, action])
+        if target_is_due(own, step):
+            update_target(target, online, own.target_tau)
+        if replay.size < rule.warm_up:
+            continue
+        found = replay.sample(own.batch_size, generator(seed, "replay", step), rate_at(rule.importance, step))
+        rows, after = found.rows, found.rows["next_state"]
+        chooser = online(after) if rule.double else None
+        wanted = td_target(rows["reward"], rows["discount"], target(after), game.legal[after], chooser)
+        loss, error = td_loss(taken(online(rows["state"]), rows["action"]), wanted, rule, found.weight_N)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.param_groups[0]["lr"] = rate_at(own.lr, step)
+        optimizer.step()
+        replay.update_priorities(found.slot_N, error)
+    with torch.no_grad():
+        return online(torch.arange(game.states))
+
+
+PLAYER = DQNRoleSettings(
+    batch_size=64,
+    lr=LearningRate(kind="exponential", initial=0.1, final=0.001, rate=0.993),
+    exploration=ExplorationRate(kind="linear", initial=1.0, final=0.3, steps=300),
+    target_interval=10,
+)
+RULE = DQNSettings(double=False, buffer_size=4096, warm_up=64, roles={"player": PLAYER})
+POLYAK = replace(PLAYER, target_interval=1, target_tau=0.1)
+
+
+EVERYTHING = replace(RULE, double=True, dueling=True, prioritised=True, roles={"_default": POLYAK})
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("rule", [RULE, EVERYTHING], ids=["plain", "double-dueling-prioritised-polyak"])
+def test_tables_come_to_the_optimal_values(rule: DQNSettings, seed: int) -> None:
+    game = TabularGame(seed)
+    found, optimal = learn(game, rule, seed, 800), game.optimal()
+    assert float((found - optimal)[game.legal].abs().max()) < 0.03
+    assert torch.equal(greedy(found, game.legal), greedy(optimal, game.legal))
+
+
+def overestimation(double: bool) -> Tensor:
+    """(20,): what each of 20 learners believes, in the mean over steps, a start to be worth from which one goes on to ten arms that pay
+    noise of mean 0. The truth is 0."""
+    learners = torch.arange(20)
+    online = nn.Embedding(20, 11)  # for each learner, Q of the only move at the start, and of the arms
+    nn.init.zeros_(online.weight)
+    target, random, believed = copy.deepcopy(online), torch.Generator().manual_seed(0), []
+    legal, one = torch.ones(20, 10, dtype=torch.bool), torch.ones(20)
+    optimizer = torch.optim.SGD(online.parameters(), lr=0.1 * 20 * 11)  # a tenth of each error a step
+    for step in range(720):
+        if step % 60 == 0:  # long enough for the two networks to become independent
+            update_target(target, online, 1.0)
+        q_LK, arms = online(learners), target(learners)[:, 1:]
+        wanted = td_target(0 * one, one, arms, legal, q_LK[:, 1:] if double else None)
+        paid = torch.cat([wanted[:, None], torch.randn(20, 10, generator=random)], 1)
+        loss, _ = td_loss(q_LK.flatten(), paid.flatten(), DQNSettings(loss="l2"))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        believed.append(q_LK[:, 0].detach())
+    return torch.stack(believed[120:]).mean(0)
+
+
+def test_double_learning_overestimates_noisy_arms_less() -> None:
+    single, double = overestimation(False), overestimation(True)
+    assert float(single.min()) > 0.2
+    assert bool((double < single - 0.1).all())
+    assert abs(float(double.mean())) < 0.4 * float(single.mean())
+
+
+# ------------------------------------------------------------------------------------------------------------- settings
+
+
+def test_optimizers_are_what_the_settings_say() -> None:
+    weight = nn.Parameter(torch.tensor([1.0]))
+    sgd = build_optimizer([weight], DQNRoleSettings(optimizer="sgd", momentum=0.5, weight_decay=0.1), lr=0.1)
+    for _ in range(2):
+        weight.grad = torch.tensor([2.0])
+        sgd.step()
+    velocity = 2.1
+    first = 1 - 0.1 * velocity
+    assert weight.item() == pytest.approx(first - 0.1 * (0.5 * velocity + 2 + 0.1 * first))
+    adam = build_optimizer([weight], DQNRoleSettings(adam_beta1=0.8, adam_beta2=0.95, adam_epsilon=1e-3), lr=0.01)
+    before = weight.item()
+    weight.grad = torch.tensor([4.0])
+    adam.step()
+    assert weight.item() == pytest.approx(before - 0.01 * 4 / (4 + 1e-3))
+    assert adam.param_groups[0]["betas"] == (0.8, 0.95)
+
+
+def test_a_role_has_its_own_settings_or_those_of_all_others() -> None:
+    host, other = DQNRoleSettings(batch_size=7), DQNRoleSettings(batch_size=9)
+    rule = DQNSettings(roles={"host": host, "_default": other})
+    assert role_settings(rule, "host") is host
+    assert role_settings(rule, "agent") is other
+    assert role_settings(DQNSettings(), "agent") == DQNRoleSettings()
+
+
+def test_defaults_are_in_order() -> None:
+    assert list(dqn_faults(DQNSettings(roles={"host": DQNRoleSettings()}))) == []
+    assert TypeAdapter(DQNSettings).validate_python({"roles": {"host": {"lr": {"initial": 0.1}}}}).roles["host"].lr.initial == 0.1
+
+
+@pytest.mark.parametrize(
+    ("changed", "fault"),
+    [
+        ({"warm_up": 11, "buffer_size": 10}, "warm_up: got 11"),
+        ({"trained_roles": ("host", "agent", "host")}, "trained_roles: host stands in it 2 times"),
+        ({"priority_exponent": 0.5}, "priority_exponent: changed, but without prioritised"),
+        ({"loss": "l2", "loss_beta": 2.0}, "loss_beta: changed, but with loss l2"),
+        ({"roles": {"host": DQNRoleSettings(momentum=0.9)}}, "roles.host.momentum: changed, but with adam"),
+        ({"roles": {"host": DQNRoleSettings(weight_decay=NAN)}}, "roles.host.weight_decay: got nan"),
+        ({"roles": {"host": DQNRoleSettings(lr=LearningRate(kind="inverse"))}}, "roles.host.lr.rate: missing"),
+        ({"prioritised": True, "importance": replace(DQNSettings().importance, steps=None)}, "importance.steps: missing"),
+    ],
+)
+def test_what_settings_may_not_be(changed: dict[str, Any], fault: str) -> None:
+    found = list(dqn_faults(DQNSettings(**changed)))
+    assert len(found) == 1
+    assert found[0].startswith(fault)
+
+
+@pytest.mark.parametrize("wrong", [{"n_step": 0}, {"priority_exponent": 1.1}, {"roles": {"host": {"target_tau": 0}}}, {"nstep": 2}])
+def test_bounds_and_names_are_checked_by_the_config(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(DQNSettings).validate_python(wrong)

@@ -1,0 +1,116 @@
+"""Own turns and n-step returns against sums written out from their definitions."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nip_ray.learning.transitions import n_step, n_step_rows, own_transitions
+
+SETTINGS = settings(max_examples=80, deadline=None, database=None)
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """B episodes of at most R rounds."""
+
+    reward_BR: Tensor
+    turn_BR: Tensor
+    length_B: Tensor
+    terminated_B: Tensor
+    gamma: float
+
+
+@st.composite
+def episodes(draw: st.DrawFn) -> Episodes:
+    """Random turns, ends, cuts and payments."""
+    batch, rounds = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    random = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    length_B = torch.randint(1, rounds + 1, (batch,), generator=random)
+    open_BR = torch.arange(rounds) < length_B[:, None]
+    turn_BR = (torch.rand(batch, rounds, generator=random) < draw(st.sampled_from([0.0, 0.3, 0.8, 1.1]))) & open_BR
+    reward_BR = torch.randn(batch, rounds, generator=random, dtype=torch.float64) * open_BR
+    terminated_B = torch.rand(batch, generator=random) < 0.5
+    return Episodes(reward_BR, turn_BR, length_B, terminated_B, draw(st.sampled_from([0.0, 0.5, 0.9, 1.0])))
+
+
+def by_hand(case: Episodes, n: int) -> list[tuple[int, int, float, float, int, int]]:
+    """(copy, round, n-step return, discount of what follows, first and last own turn) of every own turn, one by one."""
+    found = []
+    for copy in range(len(case.length_B)):
+        length = int(case.length_B[copy])
+        turns = [r for r in range(length) if case.turn_BR[copy, r]]
+        for place, now in enumerate(turns):
+            last = min(place + n, len(turns)) - 1
+            over = last == len(turns) - 1
+            until = length if over else turns[last + 1]
+            paid = sum(case.gamma ** (r - now) * float(case.reward_BR[copy, r]) for r in range(now, until))
+            discount = 0.0 if over and case.terminated_B[copy] else case.gamma ** (until - now)
+            found.append((copy, now, paid, discount, place, last))
+    return found
+
+
+@SETTINGS
+@given(episodes(), st.integers(1, 5))
+def test_own_turns_and_returns_are_what_the_definition_says(case: Episodes, n: int) -> None:
+    found = own_transitions(case.reward_BR, case.turn_BR, case.length_B, case.terminated_B, case.gamma)
+    returns = n_step(found.reward_N, found.discount_N, found.next_N, n)
+    expected = by_hand(case, n)
+    assert list(zip(found.copy_N.tolist(), found.round_N.tolist())) == [row[:2] for row in expected]
+    assert returns.reward_N.tolist() == pytest.approx([row[2] for row in expected])
+    assert returns.discount_N.tolist() == pytest.approx([row[3] for row in expected])
+    rows = torch.arange(len(expected))
+    assert (returns.last_N - rows).tolist() == [last - first for *_, first, last in expected]
+
+
+def test_an_end_cuts_and_a_cut_goes_on_in_value() -> None:
+    reward_BR = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
+    turn_BR, length_B = torch.ones(2, 3, dtype=torch.bool), torch.tensor([3, 3])
+    found = own_transitions(reward_BR, turn_BR, length_B, torch.tensor([True, False]), 0.5)
+    assert found.discount_N.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.5]
+    assert found.next_N.tolist() == [1, 2, -1, 4, 5, -1]
+    returns = n_step(found.reward_N, found.discount_N, found.next_N, 2)
+    assert returns.reward_N.tolist() == [2.0, 4.0, 4.0, 2.0, 4.0, 4.0]
+    assert returns.discount_N.tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
+    assert returns.last_N.tolist() == [1, 2, 2, 4, 5, 5]
+
+
+def test_turns_of_others_are_paid_and_discounted_in_between() -> None:
+    found = own_transitions(
+        torch.tensor([[8.0, 1.0, 2.0, 4.0, 16.0]]),
+        torch.tensor([[False, True, False, True, False]]),
+        torch.tensor([5]),
+        torch.tensor([False]),
+        0.5,
+    )
+    assert found.reward_N.tolist() == [1 + 0.5 * 2, 4 + 0.5 * 16]
+    assert found.discount_N.tolist() == [0.25, 0.25]
+
+
+def test_rows_take_what_comes_next_from_the_last_transition() -> None:
+    rows = {
+        "obs": torch.tensor([10, 11, 12]),
+        "next_obs": torch.tensor([11, 12, 13]),
+        "reward": torch.tensor([1.0, 1.0, 1.0]),
+        "discount": torch.tensor([0.5, 0.5, 0.0]),
+    }
+    made = n_step_rows(rows, torch.tensor([1, 2, -1]), 2)
+    assert {name: value.tolist() for name, value in made.items()} == {
+        "obs": [10, 11, 12],
+        "next_obs": [12, 13, 13],
+        "reward": [1.5, 1.5, 1.0],
+        "discount": [0.25, 0.0, 0.0],
+    }
+
+
+def test_fewer_than_one_step_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        n_step(torch.ones(1), torch.ones(1), torch.tensor([-1]), 0)
+
+
+def test_no_turns_give_no_rows() -> None:
+    found = own_transitions(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool), torch.tensor([3, 2]), torch.tensor([True, False]), 0.9)
+    assert found.reward_N.numel() == found.next_N.numel() == 0
