@@ -1,30 +1,33 @@
 """What an algorithm asks of its env runners and learners: small named callables, so that they pickle by reference, and their errors.
 
-An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as answers (`Told`).
+An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as answers (`Told`). That a
+learner is gone is mostly noticed first by another one, as an error of the connection between them.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError
+from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.rllib.core import COMPONENT_RL_MODULE
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.samples import RolloutSamples
 
 PROBE_S = 1.0
 """How long an iteration waits to see whether a lost env runner is back."""
+_DEATH_S = 30.0  # within which Ray is sure to know that a process is gone
 
 
 class Failure:
-    """An error on its way back. ours: it is one of those whose message says it all."""
+    """An error on its way back. trace: of one whose message does not say it all. of_peers: raised by a learner's talking to others."""
 
-    def __init__(self, message: str, trace: str, ours: bool) -> None:
-        self.message, self.trace, self.ours = message, trace, ours
+    def __init__(self, message: str, trace: str = "", of_peers: bool = False) -> None:
+        self.message, self.trace, self.of_peers = message, trace, of_peers
 
 
 class Told:
@@ -37,33 +40,93 @@ class Told:
         try:
             return self.function(actor)
         except (UserError, TrainingError) as error:
-            return Failure(str(error), "", ours=True)
+            return Failure(str(error))
         except Exception as error:  # whatever it is, it is raised again by who asked
-            return Failure(f"{type(error).__name__}: {error}", traceback.format_exc(), ours=False)
+            return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc(), _of_peers(error))
 
 
 def untold(answer: Any) -> Any:
     """The answer, or its error raised here."""
     if not isinstance(answer, Failure):
         return answer
-    raise TrainingError(answer.message) from (None if answer.ours else RuntimeError(answer.trace))
+    raise TrainingError(answer.message) from (RuntimeError(answer.trace) if answer.trace else None)
 
 
-def is_dead(actor: Any) -> bool:
-    """Whether an actor is gone for good."""
+def _of_peers(error: Exception) -> bool:
+    """Whether it was raised inside torch.distributed, as it is when another learner is gone."""
+    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+    return "torch/distributed/" in innermost.replace("\\", "/")
+
+
+def reason_of_death(actor: Any) -> str:
+    """Why an actor is gone for good; empty when it is not."""
     try:
         ray.get(actor.ping.remote(), timeout=PROBE_S)
-    except ActorDiedError:
-        return True
+    except ActorDiedError as error:
+        return said(error) if error.actor_init_failed else first_words(str(error))
     except (RayActorError, GetTimeoutError):
-        return False
-    return False
+        return ""
+    return ""
 
 
-def is_lost(actor: Any) -> bool:
+def said(error: RayError) -> str:
+    """What an error from another process says, in one line: that of what was raised there, if that is known."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        return " ".join(f"{type(cause).__name__}: {cause}".split())
+    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
+
+
+def first_words(text: str) -> str:
+    """The first sentence of Ray's long explanations."""
+    return " ".join(text.split()).partition(". ")[0].partition(" Worker exit ")[0].rstrip(".")
+
+
+def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int]) -> list[Any]:
+    """What `function` gives on those learners that are numbered in `only`.
+
+    Raises LearnerLost when a learner is gone, TrainingError when one raised, as soon as that is known of any of them: the others may wait
+    for it for ever. They are ended then.
+    """
+    calls = [learners[i].apply.remote(Told(function)) for i in only]
+    waiting, found = list(calls), {}
+    try:
+        while waiting:
+            [ready], waiting = ray.wait(waiting, num_returns=1)
+            found[ready] = _learners_answer(ready, learners)
+    except TrainingError:
+        for learner in learners:
+            ray.kill(learner)
+        raise
+    return [found[call] for call in calls]
+
+
+def _learners_answer(call: ray.ObjectRef, learners: Sequence[Any]) -> Any:
+    try:
+        answer = ray.get(call)
+    except RayActorError as error:
+        raise LearnerLost(f"a learner of {len(learners)} is lost ({first_words(str(error))})") from error
+    except RayError as error:  # of Ray's own: its function's errors are answers
+        _refuse_lost(learners)
+        raise TrainingError(f"a learner failed: {said(error)}") from error
+    if isinstance(answer, Failure) and answer.of_peers:
+        _refuse_lost(learners)
+    return untold(answer)
+
+
+def _refuse_lost(learners: Sequence[Any]) -> None:
+    """Raise LearnerLost if, within the time after which Ray is sure to know, a learner is found to be gone."""
+    deadline = time.monotonic() + _DEATH_S
+    while time.monotonic() < deadline:
+        if lost := [i for i, learner in enumerate(learners) if _is_lost(learner)]:
+            raise LearnerLost(f"learner {', '.join(map(str, lost))} of {len(learners)} is lost")
+        time.sleep(0.2)
+
+
+def _is_lost(actor: Any) -> bool:
     """Whether the process of an actor that is not restarted is gone. One that is busy, or waits for another, is not."""
     try:
-        ray.get(actor.apply.remote(alive), timeout=0.2)
+        ray.get(actor.apply.remote(_alive), timeout=0.2)
     except RayActorError:
         return True
     except GetTimeoutError:
@@ -71,14 +134,9 @@ def is_lost(actor: Any) -> bool:
     return False
 
 
-def alive(actor: Any) -> bool:
+def _alive(actor: Any) -> bool:
     """What a learner that lives answers."""
     return True
-
-
-def last_line(text: str) -> str:
-    """The last line with anything in it: of a traceback, the error."""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "no message")
 
 
 class PlayShares:

@@ -1,13 +1,16 @@
 """What a run asks of a cluster, and whether the cluster has it: said before anything waits for ever."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.errors import UserError
 
 Bundle = dict[str, float]
+_ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
 
 
 def worker_bundles(config: ExperimentConfig) -> list[Bundle]:
@@ -21,12 +24,14 @@ def worker_bundles(config: ExperimentConfig) -> list[Bundle]:
 def trial_bundles(config: ExperimentConfig | TextExperimentConfig) -> list[Bundle]:
     """What a trial of a sweep asks for: its main process first, then its workers."""
     if isinstance(config, TextExperimentConfig):
-        return [_bundle(config.runtime.num_cpus, 0)]
+        from nip_ray.text.parts import trial_resources
+
+        return trial_resources(config)
     local_gpus = config.learners.num_gpus_per_learner if config.learners.num_learners == 0 else 0
     return [_bundle(config.runtime.num_cpus, local_gpus), *worker_bundles(config)]
 
 
-def check_cluster(bundles: Sequence[Bundle], *, autoscaling: bool = False) -> None:
+def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False) -> None:
     """Raise UserError when the cluster that this process is connected to can never hold all `bundles` at once.
 
     autoscaling: the cluster may grow, so nothing is refused.
@@ -39,20 +44,23 @@ def check_cluster(bundles: Sequence[Bundle], *, autoscaling: bool = False) -> No
             raise UserError(f"the cluster is too small for this config: {faults}")
 
 
-def missing(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, Any]]) -> str:
+def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
     """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
-    lacking = [name for name in asked if asked[name] > has[name] + 1e-9]
+    fitting = _fitting(bundles, nodes)
+    lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
     if lacking:
-        return f"it has {_words(has)} in all, and {_words(asked)} are asked for ({_listed(bundles)}); {_mend(lacking)}"
+        wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
+        return f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))}; {_mend(lacking)}"
     for bundle in bundles:
-        if not any(_fits(bundle, node) for node in nodes):
+        if not any(_holds([bundle], node) for node in nodes):
             largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
             return f"one process asks for {_words(bundle)}, and the largest node has {largest}; {_mend(list(bundle))}"
-    if not _packs(bundles, nodes):
+    if fitting < len(bundles):
         parts = ", ".join(_words(node) for node in nodes)
-        return f"its nodes have {parts}, over which {_listed(bundles)} cannot be spread; {_mend(['CPU'])}"
+        short = ["GPU"] if any(bundle.get("GPU") for bundle in bundles) else ["CPU"]
+        return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short)}"
     return ""
 
 
@@ -60,20 +68,58 @@ def _bundle(cpus: float, gpus: float) -> Bundle:
     return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
 
 
-def _fits(bundle: Mapping[str, float], node: Mapping[str, Any]) -> bool:
-    return all(amount <= float(node.get(name, 0)) + 1e-9 for name, amount in bundle.items())
+def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> int:
+    """The most bundles that the nodes can hold at once: exact, since a run asks for few kinds of them.
+
+    Goes from node to node with all numbers of each kind that can be placed so far and are not less than others in every kind.
+    """
+    counted = Counter(tuple(sorted(bundle.items())) for bundle in bundles)
+    kinds, most = [dict(kind) for kind in counted], tuple(counted.values())
+    placed = {(0,) * len(kinds)}
+    known: dict[str, set[tuple[int, ...]]] = {}  # of nodes that are alike
+    for node in nodes:
+        alike = _words(node)
+        choices = known[alike] = known.get(alike) or _choices(kinds, most, node)
+        placed = _largest({tuple(map(min, zip(map(sum, zip(so_far, more)), most))) for so_far in placed for more in choices})
+    return max(map(sum, placed))
 
 
-def _packs(bundles: Sequence[Bundle], nodes: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether first fit, largest first, finds room for all; for the few kinds of bundles of a run that is as good as exact."""
-    left = [{name: float(node.get(name, 0)) for name in ("CPU", "GPU")} for node in nodes]
-    for bundle in sorted(bundles, key=lambda b: (b.get("GPU", 0), b.get("CPU", 0)), reverse=True):
-        room = next((node for node in sorted(left, key=lambda node: node["GPU"]) if _fits(bundle, node)), None)
-        if room is None:
+def _choices(kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Mapping[str, Any]) -> set[tuple[int, ...]]:
+    """How many of each kind a node can hold together; of these the largest."""
+    found: list[list[int]] = [[]]
+    for i, kind in enumerate(kinds):
+        held = [(so_far, [kinds[j] for j, count in enumerate(so_far) for _ in range(count)]) for so_far in found]
+        found = [
+            [*so_far, count]
+            for so_far, others in held
+            for count in takewhile(lambda n, others=others, kind=kind: _holds([*others, *[kind] * n], node), range(most[i] + 1))
+        ]
+    return _largest(set(map(tuple, found)))
+
+
+def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Those that no other one exceeds or equals in all places."""
+    return {v for v in vectors if not any(v != w and all(a <= b for a, b in zip(v, w)) for w in vectors)}
+
+
+def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
+    """Whether a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold three of 0.6."""
+    if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
+        return False
+    left = [1.0] * int(float(node.get("GPU", 0)))
+    for amount in sorted((bundle["GPU"] for bundle in bundles if "GPU" in bundle), reverse=True):
+        at = next((i for i, share in enumerate(left) if amount <= share + _ROUNDING), None)
+        if amount > 1 and amount <= len(left):
+            left = left[math.ceil(amount) :]  # whole ones come first, and nothing has been taken of any yet
+        elif at is None:
             return False
-        for name, amount in bundle.items():
-            room[name] -= amount
+        else:
+            left[at] -= amount
     return True
+
+
+def _counted(fitting: int, total: int) -> str:
+    return f"{fitting} of {total} processes fit" if fitting else "not one process fits"
 
 
 def _words(resources: Mapping[str, Any]) -> str:
@@ -81,7 +127,7 @@ def _words(resources: Mapping[str, Any]) -> str:
     return " and ".join(named) or "no CPU"
 
 
-def _listed(bundles: Sequence[Bundle]) -> str:
+def _listed(bundles: Sequence[Mapping[str, float]]) -> str:
     counted = Counter(_words(bundle) for bundle in bundles)
     return ", ".join(f"{count} x {words}" if count > 1 else words for words, count in counted.items())
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
@@ -27,7 +27,7 @@ from nip_ray.runs.progress import progress_line, say
 from nip_ray.runs.trackers import Tracker, open_trackers
 from nip_ray.runs.trackers.base import RunInfo
 
-IDENTITY = "run.json"
+IDENTITY, WARNINGS = "run.json", "warnings.log"
 
 
 class Session:
@@ -143,20 +143,28 @@ class Session:
 
     def close(self) -> None:
         """Give actors and trackers back; the folder stays open."""
-        if self._tracker is not None:
-            self._tracker.finish(self._failed)
-            self._tracker = None
-        self._open.close()
-        self._stop_algorithm()
+        try:
+            self._open.close()
+            self._stop_algorithm()
+        finally:
+            if self._tracker is not None:  # last: it may wait for an upload, and should find everything
+                self._tracker.finish(self._failed)
+                self._tracker = None
+
+    def warn(self, text: str) -> None:
+        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody."""
+        say(f"warning: {text}")
+        with (self.folder.path / WARNINGS).open("a", encoding="utf-8") as file:
+            file.write(f"{text}\n")
 
     def newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint of this run, if there is any; damaged ones are named on stderr."""
+        """The newest undamaged checkpoint of this run, if there is any; damaged ones are named by `warn`."""
         checkpoints = self.folder.checkpoints
         if not has_checkpoint(checkpoints):
             return None
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
-            say(f"warning: {reason}; going on from iteration {checkpoint.iteration}")
+            self.warn(f"{reason}; going on from iteration {checkpoint.iteration}")
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")
@@ -262,23 +270,28 @@ def to_the_end(session: Session) -> dict[str, Any]:
 
     Raises TrainingError when learners are lost more often than that.
     """
-    limit, failures = session.config.fault_tolerance.max_learner_failures, 0
+    limit, failures, stands = session.config.fault_tolerance.max_learner_failures, 0, True
     with progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report:
-        while not session.over:
+        while True:  # learners can be lost while they are made anew, too, and while the last examination asks them for their weights
             try:
+                if not stands:
+                    session.restart()
+                    stands = True
+                if session.over:
+                    return session.finish()
                 session.step()
             except LearnerLost as lost:
-                failures += 1
+                failures, stands = failures + 1, False
                 if failures > limit:
                     hint = "`nip-ray resume` goes on from the newest checkpoint"
-                    raise TrainingError(f"{lost}, the {failures}th time (fault_tolerance.max_learner_failures: {limit}); {hint}") from lost
-                say(f"warning: {lost}; going on from the newest checkpoint")
-                session.restart()
-            report(session.iteration, session.figures)
-    return session.finish()
+                    times = f"{failures} times (fault_tolerance.max_learner_failures: {limit})"
+                    raise TrainingError(f"learners were lost {times}, at last so: {lost}; {hint}") from lost
+                session.warn(f"{lost}; going on from the newest checkpoint")
+            else:
+                report(session.iteration, session.figures)
 
 
-def run_id(folder: RunFolder, config: ExperimentConfig) -> str:
+def run_id(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig) -> str:
     """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
     if (folder.path / IDENTITY).is_file():
         return str(folder.read_json(IDENTITY)["run_id"])

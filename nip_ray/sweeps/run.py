@@ -1,35 +1,41 @@
 """`run_sweep` and `resume_sweep`: a sweep from its file to a table, a page and a copy of the best trial.
 
-    runs/NAME/  sweep.yaml  environment.json  sweep.json  sweep.html
+    runs/NAME/  sweep.yaml  environment.json  sweep.json  sweep.html  tune.log
                 trials/<id>/ (run folders)  best/ (the best of them again)  tune/ (Tune's own state)
 
 Decisions that matter here:
 - Tune schedules, restarts and stops trials, and keeps its state in `tune/`; every figure of the end is read from the run folders;
-- a sweep is resumed by `Tuner.restore`: finished trials stay, unfinished and failed ones go on from their newest checkpoints. Tune's state
-  is a pickle: resume sweeps of your own only;
-- one driver at a time, by a lock that goes with the process.
+- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones go on from their newest
+  checkpoints. What Tune had not written down yet is in the run folders. Tune's state is a pickle: resume sweeps of your own only;
+- one driver at a time, by a lock that goes with the process;
+- what Tune has to say goes to `tune.log`, not to the user.
 """
 
 import json
+import logging
 import os
 import re
 import shutil
+import signal
+import threading
 import time
-from collections.abc import Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from ray import tune
+from ray.exceptions import RayError
+from ray.tune import ResumeConfig
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.experiment import try_files, with_absolute_paths
-from nip_ray.runs.folder import CONFIG, METRICS, RunFolder, environment, json_ready, lock, write_atomically
-from nip_ray.runs.progress import say
+from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, json_ready, lock, write_atomically
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
 from nip_ray.runs.trackers import check_trackers
@@ -38,9 +44,11 @@ from nip_ray.sweeps.records import Status, TrialRecord
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
 from nip_ray.sweeps.summary import Summary, as_json, summarise
 from nip_ray.sweeps.told import values_of
-from nip_ray.sweeps.tuning import TUNE, param_space, run_config, trainable_of, tune_config
+from nip_ray.sweeps.tuning import TRIALS, Curve, Enough, Watch, ended, param_space, place, run_config, trainable_of, tune_config
 
-SPEC, SUMMARY, PAGE, BEST = "sweep.yaml", "sweep.json", "sweep.html", "best"
+SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
+_RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
+_GO_ON = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
 _PATH = re.compile(
     r"plugins\.\d+|scenario\.(data\.(train|test)|prompts)|pretraining\.cache|initial_weights\.[^.]+\.run_dir|base_run\.run_dir"
 )
@@ -49,10 +57,12 @@ _LOOKED_AT = 64  # settings whose files, trackers and resources are looked at be
 _ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # held-out figures come with evaluations, not with every report
     "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # every trial has its metrics.jsonl
-    "TUNE_MAX_PENDING_TRIALS_PG": "8",
+    "TUNE_GLOBAL_CHECKPOINT_S": "5",  # a killed sweep loses what a searcher has learned since
     "TUNE_WARN_THRESHOLD_S": "30",
     "RAY_AIR_NEW_OUTPUT": "0",
+    "MLFLOW_DISABLE_TELEMETRY": "true",  # Tune imports mlflow where it is installed, and that would write home
 }
+_TUNES_LOGGERS = ("ray.tune", "ray.train", "ray.air")
 
 
 @dataclass(frozen=True)
@@ -69,26 +79,26 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
     """Run all trials of `spec` in the new folder `folder` (none: `storage_path/NAME`).
 
     Raises UserError for what cannot work, before a trial starts: a folder that cannot be written or holds something already, files that
-    cannot be read, a cluster that is too small. Raises TrainingError when not one trial came to a figure.
+    cannot be read, a cluster that is too small. Raises TrainingError when all trials failed, when one failed that was to end the sweep
+    (`fail_fast`), and when Ray itself broke down.
     """
-    folder = Path(folder) if folder is not None else Path(spec.settings.storage_path) / spec.name
+    folder = Path(folder) if folder is not None else _storage(spec) / spec.name
     configs = _some_configs(spec)
     for config in configs:
         check_trackers(config.tracking)
-    if isinstance(configs[0], ExperimentConfig):
-        try_files(with_absolute_paths(configs[0]))
+    _try_files(configs)
     with _claimed(folder, new=True):
-        write_atomically(folder / SPEC, sweep_to_yaml(_absolute(spec)).encode())
-        write_atomically(folder / "environment.json", _document("nip_ray.environment", environment()))
         _connect(configs)
-        return _tuned(_absolute(spec), folder.resolve(), quiet, restored=False)
+        write_atomically(folder / "environment.json", _document("nip_ray.environment", environment()))
+        write_atomically(folder / SPEC, sweep_to_yaml(_absolute(spec)).encode())
+        return _tuned(_absolute(spec), folder.resolve(), quiet, resumed=False)
 
 
 def free_folder(spec: SweepSpec) -> Path:
-    """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there."""
-    first = Path(spec.settings.storage_path) / spec.name
+    """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there. Raises UserError for a storage path that is none."""
+    first = _storage(spec) / spec.name
     folder, number = first, 1
-    while folder.exists():
+    while os.path.lexists(folder):
         number += 1
         folder = first.with_name(f"{first.name}-{number}")
     return folder
@@ -97,7 +107,7 @@ def free_folder(spec: SweepSpec) -> Path:
 def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     """Go on with the sweep in `folder`: finished trials stay, the others go on from their newest checkpoints.
 
-    Raises UserError when there is no sweep in `folder`, or another process is at it.
+    Raises UserError when there is no sweep in `folder`, or another process is at it; TrainingError as `run_sweep` does.
     """
     folder = Path(folder)
     if not (folder / SPEC).is_file():
@@ -107,50 +117,76 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     spec = load_sweep(folder / SPEC)
     with _claimed(folder, new=False):
         _connect(_some_configs(spec))
-        return _tuned(spec, folder.resolve(), quiet, restored=(folder / TUNE / "tuner.pkl").is_file())
+        return _tuned(spec, folder.resolve(), quiet, resumed=True)
 
 
-def _tuned(spec: SweepSpec, folder: Path, quiet: bool, restored: bool) -> SweepResult:
+def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepResult:
     """Let Tune work, then gather what came of it."""
-    began, trainable, space = time.monotonic(), trainable_of(spec), param_space(spec, folder)
-    os.environ.update({name: os.environ.get(name, value) for name, value in _ENVIRONMENT.items()})
-    if restored:
-        tuner = tune.Tuner.restore(str(folder / TUNE), trainable, resume_unfinished=True, resume_errored=True, param_space=space)
-    else:
-        watch: list[tune.Callback] = [] if quiet else [_Watch(spec)]
-        tuner = tune.Tuner(trainable, param_space=space, tune_config=tune_config(spec), run_config=run_config(spec, folder, watch))
-    found = tuner.fit()._experiment_analysis.trials
-    trials = [_record(spec, trial) for trial in found]
+    watch, rows = Watch(spec, quiet), _rows(folder) if resumed else {}
+    with _aside(folder / LOG):
+        tuner = tune.Tuner(
+            trainable_of(spec),
+            param_space=param_space(spec, folder),
+            tune_config=tune_config(spec, {trial: _reported(spec, found) for trial, found in rows.items()}),
+            run_config=run_config(spec, folder, watch),
+            _tuner_kwargs={"resume_config": _GO_ON} if resumed else None,
+        )
+        try:
+            tuner.fit()
+        except Enough:
+            pass  # of time, or of failures: told below
+        except (tune.TuneError, RayError) as error:
+            hint = f"`nip-ray sweep --resume {folder}` goes on; see {folder / LOG}"
+            raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {hint}") from error
+    late, seconds = watch.late, time.monotonic() - watch.began
+    rows, found = _rows(folder), sorted(watch.trials, key=place)
+    trials = [_record(spec, folder, trial, rows.get(trial.trial_id, [])) for trial in found]
     summary = summarise(spec.settings, trials)
-    seconds = time.monotonic() - began
     write_atomically(folder / SUMMARY, _document("nip_ray.sweep", {**as_json(summary), "seconds": seconds}))
     write_sweep_page(folder, spec, summary, trials)
     _copy_best(folder, summary)
-    late = spec.settings.time_budget_s is not None and seconds >= spec.settings.time_budget_s
-    interrupted = not late and any(trial.status in ("PENDING", "RUNNING", "PAUSED") for trial in found)
-    if not interrupted and trials and all(trial.status == "failed" for trial in trials):
+    failed = next((trial for trial in trials if watch.failed is not None and trial.trial_id == watch.failed.trial_id), None)
+    if failed is not None and spec.settings.fail_fast:
+        hint = f"`nip-ray sweep --resume {folder}` goes on with the others"
+        raise TrainingError(f"trial {failed.trial_id} failed ({failed.error}), which ends the sweep (sweep.fail_fast); {hint}")
+    if trials and all(trial.status == "failed" for trial in trials) and len(trials) == spec.num_trials:
         raise TrainingError(f"all {len(trials)} trials failed, the first with: {trials[0].error}; see {folder / PAGE}")
+    interrupted = not late and not (len(found) == spec.num_trials and all(map(ended, found)))
     return SweepResult(folder, summary, trials, interrupted)
 
 
-def _record(spec: SweepSpec, trial: Any) -> TrialRecord:
-    """What a trial's run folder and Tune know of it."""
+def _rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each trial's metrics."""
+    runs = [path.parent for path in sorted((folder / TRIALS).glob(f"*/{METRICS}")) if (path.parent / CONFIG).is_file()]
+    return {run.name: RunFolder.open(run).metrics() for run in runs}
+
+
+def _reported(spec: SweepSpec, rows: Sequence[Mapping[str, Any]]) -> Curve:
+    """The sweep's metric at each report to Tune: its newest value."""
+    newest, curve = None, list[tuple[int, float]]()
+    every = 1 if spec.kind is TextExperimentConfig else spec.settings.iterations_per_report
+    for row in rows:
+        newest = row.get(spec.settings.metric, newest)
+        if isinstance(newest, int | float) and row["iteration"] % every == 0:
+            curve.append((row["iteration"], newest))
+    return curve
+
+
+def _record(spec: SweepSpec, folder: Path, trial: Any, rows: Sequence[Mapping[str, Any]]) -> TrialRecord:
+    """What a trial's rows and Tune know of it."""
     last, values = dict(trial.last_result or {}), values_of(trial.config)
     seed = values.pop("seed") if "seed" in values and "seed" not in spec.spaces else values.get("seed", spec.base.get("seed", 0))
-    run_dir = Path(last["run_dir"]) if "run_dir" in last else Path(trial.config["run_root"]) / trial.trial_id
-    rows = RunFolder.open(run_dir).metrics() if (run_dir / METRICS).is_file() and (run_dir / CONFIG).is_file() else []
     metrics: dict[str, Any] = {}
     for row in rows:
         metrics |= {key: value for key, value in row.items() if isinstance(value, int | float) and key != "iteration"}
     total = values.get("iterations", spec.base.get("iterations", keys_of(spec.kind)["iterations"].default))
-    iterations = rows[-1]["iteration"] if rows else 0
-    metric = spec.settings.metric
+    iterations, metric = rows[-1]["iteration"] if rows else 0, spec.settings.metric
     return TrialRecord(
         trial_id=trial.trial_id,
         values=values,
         seed=seed,
-        status=_status(trial.status, last, iterations >= total, spec.settings.scheduler.name == "asha"),
-        run_dir=run_dir if rows else None,
+        status=_status(trial, last, iterations >= total),
+        run_dir=folder / TRIALS / trial.trial_id if rows else None,
         iterations=iterations,
         metrics=metrics,
         curve=[(row["iteration"], row[metric]) for row in rows if isinstance(row.get(metric), int | float)],
@@ -159,12 +195,12 @@ def _record(spec: SweepSpec, trial: Any) -> TrialRecord:
     )
 
 
-def _status(tunes: str, last: Mapping[str, Any], complete: bool, stops_early: bool) -> Status:
-    if tunes == "ERROR" or "failed" in last:
+def _status(trial: Any, last: Mapping[str, Any], complete: bool) -> Status:
+    if trial.status == "ERROR" or "failed" in last:
         return "failed"
-    if complete:
-        return "done"
-    return "stopped" if tunes == "TERMINATED" and stops_early else "unfinished"
+    if not ended(trial):
+        return "unfinished"
+    return "done" if complete else "stopped"
 
 
 def _error(trial: Any, last: Mapping[str, Any]) -> str | None:
@@ -173,7 +209,11 @@ def _error(trial: Any, last: Mapping[str, Any]) -> str | None:
     if trial.status != "ERROR":
         return None
     text = Path(trial.error_file).read_text(errors="replace") if trial.error_file and Path(trial.error_file).is_file() else ""
-    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it broke down without a message")
+    return _last_line(text) or "it broke down without a message"
+
+
+def _last_line(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")
 
 
 def _copy_best(folder: Path, summary: Summary) -> None:
@@ -191,34 +231,55 @@ def _copy_best(folder: Path, summary: Summary) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class _Watch(tune.Callback):
-    """One line on stderr for every trial that ends."""
-
-    def __init__(self, spec: SweepSpec) -> None:
-        self.metric, self.total, self.ended = spec.settings.metric, spec.num_trials, 0
-
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tell of it."""
-        last = trial.last_result or {}
-        found = last.get("failed") or f"{self.metric} {last.get(self.metric, float('nan')):.4g} after {last.get('iteration', 0)} iterations"
-        self._tell(trial, str(found))
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Tell of it; it may be tried again."""
-        say(f"trial {trial.trial_id}: lost ({trial.num_failures} so far)")
-
-    def _tell(self, trial: Any, what: str) -> None:
-        self.ended += 1
-        values = ", ".join(f"{key} {value}" for key, value in values_of(trial.config).items())
-        say(f"[{self.ended}/{self.total}] {values}: {what}")
-
-
 # ------------------------------------------------------------------------------------------------------------- parts
 
 
+def _storage(spec: SweepSpec) -> Path:
+    """The folder in which sweeps are made. Raises UserError for an address of something else."""
+    path = spec.settings.storage_path
+    if re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+:/", path):  # one slash: the second is lost where a path is made of it
+        raise UserError(f"sweep.storage_path: got {path}, expected a folder that all nodes see (mount it where it lies elsewhere)")
+    return Path(path)
+
+
 @contextmanager
-def _claimed(folder: Path, new: bool) -> Any:
-    """`folder`, made where it is `new`, and locked. Raises UserError when it cannot be written or holds something already."""
+def _aside(log: Path) -> Iterator[None]:
+    """While this holds, Tune works by our settings and logs to a file. Puts back the signal handlers, which Tune does not."""
+    handler = logging.FileHandler(log, delay=True)
+    handler.addFilter(lambda record: not record.name.startswith("ray.tune.analysis"))  # misses files that we have switched off
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    loggers = [logging.getLogger(name) for name in _TUNES_LOGGERS]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    unset = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
+    in_main = threading.current_thread() is threading.main_thread()
+    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)} if in_main else {}
+    os.environ.update(unset)
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False
+        logger.addHandler(handler)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Consider boosting PBT performance")
+            yield
+    finally:
+        for logger, (level, propagate) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagate
+        handler.close()
+        for name in unset:
+            os.environ.pop(name, None)
+        for number, handling in signals.items():
+            signal.signal(number, handling)
+
+
+@contextmanager
+def _claimed(folder: Path, new: bool) -> Iterator[None]:
+    """`folder`, made where it is `new`, and locked; given back where nothing came of it.
+
+    Raises UserError when it cannot be written or holds something already.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         held = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
@@ -233,6 +294,10 @@ def _claimed(folder: Path, new: bool) -> Any:
     try:
         yield
     finally:
+        if new and not (folder / SPEC).exists():
+            (folder / LOCK).unlink(missing_ok=True)
+            with suppress(OSError):
+                folder.rmdir()
         file.close()
 
 
@@ -249,8 +314,22 @@ def _some_configs(spec: SweepSpec) -> list[AnyConfig]:
     return found
 
 
+def _try_files(configs: Sequence[AnyConfig]) -> None:
+    """Read, once each, what the settings name: data, plugins, other runs. Raises UserError for what cannot be read."""
+    seen = set[str]()
+    for config in configs:
+        if not isinstance(config, ExperimentConfig):
+            continue
+        dumped = config.model_dump(mode="json")
+        mark = json.dumps([dumped["plugins"], dumped["scenario"].get("data"), dumped["initial_weights"]], sort_keys=True)
+        if mark not in seen:
+            seen.add(mark)
+            try_files(with_absolute_paths(config))
+
+
 def _connect(configs: list[AnyConfig]) -> None:
     """Ray, with room for a trial of every config."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     bundles = [trial_bundles(config) for config in configs]
     runtime = configs[0].runtime
     start_ray(runtime, max(sum(bundle.get("CPU", 0) for bundle in wanted) for wanted in bundles))

@@ -9,10 +9,11 @@
 Decisions that matter here:
 - a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`, with the checkpoints, metrics and report
   of any run. A checkpoint of Tune's names trial and iteration only: so nothing is written twice, and what Tune restores has
-  checksums and falls back to the newest good one;
+  checksums and falls back to the newest good one. A trial whose folder is there already goes on, whatever Tune knows of it;
 - what would fail again is not tried again: a config that cannot work and a NaN end the trial with the reason in its last result
-  (`failed`). A lost process raises, and Tune starts the trial again from its newest checkpoint;
-- a trial that population-based training sends on from another's checkpoint keeps its own rows up to there; `lineage.json` says from whom.
+  (`failed`). What the surroundings did (a lost process, a full disk) raises, and Tune starts the trial again from its newest checkpoint;
+- a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes the other's for
+  iterations that it had not reached itself. `lineage.json` says from whom it goes on since when, and with which values.
 """
 
 import json
@@ -28,8 +29,9 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
 from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.runs.checkpoint import Checkpoint, load_checkpoint
+from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.runs.experiment import with_absolute_paths
+from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.resources import trial_bundles
 from nip_ray.runs.session import Session
@@ -46,28 +48,38 @@ class ExperimentTrainable(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Make the run folder, or open the one of an earlier start of this trial. Nothing is built before the first `step`."""
+        """Make the run folder, or open the one of an earlier start of this trial. Nothing is built before the first `step`.
+
+        Raises UserError when the folder cannot be written.
+        """
         self.session: Session | None = None
+        self.folder: RunFolder | None = None
         self._from: dict[str, Any] | None = None
         self._fault: str | None = None
         try:
             self.experiment = with_absolute_paths(_of_networks(config))
             check(self.experiment)
-            self.root = Path(config["run_root"]).resolve()
-            self.folder = opened(self.root / self.trial_id, self.experiment)
         except UserError as error:
             self._fault = str(error)
+            return
+        self.root = Path(config["run_root"]).resolve()
+        self.folder = opened(self.root / self.trial_id, self.experiment)
 
     def step(self) -> dict[str, Any]:
         """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `run_dir`, `done`, and `failed` (the
-        reason) for a trial that need not be tried again.
+        reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
         """
+        if self._fault is not None or self.folder is None:
+            return _failed(self._fault)
+        if self.session is None:
+            try:
+                self.session = self._begin(self.folder)
+            except LearnerLost:
+                raise
+            except (UserError, TrainingError) as error:
+                return _failed(error)
+        before = self.session.saved_at
         try:
-            if self._fault is not None:
-                raise UserError(self._fault)
-            if self.session is None:
-                self.session = self._begin()
-            before = self.session.saved_at
             for _ in range(self.config.get("iterations_per_report", 1)):
                 if not self.session.over:
                     self.session.step()
@@ -75,8 +87,8 @@ class ExperimentTrainable(tune.Trainable):
                 self.session.finish()
         except LearnerLost:
             raise
-        except (UserError, TrainingError) as error:
-            return {"done": True, "failed": " ".join(str(error).split())}
+        except TrainingError as error:
+            return {**self.session.figures, **_failed(error)}
         saved = self.session.saved_at != before
         return {**self.session.figures, "run_dir": str(self.folder.path), "done": self.session.over, SHOULD_CHECKPOINT: saved}
 
@@ -98,33 +110,53 @@ class ExperimentTrainable(tune.Trainable):
         """Give actors, trackers and the folder back."""
         if self.session is not None:
             self.session.close()
-        if self._fault is None:
+        if self.folder is not None:
             self.folder.close()
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """CPUs and GPUs of the main process, then of every env runner and learner."""
-        return tune.PlacementGroupFactory(trial_bundles(_of_networks(config)))
+        try:
+            return tune.PlacementGroupFactory(trial_bundles(_of_networks(config)))
+        except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
+            return tune.PlacementGroupFactory([{"CPU": 1.0}])
 
-    def _begin(self) -> Session:
+    def _begin(self, folder: RunFolder) -> Session:
         """The session, standing where this trial is to go on: another trial's checkpoint, or its own newest, or the start."""
-        session = Session(self.experiment, self.folder, quiet=True, group=self.config.get("group"))
-        donor = self._donor()
-        write_atomically(self.folder.path / CONFIG, config_to_yaml(self.experiment).encode())
-        if donor is None:
-            session.start(session.newest())
-            return session
-        session.start(donor, foreign=True)
-        session.save()  # from here on the folder has no checkpoint but those of its own config
-        assert self._from is not None
-        _note(self.folder, {"iteration": donor.iteration, "from": self._from["trial"], "values": values_of(self.config)})
+        session = Session(self.experiment, folder, quiet=True, group=self.config.get("group"))
+        try:
+            source, checkpoint = self._other_source(folder)
+            if checkpoint is None:
+                session.start(session.newest())
+            else:
+                _take_rows(folder, self.root / source, checkpoint.iteration)
+                session.start(checkpoint, foreign=True)
+                session.save()  # from here on the folder has no checkpoint but those of its own config
+                write_atomically(folder.path / CONFIG, config_to_yaml(self.experiment).encode())
+                _note(folder, {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)})
+        except BaseException:
+            session.close()
+            raise
         return session
 
-    def _donor(self) -> Checkpoint | None:
-        """The checkpoint of another trial that Tune wants this one to go on from, if that is so and it can be read."""
-        if self._from is None or self._from["trial"] == self.trial_id:
-            return None
-        return load_checkpoint(self.root / self._from["trial"] / "checkpoints", self._from["iteration"])
+    def _other_source(self, folder: RunFolder) -> tuple[str, Checkpoint | None]:
+        """(trial, its checkpoint) to go on from where that is not simply this run's own newest, else ("", None)."""
+        if self._from is not None and self._from["trial"] != self.trial_id and not self._taken_over(folder, self._from):
+            checkpoints = self.root / self._from["trial"] / "checkpoints"
+            try:
+                return self._from["trial"], load_checkpoint(checkpoints, self._from["iteration"])
+            except UserError:  # the other one has gone on, and keeps its newest ones only
+                return self._from["trial"], load_checkpoint(checkpoints)
+        if has_checkpoint(folder.checkpoints):
+            own = load_checkpoint(folder.checkpoints)
+            if own.fingerprint != run_fingerprint(self.experiment):  # Tune forgot a change of settings when its process was killed
+                return self.trial_id, own
+        return "", None
+
+    def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
+        """Whether an earlier start of this trial went on from there already, with the same values."""
+        last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
+        return last["from"] == wanted["trial"] and last["iteration"] >= wanted["iteration"] and last["values"] == values_of(self.config)
 
 
 def _of_networks(config: Mapping[str, Any]) -> ExperimentConfig:
@@ -149,7 +181,23 @@ def opened(path: Path, experiment: ExperimentConfig) -> RunFolder:
     return folder
 
 
+def _failed(reason: object) -> dict[str, Any]:
+    return {"done": True, "failed": " ".join(str(reason).split())}
+
+
+def _take_rows(folder: RunFolder, source: Path, iteration: int) -> None:
+    """Append the rows of the run at `source` from where those of `folder` end, up to `iteration`."""
+    own = folder.metrics()
+    known = own[-1]["iteration"] if own else 0
+    for row in RunFolder.open(source).metrics() if known < iteration else []:
+        if known < row["iteration"] <= iteration:
+            folder.append_metrics(row)
+
+
+def _lineage(folder: RunFolder) -> list[dict[str, Any]]:
+    return folder.read_json(LINEAGE)["steps"] if (folder.path / LINEAGE).is_file() else []
+
+
 def _note(folder: RunFolder, step: Mapping[str, Any]) -> None:
     """Add a step to `lineage.json`."""
-    steps = folder.read_json(LINEAGE)["steps"] if (folder.path / LINEAGE).is_file() else []
-    folder.write_json(LINEAGE, {"steps": [*steps, dict(step)]})
+    folder.write_json(LINEAGE, {"steps": [*_lineage(folder), dict(step)]})

@@ -1,7 +1,24 @@
-"""From a sweep's spec to Tune's parts: what each trial is told, who draws settings, who is stopped, what is tried again."""
+"""From a sweep's spec to Tune's parts: what each trial is told, who draws settings, who is stopped, what is tried again.
+
+Decisions that matter here:
+- trials are numbered in the order of their settings where we draw these ourselves. So a trial finds its run folder again even when the
+  process that ran the sweep was killed before Tune wrote anything down;
+- Tune saves no scheduler. What ASHA has to know of earlier trials is played to it from their rows, and members of a population stay in
+  step with their intervals;
+- a sweep that ends before its trials do (out of time, or a trial failed and that was to end it) leaves them unfinished: Tune's own limits
+  would call them terminated, and never go on with them.
+"""
 
 import json
+import math
+import re
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ray import tune
@@ -9,12 +26,22 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater, SearchAlgorithm, Searcher
 
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.runs.progress import say
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
-from nip_ray.sweeps.spaces import to_pbt, to_tune
+from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
+from nip_ray.sweeps.told import values_of
 from nip_ray.sweeps.trainable import ExperimentTrainable
 
 TRIALS, TUNE = "trials", "tune"
+PROGRESS_S = 30.0
+"""Seconds between two lines of progress on a terminal."""
+
+Curve = Sequence[tuple[int, float]]
+
+
+class Enough(Exception):
+    """The sweep ends here, with what it has."""
 
 
 def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
@@ -27,11 +54,13 @@ def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
 
 
 def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
-    """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them."""
+    """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is a Path, which Tune
+    takes for something to be told anew when it goes on: so a sweep's folder may be moved.
+    """
     told: dict[str, Any] = {
         "experiment": json.dumps(spec.base),
         "spaces": json.dumps({key: space.data() for key, space in spec.spaces.items()}),
-        "run_root": str(folder / TRIALS),
+        "run_root": folder / TRIALS,
         "group": spec.name,
         "iterations_per_report": spec.settings.iterations_per_report,
     }
@@ -47,49 +76,113 @@ def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
     return {**told, "values": tune.grid_search([json.dumps({"drawn": point}) for point in points])}
 
 
-def tune_config(spec: SweepSpec) -> tune.TuneConfig:
-    """Search, scheduler and limits."""
-    settings = spec.settings
+def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
+    """Search and scheduler. known: what the figure of each trial was, at each report, before this process took over."""
     return tune.TuneConfig(
-        metric=settings.metric,
-        mode=settings.mode,
-        scheduler=_scheduler(spec),
+        metric=spec.settings.metric,
+        mode=spec.settings.mode,
+        scheduler=_scheduler(spec, known),
         search_alg=_search(spec),
         num_samples=spec.num_trials if _tune_draws(spec) else 1,
-        max_concurrent_trials=settings.max_concurrent,
-        time_budget_s=settings.time_budget_s,
         trial_dirname_creator=_trial_id,
         trial_name_creator=_trial_id,
     )
 
 
-def run_config(spec: SweepSpec, folder: Path, callbacks: list[tune.Callback]) -> tune.RunConfig:
-    """Where Tune keeps its own state, and what it tries again. All checkpoints are kept: they are pointers into the run folders."""
+def run_config(spec: SweepSpec, folder: Path, callback: tune.Callback) -> tune.RunConfig:
+    """Where Tune keeps its own state, and what it tries again. All its checkpoints are kept: they are pointers into the run folders."""
     failures = 0 if spec.settings.fail_fast else spec.settings.max_failures
     return tune.RunConfig(
         name=TUNE,
         storage_path=str(folder),
-        failure_config=tune.FailureConfig(max_failures=failures, fail_fast=spec.settings.fail_fast),
+        failure_config=tune.FailureConfig(max_failures=failures),
         checkpoint_config=tune.CheckpointConfig(num_to_keep=None, checkpoint_frequency=0, checkpoint_at_end=False),
-        stop=_StopWhenOneFailed() if spec.settings.fail_fast else None,
-        callbacks=callbacks,
+        callbacks=[callback],
         verbose=0,
         log_to_file=True,
     )
 
 
-class _StopWhenOneFailed(tune.Stopper):
-    """Ends the sweep after a trial that says that it failed; one that raised ends it by `fail_fast`."""
+def ended(trial: Any) -> bool:
+    """Whether a trial of Tune's is over: done, stopped by the scheduler, or failed for good."""
+    return trial.status == "ERROR" or bool((trial.last_result or {}).get("done"))
 
-    def __init__(self) -> None:
-        self.failed = False
 
-    def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        self.failed = self.failed or "failed" in result
-        return False
+def place(trial: Any) -> int:
+    """A trial's place in the order in which settings were drawn."""
+    return int(re.match(r"\d+", str(trial.experiment_tag))[0])  # type: ignore[index]  # Tune counts them there
 
-    def stop_all(self) -> bool:
-        return self.failed
+
+def _reached(last: Mapping[str, Any]) -> int:
+    """Iterations that a trial has done, by its last result."""
+    return last.get("text_iteration", last.get("iteration", 0))
+
+
+class Watch(tune.Callback):
+    """Tells on stderr of every trial that ends and, on a terminal, of how the others stand; ends the sweep when it is out of time, or when
+    a trial failed and that is to end it.
+
+    trials: Tune's trials, at the end. failed: what ended the sweep, where `fail_fast` did.
+    """
+
+    def __init__(self, spec: SweepSpec, quiet: bool) -> None:
+        settings = spec.settings
+        self.metric, self.mode, self.total, self.quiet = settings.metric, settings.mode, spec.num_trials, quiet
+        self.fail_fast, self.budget = settings.fail_fast, settings.time_budget_s
+        self.began = self.told = time.monotonic()
+        self.trials: list[Any] = []
+        self.failed: Any = None
+
+    @property
+    def late(self) -> bool:
+        """Whether the sweep has used up its time."""
+        return self.budget is not None and time.monotonic() - self.began >= self.budget
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Of a trial that is done, stopped, or failed in a way that need not be tried again."""
+        last = trial.last_result or {}
+        if "failed" in last:
+            self.failed = self.failed or trial
+        value = last.get(self.metric)
+        found = f"{self.metric} {value:.4g}" if isinstance(value, int | float) else f"no {self.metric}"
+        self._say_ended(trials, trial, last.get("failed") or f"{found} after {_reached(last)} iterations")
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Of one that lost a process, and is tried again."""
+        if not self.quiet:
+            say(f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it goes on from its newest checkpoint")
+
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Of one that broke down as often as it may."""
+        self.failed = self.failed or trial
+        self._say_ended(trials, trial, f"broke down {trial.num_failures} times")
+
+    def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
+        """Between any two events."""
+        if self.late or (self.fail_fast and self.failed is not None):
+            _interrupt()
+        if not self.quiet and time.monotonic() - self.told >= PROGRESS_S and sys.stderr.isatty():
+            self.told = time.monotonic()
+            running = sum(trial.status == "RUNNING" for trial in trials)
+            over = sum(map(ended, trials))
+            say(f"{running} running, {over} of {self.total} ended{self._best(trials)}")
+
+    def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
+        """However it ends."""
+        self.trials = list(trials)
+
+    def _say_ended(self, trials: list[Any], trial: Any, what: object) -> None:
+        self.told = time.monotonic()
+        if not self.quiet:
+            values = ", ".join(f"{key} {value}" for key, value in values_of(trial.config).items()) or f"trial {trial.trial_id}"
+            say(f"[{sum(map(ended, trials))}/{self.total}] {values}: {what}")
+
+    def _best(self, trials: Sequence[Any]) -> str:
+        known = [(x, trial) for trial in trials if math.isfinite(x := (trial.last_result or {}).get(self.metric, math.nan))]
+        if not known:
+            return ""
+        figure, best = (max if self.mode == "max" else min)(known, key=lambda pair: pair[0])
+        return f"; best so far {self.metric} {figure:.4g}, after {_reached(best.last_result)} iterations of trial {best.trial_id}"
 
 
 def _tune_draws(spec: SweepSpec) -> bool:
@@ -100,10 +193,14 @@ def _tune_draws(spec: SweepSpec) -> bool:
 def _search(spec: SweepSpec) -> SearchAlgorithm | Searcher:
     settings, seed = spec.settings, spec.base.get("seed", 0)
     if not isinstance(settings.search, OptunaSearch):
-        return BasicVariantGenerator(random_state=seed)
+        generator = BasicVariantGenerator(random_state=seed, max_concurrent=settings.max_concurrent or 0)
+        generator._uuid_prefix = ""  # 00000, 00001, ... and not something random before it
+        return generator
+    import optuna
     from optuna.samplers import TPESampler
     from ray.tune.search.optuna import OptunaSearch as Optuna
 
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     sampler = TPESampler(n_startup_trials=settings.search.num_startup_samples, seed=seed)
     searcher: Searcher = Optuna(sampler=sampler, seed=None)
     if len(settings.seeds) > 1:  # the searcher sees the mean over seeds
@@ -111,24 +208,56 @@ def _search(spec: SweepSpec) -> SearchAlgorithm | Searcher:
     return searcher if settings.max_concurrent is None else ConcurrencyLimiter(searcher, settings.max_concurrent)
 
 
-def _scheduler(spec: SweepSpec) -> TrialScheduler:
+def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
     chosen = spec.settings.scheduler
     clock = "text_iteration" if spec.kind is TextExperimentConfig else "iteration"
     if isinstance(chosen, AshaScheduler):
-        return ASHAScheduler(
+        asha = ASHAScheduler(
             time_attr=clock, grace_period=chosen.grace_iterations, reduction_factor=chosen.reduction_factor, max_t=10**9, brackets=1
         )
+        sign = 1 if spec.settings.mode == "max" else -1
+        for trial_id, curve in known.items():
+            for iteration, figure in curve:
+                named: Any = SimpleNamespace(trial_id=trial_id)
+                asha._brackets[0].on_result(named, iteration, sign * figure)
+        return asha
     if isinstance(chosen, PbtScheduler):
-        return PopulationBasedTraining(
+        return _Population(
             time_attr=clock,
             perturbation_interval=chosen.interval,
             quantile_fraction=chosen.quantile,
             resample_probability=chosen.resample_probability,
             hyperparam_mutations={"values": {key: to_pbt(space) for key, space in spec.spaces.items()}},
+            custom_explore_fn=_bounded(spec.spaces),
             require_attrs=False,
             log_config=False,
         )
     return FIFOScheduler()
+
+
+def _interrupt() -> None:
+    """End Tune's loop as an interrupt does, with its state written. Raises Enough in a thread, where there are no signals."""
+    if threading.current_thread() is not threading.main_thread():
+        raise Enough
+    signal.raise_signal(signal.SIGUSR1)
+
+
+class _Population(PopulationBasedTraining):
+    """Tune's, of which a member that starts again (a lost process, a resumed sweep) is not compared before its next interval is over."""
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        super().on_trial_add(tune_controller, trial)
+        reached = (trial.last_result or {}).get(self._time_attr, 0)
+        self._trial_state[trial].last_perturbation_time = reached - reached % self._perturbation_interval
+
+
+def _bounded(spaces: Mapping[str, Space]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Puts changed values back into their spaces: else they would go on growing, out of sight, beyond the ends."""
+
+    def bounded(config: dict[str, Any]) -> dict[str, Any]:
+        return {**config, "values": {key: clipped(spaces[key], value) for key, value in config["values"].items()}}
+
+    return bounded
 
 
 def _trial_id(trial: Any) -> str:

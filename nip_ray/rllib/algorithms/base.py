@@ -3,15 +3,19 @@
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
 - the iteration number seeds everything that is random in it and is part of the state: a restore goes on exactly;
-- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is made anew is not waited for;
+- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is made anew is not waited for. A runner
+  that does not answer in time counts as lost, and is ended;
 - what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message. Only lost
   processes are made anew, and so often as the settings allow (stock RLlib retries anything for hours);
+- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended;
 - weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
 """
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false, reportPrivateImportUsage=false
+import logging
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -28,6 +32,7 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env import env_runner_group
+from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
@@ -37,17 +42,17 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.rllib.calls import PROBE_S, Failure, PlayShares, TakeWeights, Told, Update, is_dead, is_lost, last_line, untold
+from nip_ray.rllib.calls import PROBE_S, PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule, module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
+from nip_ray.runs.progress import say
 from nip_ray.settings.experiment import FaultToleranceSettings
 from nip_ray.settings.schedule import UpdateSchedule
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
-_DEATH_S = 30.0  # within which Ray is sure to know that a process is gone
 
 
 # our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
@@ -72,6 +77,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.rollout_fragment_length = "auto"
         self.add_default_connectors_to_learner_pipeline = False
         self._dont_auto_sync_env_runner_states = True
+        self.validate_env_runners_after_construction = False  # we do, and tell of it
         self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
         self.env_runner_health_probe_timeout_s = PROBE_S
         self.env_runner_restore_timeout_s = 60.0
@@ -178,11 +184,21 @@ class ProtocolAlgorithm(Algorithm):
         self.train_iteration = 0
         self.env_steps_total = 0
         self.row: dict[str, float] = {}
-        with self._no_needless_ray(config), _config_by_value():
+        logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
+        with self._no_needless_ray(config), _plain_runners(), _learners_said():
             super().setup(config)
+        self._refuse_broken_runners()
         self.scenario = scenario_of(self.config.env_config["experiment"])
         self._share_modules()
         self.send_weights()
+
+    @override(Algorithm)
+    def _setup_logdir(self) -> None:
+        """Nothing is written there; outside Tune stock RLlib leaves an empty folder in the user's home for every algorithm."""
+        if self._storage is None:
+            self._logdir = tempfile.gettempdir()
+        else:
+            super()._setup_logdir()
 
     @override(Algorithm)
     def training_step(self) -> None:
@@ -245,12 +261,14 @@ class ProtocolAlgorithm(Algorithm):
         deadline = time.monotonic() + self.config.sample_timeout_s
         while not (healthy := group.healthy_env_runner_ids()):
             if time.monotonic() > deadline:
-                raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (sample_timeout_s)")
+                raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (fault_tolerance.sample_timeout_s)")
             if group.probe_unhealthy_env_runners():
                 self.send_weights()
-            elif all(map(is_dead, group._worker_manager.actors().values())):
+            elif all(reasons := [reason_of_death(actor) for actor in group._worker_manager.actors().values()]):
                 times = self.config.max_num_env_runner_restarts
-                raise TrainingError(f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times})")
+                raise TrainingError(
+                    f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times}; the last: {reasons[-1]})"
+                )
             else:
                 time.sleep(0.1)
         return healthy
@@ -260,15 +278,40 @@ class ProtocolAlgorithm(Algorithm):
         plan: dict[int, list[int]] = {}
         for i, worker in enumerate(missing):
             plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
-        calls = [Told(PlayShares(tuple(workers), iteration)) for workers in plan.values()]
-        answers = self.env_runner_group.foreach_env_runner(
-            calls, remote_worker_ids=list(plan), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
-        )
+        answers = self._ask_runners({runner: PlayShares(tuple(workers), iteration) for runner, workers in plan.items()})
         found = {}
-        for samples, metrics in map(untold, answers):
+        for samples, metrics in answers.values():
             self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
             found |= {sample.worker: sample for sample in samples}
         return found
+
+    def _ask_runners(self, calls: Mapping[int, Any]) -> dict[int, Any]:
+        """What those runners answer, each to its call, that are neither lost nor silent for too long: those are out of service now.
+
+        Raises TrainingError with the message of what a runner raised.
+        """
+        manager, limit = self.env_runner_group._worker_manager, self.config.sample_timeout_s
+        if not calls:  # RLlib takes an empty list of runners for all of them
+            return {}
+        told = list(map(Told, calls.values()))
+        answers = {answer.actor_id: answer for answer in manager.foreach_actor(told, remote_actor_ids=list(calls), timeout_seconds=limit)}
+        for runner in calls:
+            if runner in answers and not answers[runner].ok:
+                say(f"warning: env runner {runner} is lost; others play for it until it is made anew")
+            elif runner not in answers and manager.is_actor_healthy(runner):
+                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.sample_timeout_s) and is made anew")
+                ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
+                manager.set_actor_state(runner, healthy=False)
+        return {runner: untold(answer.get()) for runner, answer in answers.items() if answer.ok}
+
+    def _refuse_broken_runners(self) -> None:
+        """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any that is lost."""
+        if self.env_runner_group is None or not self.env_runner_group.num_remote_env_runners():
+            return
+        for answer in self.env_runner_group._worker_manager.foreach_actor(methodcaller("ping"), healthy_only=False):
+            error = answer.get()
+            if isinstance(error, RayActorError) and error.actor_init_failed:
+                raise TrainingError(f"env runner {answer.actor_id} cannot be made: {said(error)}") from error
 
     # ---------------------------------------------------------------------------------------------------------- learn
 
@@ -308,9 +351,8 @@ class ProtocolAlgorithm(Algorithm):
             self.env_runner_group.local_env_runner.set_state(state)
         if self.env_runner_group.num_remote_env_runners():
             shared = ray.put(state[COMPONENT_RL_MODULE])
-            self.env_runner_group.foreach_env_runner(
-                TakeWeights([shared], self.train_iteration), local_env_runner=False, timeout_seconds=self.config.sample_timeout_s
-            )
+            healthy = self.env_runner_group.healthy_env_runner_ids()
+            self._ask_runners(dict.fromkeys(healthy, TakeWeights([shared], self.train_iteration)))
 
     def _weights(self) -> dict[str, Any]:
         state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
@@ -373,34 +415,18 @@ class ProtocolAlgorithm(Algorithm):
         return nullcontext() if needed else _no_object_store()
 
     def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
-        """What `function` gives on every learner, or on those numbered in `only`.
-
-        Raises LearnerLost when a learner is gone, as soon as any of them has failed: the others may wait for it for ever.
-        """
+        """What `function` gives on every learner, or on those numbered in `only`; see `ask_learners`."""
         if self.learner_group.is_local:
             return [function(self.learner_group._learner)]
-        actors = self.learner_group._workers
-        try:
-            answers = ray.get([actors[i].apply.remote(Told(function)) for i in (range(len(actors)) if only is None else only)])
-        except RayActorError as error:
-            raise LearnerLost(f"a learner of {len(actors)} is lost ({last_line(str(error))})") from error
-        except RayError as error:
-            self._refuse_lost_learners()
-            raise TrainingError(f"a learner failed: {last_line(str(error))}") from error
-        if any(isinstance(answer, Failure) for answer in answers):
-            self._refuse_lost_learners(wait_s=0.0 if any(getattr(a, "ours", False) for a in answers) else _DEATH_S)
-        return [untold(answer) for answer in answers]
+        learners = self.learner_group._workers or []
+        return ask_learners(learners, function, list(range(len(learners))) if only is None else only)
 
-    def _refuse_lost_learners(self, wait_s: float = _DEATH_S) -> None:
-        """Raise LearnerLost if, now or within `wait_s` seconds, a learner is found to be gone."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            lost = [i for i, actor in enumerate(self.learner_group._workers) if is_lost(actor)]
-            if lost:
-                raise LearnerLost(f"learner {', '.join(map(str, lost))} of {len(self.learner_group._workers)} is lost")
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.2)
+    @override(Algorithm)
+    def cleanup(self) -> None:
+        """End all processes. A runner that hangs is not waited for: none of them has anything to put away."""
+        if getattr(self, "env_runner_group", None) is not None:
+            self.env_runner_group._worker_manager.clear()
+        super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:
         """What `function` gives on the first learner; all hold the same state, so the others need not send theirs."""
@@ -419,14 +445,31 @@ def _no_object_store() -> Iterator[None]:
 
 
 @contextmanager
-def _config_by_value() -> Iterator[None]:
+def _plain_runners() -> Iterator[None]:
     """Let env runners be made from the config itself, some kilobytes, instead of a reference to it in the object store.
 
-    Ray cannot make an actor anew whose arguments the object store has lost, and says so on stderr each time one is made.
+    Ray cannot make an actor anew whose arguments the object store has lost, and says so on stderr each time one is made. Nor is the first
+    runner asked for spaces, which fails with an index error where that runner could not be made: the local one knows them, too.
     """
     put = ray.put
-    with patch.object(env_runner_group.ray, "put", lambda value: value if isinstance(value, AlgorithmConfig) else put(value)):
+    by_value = patch.object(env_runner_group.ray, "put", lambda value: value if isinstance(value, AlgorithmConfig) else put(value))
+    with by_value, patch.object(EnvRunnerGroup, "get_spaces", _local_spaces):
         yield
+
+
+def _local_spaces(group: EnvRunnerGroup) -> Any:
+    return None if group.local_env_runner is None else group.local_env_runner.get_spaces()  # none yet: it is to find out for itself
+
+
+@contextmanager
+def _learners_said() -> Iterator[None]:
+    """Raises TrainingError, with the message of what went wrong, when remote learners cannot be made."""
+    try:
+        yield
+    except RayActorError as error:
+        raise LearnerLost(f"a learner was lost while it was made ({first_words(str(error))})") from error
+    except RayError as error:
+        raise TrainingError(f"a learner cannot be made: {said(error)}") from error
 
 
 def _peek(value: Any) -> Any:

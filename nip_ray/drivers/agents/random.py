@@ -1,0 +1,60 @@
+"""Actions drawn evenly from the action space: what any learner must beat."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws
+from nip_ray.drivers.contract import Rows
+from nip_ray.errors import UserError
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.drivers import NetworkSettings, RandomAgentSettings
+
+
+class RandomAgent(BaseAgent):
+    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither Discrete nor a bounded Box."""
+
+    def __init__(
+        self,
+        observation_space: gymnasium.Space,
+        action_space: gymnasium.Space,
+        num_copies: int,
+        settings: RandomAgentSettings,
+        network: NetworkSettings,
+        seed: int,
+    ) -> None:
+        super().__init__(
+            observation_space, action_space, num_copies, (observation_space, action_space, num_copies, settings, network, seed)
+        )
+        self._seed, self._draws = seed, Draws(seed, "act", lambda random: self._draw(random, (BLOCK, num_copies)))
+        if not isinstance(action_space, gymnasium.spaces.Discrete) and not _bounded(action_space):
+            raise UserError(f"environment: its actions are a {type(action_space).__name__}, expected a Discrete space or a bounded Box")
+        self.acted = 0
+
+    def _draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+        space = self.action_space
+        if isinstance(space, gymnasium.spaces.Discrete):
+            return random.integers(int(space.start), int(space.start + space.n), shape)
+        return random.uniform(space.low, space.high, (*shape, *space.shape)).astype(space.dtype)
+
+    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
+        """Actions, one row a copy."""
+        if not self.training:
+            return self._draw(np.random.default_rng(stable_seed(self._seed, "evaluate", timestep)), (len(observations),))
+        self.acted += 1
+        return self._draws.at(self.acted - 1)
+
+    def state_dict(self) -> dict[str, Any]:
+        """A counter."""
+        return {**super().state_dict(), "acted": self.acted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state)
+        self.acted = int(state["acted"])
+
+
+def _bounded(space: Any) -> bool:
+    return isinstance(space, gymnasium.spaces.Box) and space.is_bounded()

@@ -1,0 +1,155 @@
+"""Environments of many copies, and the truth about where their episodes begin and end.
+
+Decisions that matter here:
+- Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its action, pays nothing
+  and shows the new episode's first observation. It is no transition, and is marked so. Where they begin anew in the same step, the
+  last observation stands in the infos, and is put where it belongs. Where they do not begin anew, we tell them to;
+- copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a learner's slice plays
+  the same episodes whether it is an environment of its own or part of a larger one. A vector form has one stream for all its copies;
+- learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each into a process of
+  its own, without a word per timestep.
+"""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from nip_ray.drivers.contract import ended, replaced_rows
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.drivers import EnvironmentSettings
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to make an environment, here or in another process (so it must pickle).
+
+    make: from a number of copies to an environment with Gymnasium's vector interface. num_copies: of all learners together.
+    shared: one environment for all learners; else each has one of its own, of as many copies as its scope has.
+    """
+
+    make: Callable[[int], Any]
+    num_copies: int
+    shared: bool = False
+
+
+def recipe_of(settings: EnvironmentSettings) -> Recipe:
+    """The recipe that settings describe."""
+    return Recipe(partial(make_environment, settings), settings.num_copies, settings.shared)
+
+
+def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasium.vector.VectorEnv:
+    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin anew as asked."""
+    mode = AutoresetMode[settings.autoreset.upper()]
+    kind = _vectorization(settings)
+    arguments: dict[str, Any] = {} if kind == "vector_entry_point" else {"vector_kwargs": {"autoreset_mode": mode}}
+    arguments |= settings.options
+    try:
+        made = gymnasium.make_vec(settings.id, num_copies, vectorization_mode=kind, **arguments)
+    except (gymnasium.error.Error, ImportError, TypeError, ValueError, AssertionError) as error:
+        raise UserError(f"environment: {settings.id} cannot be made ({' '.join(str(error).split())[:200]})") from error
+    found = made.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+    if found is not mode:
+        made.close()
+        can = found.name.lower()
+        raise UserError(
+            f"environment.autoreset: got {settings.autoreset}, but {settings.id} as {kind} can only {can}; try vectorization: sync"
+        )
+    return made
+
+
+def _vectorization(settings: EnvironmentSettings) -> str:
+    try:
+        spec = gymnasium.spec(settings.id)
+    except (gymnasium.error.Error, ImportError) as error:
+        near = difflib.get_close_matches(settings.id, list(gymnasium.registry), 1)
+        hint = f"did you mean {near[0]}?" if near else "expected one that Gymnasium knows, as CartPole-v1, or MODULE:ID"
+        raise UserError(f"environment.id: got {settings.id}, {hint}") from error
+    if settings.vectorization == "auto":
+        return "vector_entry_point" if spec.vector_entry_point is not None and settings.autoreset == "next_step" else "sync"
+    if settings.vectorization == "vector_entry_point" and spec.vector_entry_point is None:
+        raise UserError(f"environment.vectorization: {settings.id} has no vector form of its own; expected one of auto, sync, async")
+    return settings.vectorization
+
+
+class Copies:
+    """An environment of n copies that is in the middle of n episodes.
+
+    env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are mappings of players.
+    first: place of its first copy among all copies. observations: what the copies show now.
+    """
+
+    def __init__(self, env: Any, first: int = 0) -> None:
+        self.env, self.first, self.num_copies = env, first, int(env.num_envs)
+        metadata = getattr(env, "metadata", None) or {}
+        self.mode: AutoresetMode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
+        self.observations: Any = None
+        self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
+        self._state = getattr(env, "state", None)
+
+    def reset(self, seed: int, *purpose: str | int) -> None:
+        """Begin new episodes in all copies, which depend on (seed, purpose, place of the copy) alone."""
+        if isinstance(getattr(self.env, "unwrapped", None), SyncVectorEnv | AsyncVectorEnv):
+            places = range(self.first, self.first + self.num_copies)
+            seeds: Any = [stable_seed(seed, "environment", *purpose, place) % 2**31 for place in places]
+        else:
+            seeds = stable_seed(seed, "environment", *purpose, self.first) % 2**31
+        self.observations, _ = self.env.reset(seed=seeds)
+        self.over = None
+
+    def state(self) -> Any:
+        """The global state, None where the environment has none."""
+        return self._state() if callable(self._state) else None
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
+        """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them; `observations` moves on."""
+        shown, reward, terminated, truncated, infos = self.env.step(actions)
+        if shown is self.observations:
+            raise TrainingError("the environment gives the same array in every step; make it with copy=True")
+        over = ended(terminated, truncated)
+        valid, led_to = None, shown
+        if self.mode is AutoresetMode.NEXT_STEP:
+            if self.over is not None:
+                valid = ~self.over
+            self.over = over if over.any() else None
+        elif over.any():
+            if self.mode is AutoresetMode.SAME_STEP:
+                led_to = _with_final(shown, over, infos)
+            else:
+                shown, _ = self.env.reset(options={"reset_mask": over})
+        self.observations = shown
+        return led_to, reward, terminated, truncated, valid, infos
+
+    def render(self) -> Any:
+        """A picture, as the environment makes it."""
+        return self.env.render()
+
+    def close(self) -> None:
+        """End the environment."""
+        self.env.close()
+
+
+def _with_final(shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
+    """What the copies showed before those that are over began anew."""
+    if "final_obs" not in infos:
+        raise TrainingError("the environment begins anew in the same step, but its infos have no final_obs")
+    return replaced_rows(shown, over, _filled(infos["final_obs"], shown))
+
+
+def _filled(final: Any, shown: Any) -> Any:
+    """`final` as arrays like `shown`; rows of copies that are not over hold anything."""
+    if isinstance(shown, Mapping):
+        return {key: _filled(final[key], part) for key, part in shown.items()}
+    if final.dtype != object:
+        return final
+    made = np.array(shown)
+    for place, row in enumerate(final):
+        if row is not None:
+            made[place] = row
+    return made

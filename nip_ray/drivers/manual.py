@@ -1,0 +1,72 @@
+"""The loop itself, spelled out with public pieces, for one learner and its copies: what to copy when no driver fits.
+
+It does, call by call, what the sequential driver does, except that nothing is rendered and no infos are tracked.
+"""
+
+from nip_ray.drivers.contract import Agent, Transition
+from nip_ray.drivers.core import OnCheckpoint, OnRow
+from nip_ray.drivers.environments import Copies
+from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.statistics import EpisodeStatistics
+from nip_ray.errors import UserError
+
+
+def train_by_hand(
+    copies: Copies,
+    agent: Agent,
+    timesteps: int,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    seed: int = 0,
+    statistics: EpisodeStatistics | None = None,
+) -> None:
+    """Train `agent` on all of `copies` from timestep `start` to `stop` (None: the end) of `timesteps`.
+
+    Fresh copies play the episodes that a sequential driver with this seed would play. statistics: of their episodes.
+    """
+    agent.enable_training_mode(True)
+    if copies.observations is None:
+        copies.reset(seed, "episodes", 0, 0)
+    for timestep in range(start, timesteps if stop is None else stop):
+        agent.pre_interaction(timestep, timesteps)
+        observations = copies.observations
+        actions = agent.act(observations, timestep, timesteps)
+        led_to, rewards, terminated, truncated, valid, infos = copies.step(actions)
+        transition = Transition(observations, actions, rewards, led_to, terminated, truncated, valid, infos)
+        agent.record_transition(transition, timestep, timesteps)
+        if statistics is not None:
+            statistics.add(transition)
+        agent.post_interaction(timestep, timesteps)
+
+
+class ManualDriver(SequentialDriver):
+    """`train_by_hand` behind the drivers' interface, learner after learner."""
+
+    def train(
+        self,
+        until: int | None = None,
+        *,
+        write_interval: int = 0,
+        on_row: OnRow | None = None,
+        checkpoint_interval: int = 0,
+        on_checkpoint: OnCheckpoint | None = None,
+    ) -> None:
+        """As `SequentialDriver.train`, without a progress bar. Raises UserError where learners share an environment."""
+        core, total = self.core, self.settings.timesteps
+        if any(len(part.learners) > 1 for part in core.parts):
+            raise UserError("driver: by hand an environment has one learner; use the sequential driver for learners that share one")
+        end = total if until is None else min(until, total)
+        core.enable_training(True)
+        core.mark_time()
+        while core.timestep < end:
+            at = core.timestep
+            stop = min([end, *((at // interval + 1) * interval for interval in (write_interval, checkpoint_interval) if interval)])
+            for part in core.parts:
+                learner = part.learners[0]
+                train_by_hand(part.copies, learner.agent, total, start=at, stop=stop, statistics=learner.statistics)
+            core.timestep = stop
+            if on_row is not None and write_interval and stop % write_interval == 0:
+                on_row(core.row())
+            if on_checkpoint is not None and checkpoint_interval and stop % checkpoint_interval == 0:
+                on_checkpoint(stop)

@@ -1,0 +1,114 @@
+"""All learners in this process, one after the other within each timestep."""
+
+import atexit
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_ray.drivers.contract import Agent
+from nip_ray.drivers.core import Core, Environment, OnCheckpoint, OnRow, Part, as_recipe, learners_and_scopes, make_parts, nothing, own_part
+from nip_ray.runs.progress import progress_line
+from nip_ray.settings.drivers import DriverSettings
+
+
+class SequentialDriver:
+    """Trains and evaluates learners in this process.
+
+    environment: settings, a recipe (each learner then has an environment of its own, unless it is shared), or a vector environment.
+    agents: one or several. scopes: numbers of copies (None: equal shares, the remainder to the last). names: begin their figures' keys.
+    Raises UserError where they do not fit.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        agents: Agent | Sequence[Agent],
+        settings: DriverSettings,
+        scopes: Sequence[int] | None = None,
+        names: Sequence[str] | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.agents, self.scopes, self.names = learners_and_scopes(environment, agents, scopes, names)
+        self.settings, self._recipe = settings, as_recipe(environment)
+        self.core = Core(make_parts(environment, self.agents, self.scopes, self.names), settings, seed)
+        if settings.close_environment_at_exit:
+            atexit.register(self.close)
+
+    @property
+    def timestep(self) -> int:
+        """How many timesteps were made."""
+        return self.core.timestep
+
+    @property
+    def env_steps(self) -> int:
+        """How many transitions there were, of all learners."""
+        return self.core.env_steps
+
+    def train(
+        self,
+        until: int | None = None,
+        *,
+        write_interval: int = 0,
+        on_row: OnRow | None = None,
+        checkpoint_interval: int = 0,
+        on_checkpoint: OnCheckpoint | None = None,
+    ) -> None:
+        """Train up to timestep `until` (None: the settings' total), from where it stands.
+
+        on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every `checkpoint_interval`.
+        Raises TrainingError where training breaks down.
+        """
+        total = self.settings.timesteps
+        with progress_line("timesteps", self.timestep, total, not self.settings.progress_bar) as report:
+
+            def told(row: dict[str, Any]) -> None:
+                report(row["iteration"], row)
+                (on_row or nothing)(row)
+
+            end = total if until is None else min(until, total)
+            self.core.train(end, write_interval, told, checkpoint_interval, on_checkpoint or nothing)
+
+    def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
+        """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy unless the
+        settings say otherwise.
+
+        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in training); else in
+        those of training, which goes on with fresh episodes afterwards.
+        """
+        parts = self._evaluation_parts(num_copies)
+        try:
+            return self.core.evaluate(timesteps, parts)
+        finally:
+            for part in parts or []:
+                part.copies.close()
+
+    def _evaluation_parts(self, num_copies: int | None) -> list[Part] | None:
+        recipe = self._recipe
+        if recipe is None or recipe.shared:
+            return None
+        named = zip(self.agents, self.scopes, self.names, strict=True)
+        return [own_part(recipe, agent, scope, name, num_copies) for agent, scope, name in named]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training depends on, in values that `nip_ray.runs.checkpoint` holds."""
+        return self.core.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`. Raises UserError for a state of other learners."""
+        self.core.load_state_dict(state)
+
+    def close(self) -> None:
+        """End the environments."""
+        atexit.unregister(self.close)
+        self.core.close()
+
+    def __str__(self) -> str:
+        return described(self)
+
+
+def described(driver: Any) -> str:
+    """What a driver drives, one learner a line."""
+    copies = driver.scopes[-1][1]
+    lines = [f"{type(driver).__name__}: {copies} copies, {len(driver.agents)} learners"]
+    for name, agent, (start, stop) in zip(driver.names, driver.agents, driver.scopes, strict=True):
+        lines.append(f"  {name}: {type(agent).__name__}, copies {start} to {stop - 1}")
+    return "\n".join(lines)

@@ -1,0 +1,99 @@
+"""A runner file, read and checked: `RunnerSettings` from YAML or a mapping, and back.
+
+Decisions that matter here:
+- everything that is wrong comes in one UserError, key by key, with the nearest valid key for one that is unknown; a file that cannot be
+  read is an error, never an empty file;
+- a string is a string. Schedules have keys of their own; nothing is evaluated.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any
+
+import pydantic
+import pydantic_core
+import yaml
+
+from nip_ray.config.keys import branches, keys_of, with_tags
+from nip_ray.config.load import Dumper, apply_overrides, fault_text, plain, read_mapping
+from nip_ray.drivers.scopes import resolve_scopes
+from nip_ray.errors import UserError
+from nip_ray.settings.drivers import LearnerSettings, RunnerSettings
+
+
+def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunnerSettings:
+    """The settings in a YAML file, in a run's folder, or in a mapping, with `overrides` ("a.b=c") laid over them.
+
+    Raises UserError, which names the file, for everything that is wrong.
+    """
+    if isinstance(source, Mapping):
+        return parse_runner(apply_overrides(source, overrides))
+    data, name = read_mapping(source, overrides)
+    try:
+        return parse_runner(data)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
+    """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every fault."""
+    data = dict(data)
+    if isinstance(data.get("learners"), list | tuple):
+        data["learners"] = [with_tags(one, LearnerSettings) if isinstance(one, Mapping) else one for one in data["learners"]]
+    try:
+        encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
+    except ValueError as error:
+        raise UserError(f"a runner file holds numbers, text, lists and mappings only ({error})") from None
+    try:
+        found = _model(RunnerSettings).model_validate_json(encoded, strict=True)
+    except pydantic_core.ValidationError as error:
+        faults = dict.fromkeys(fault_text(detail, RunnerSettings) for detail in error.errors(include_url=False))
+        raise UserError("; ".join(faults)) from None
+    fields = {name: getattr(found, name) for name in keys_of(RunnerSettings)}
+    learners = tuple(LearnerSettings(**{name: getattr(one, name) for name in keys_of(LearnerSettings)}) for one in fields.pop("learners"))
+    settings = RunnerSettings(**fields, learners=learners)
+    _check(settings)
+    return settings
+
+
+def runner_to_yaml(settings: RunnerSettings) -> str:
+    """Every key as YAML; `parse_runner` of it gives equal settings."""
+    return yaml.dump(plain(settings), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+def sizes_of(settings: RunnerSettings) -> list[int] | None:
+    """The numbers of copies that learners ask for; None where they ask for none."""
+    sizes = [learner.scope for learner in settings.learners if learner.scope is not None]
+    if sizes and len(sizes) != len(settings.learners):
+        raise UserError(f"scopes: got {len(sizes)} for {len(settings.learners)} learners, expected one for each, or none at all")
+    return sizes or None
+
+
+def names_of(settings: RunnerSettings) -> list[str]:
+    """The learners' names."""
+    return [learner.name or f"learner_{place}" for place, learner in enumerate(settings.learners)]
+
+
+def _check(settings: RunnerSettings) -> None:
+    resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
+    names = names_of(settings)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(f"learners: the name {', '.join(twice)} stands twice, expected a different one for each")
+    if settings.driver.name == "manual" and settings.environment.shared and len(names) > 1:
+        raise UserError("driver.name: got manual, which has one learner an environment; expected environment.shared: false, or sequential")
+    if any(width < 1 for learner in settings.learners for width in learner.network.hidden):
+        raise UserError("learners: network.hidden holds a width below 1, expected integers >= 1")
+
+
+@cache
+def _model(kind: type) -> type[pydantic.BaseModel]:
+    """A settings class as pydantic checks it: unions told apart by `name`."""
+    fields: dict[str, Any] = {}
+    for key in keys_of(kind).values():
+        annotation: Any = tuple[_model(LearnerSettings), ...] if key.name == "learners" else key.annotation
+        if len(branches(annotation)) > 1:
+            annotation = Annotated[annotation, pydantic.Field(discriminator="name")]
+        fields[key.name] = (annotation, pydantic.Field(key.default, **key.bounds))
+    return pydantic.create_model(kind.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields)

@@ -1,0 +1,180 @@
+"""The order of calls, what learners are shown, and what evaluation leaves alone."""
+
+import copy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from nip_ray.drivers.agents import make_agent
+from nip_ray.drivers.agents.players import IndependentPlayers
+from nip_ray.drivers.contract import Agent
+from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.step import StepDriver
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.settings.drivers import LearnerSettings, PPOAgentSettings
+from tests.drivers.small import CARTPOLE, DQN, PPO, Duel, Recorder, Watched, agents, counting, quiet, same
+
+TRACK = ["a.track info/speed", "a.track a/b"]
+
+
+def watched(copies: int, sizes: list[int], **options: Any) -> tuple[SequentialDriver, list[str], list[Recorder]]:
+    calls: list[str] = []
+    recorders = [Recorder(name, calls, size) for name, size in zip("ab", sizes, strict=False)]
+    driver = SequentialDriver(Watched(counting(copies), calls), recorders, quiet(2, **options), sizes)
+    return driver, calls, recorders
+
+
+def test_one_learner_is_called_in_the_documented_order() -> None:
+    driver, calls, _ = watched(3, [3], headless=False, render_interval=2)
+    driver.train()
+    driver.close()
+    assert calls == [
+        *("a.training=True", "env.reset", "a.begin"),
+        *("a.pre 0/2", "a.act 0", "env.step", "env.render", "a.record 0", *TRACK, "a.post 0"),
+        *("a.pre 1/2", "a.act 1", "env.step", "a.record 1", *TRACK, "a.post 1"),
+        "env.close",
+    ]
+
+
+def test_learners_that_share_an_environment_take_turns_within_each_step() -> None:
+    driver, calls, (first, second) = watched(5, [2, 3])
+    driver.train(1)
+    driver.close()
+    assert calls[-14:-2] == [
+        *("a.pre 0/2", "b.pre 0/2", "a.act 0", "b.act 0", "env.step"),
+        *("a.record 0", *TRACK, "b.record 0", *(track.replace("a.", "b.", 1) for track in TRACK), "a.post 0"),
+    ]
+    assert calls[-2:] == ["b.post 0", "env.close"]
+    whole = np.concatenate([first.seen[0].next_observations, second.seen[0].next_observations])
+    assert whole.tolist() == [[0, 1]] * 5
+
+
+def test_evaluation_makes_the_same_calls_with_greedy_actions() -> None:
+    driver, calls, (recorder,) = watched(3, [3])
+    figures = driver.evaluate(2)
+    assert calls[0] == "a.training=False"
+    assert calls[1:6] == ["env.reset", "a.pre 0/2", "a.act 0", "env.step", "a.record 0"]
+    assert recorder.explored == [False, False]
+    assert figures["learner_0/info/speed"] == 2.5
+    assert recorder.tracked() == {}
+    stochastic, _, (other,) = watched(3, [3], stochastic_evaluation=True)
+    stochastic.evaluate(2)
+    assert other.explored == [True, True]
+
+
+@pytest.mark.parametrize("learner", [PPO, DQN], ids=["ppo", "dqn"])
+@pytest.mark.parametrize("shared", [False, True], ids=["own-copies", "copies-of-training"])
+def test_evaluation_teaches_nobody(learner: LearnerSettings, shared: bool) -> None:
+    settings: Any = CARTPOLE if not shared else counting(6)
+    made = (
+        agents(learner) if not shared else [make_agent(learner, settings.single_observation_space, settings.single_action_space, 6, 0, 0)]
+    )
+    driver = SequentialDriver(settings, made, quiet(60))
+    driver.train(13)
+    before = copy.deepcopy(made[0].state_dict())
+    steps = driver.env_steps
+    figures = driver.evaluate(30)
+    assert figures["learner_0/episodes"] > 0
+    after = made[0].state_dict()
+    if shared:  # the episodes in flight were cut, which a stretch in progress is told
+        after["stored"] = before["stored"] = None
+    assert same(before, after)
+    assert driver.env_steps == steps
+    driver.train(20)
+    assert driver.env_steps > steps
+    driver.close()
+
+
+def test_evaluation_in_copies_of_its_own_does_not_change_training() -> None:
+    finals = []
+    for evaluated in (False, True):
+        (agent,) = agents(PPO)
+        driver = SequentialDriver(CARTPOLE, agent, quiet(40))
+        driver.train(20)
+        if evaluated:
+            driver.evaluate(15, num_copies=2)
+        driver.train()
+        finals.append(driver.state_dict())
+        driver.close()
+    assert same(*finals)
+
+
+def duelists(copies: int, seed: int = 0) -> IndependentPlayers:
+    learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, learning_epochs=4, learning_rate=0.01))
+    box, buttons = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
+    return IndependentPlayers({player: make_agent(learner, box, buttons, copies, seed, i) for i, player in enumerate(Duel.players)})
+
+
+def test_a_learner_of_several_players_learns_and_is_evaluated_greedily() -> None:
+    agent = duelists(16)
+    driver = SequentialDriver(Duel(16), agent, quiet(320))
+    assert isinstance(agent, Agent)
+    driver.train()
+    assert driver.env_steps == 320 * 16
+    greedy = driver.evaluate(40)
+    assert greedy["learner_0/return_mean"] == 8.0  # 4 rounds, both players always right
+    assert greedy["learner_0/left/return_mean"] == greedy["learner_0/right/return_mean"] == 4.0
+    driver.close()
+    sampled = SequentialDriver(Duel(16), duelists(16), quiet(1, stochastic_evaluation=True))
+    assert sampled.evaluate(40)["learner_0/return_mean"] < 6
+    sampled.close()
+
+
+def test_several_learners_of_several_players_share_copies() -> None:
+    both = [duelists(4), duelists(6, seed=1)]
+    driver = SequentialDriver(Duel(10), both, quiet(40), [4, 6])
+    driver.train()
+    row = driver.core.row()
+    assert row["env_steps_total"] == 400
+    assert {"learner_0/left/policy_loss", "learner_1/right/return_mean"} <= set(row)
+    driver.close()
+
+
+def test_the_step_driver_counts_from_0_and_returns_what_the_environment_gave() -> None:
+    calls: list[str] = []
+    recorder = Recorder("a", calls, 3)
+    driver = StepDriver(Watched(counting(3), calls), recorder, quiet(5))
+    shown, reward, terminated, truncated, infos = driver.step()
+    assert "a.pre 0/5" in calls
+    assert shown.tolist() == [[0, 1]] * 3
+    assert reward.tolist() == [1, 1, 1]
+    assert not (terminated | truncated).any()
+    assert infos["episode"]["a/b"] == 1
+    assert driver.step(timestep=7, timesteps=9)[0].tolist() == [[0, 2]] * 3
+    assert "a.pre 7/9" in calls
+    assert driver.timestep == 2
+    driver.evaluate_step()
+    assert driver.timestep == 2
+    assert calls.count("env.reset") == 2
+    assert recorder.explored == [True, True, False]
+    driver.reset()
+    driver.step()
+    assert driver.timestep == 1
+    assert calls.count("a.pre 0/5") == 3
+    driver.close()
+
+
+def test_learners_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UserError, match="empty list"):
+        SequentialDriver(CARTPOLE, [], quiet(1))
+    with pytest.raises(UserError, match="at most one learner a copy"):
+        SequentialDriver(CARTPOLE, agents(PPO, copies=1) * 7, quiet(1))
+    with pytest.raises(UserError, match="expected a different one for each"):
+        SequentialDriver(CARTPOLE, agents(PPO, PPO), quiet(1), names=["x", "x"])
+
+
+def test_a_driver_says_what_it_drives() -> None:
+    driver = SequentialDriver(CARTPOLE, agents(PPO, DQN, sizes=[2, 4]), quiet(1), [2, 4], ["p", "q"])
+    assert str(driver).splitlines()[1:] == ["  p: PPOAgent, copies 0 to 1", "  q: DQNAgent, copies 2 to 5"]
+    driver.close()
+
+
+def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
+    env = counting(3)
+    env.copy = False
+    driver = SequentialDriver(env, Recorder("a", [], 3), quiet(3))
+    with pytest.raises(TrainingError, match="copy=True"):
+        driver.train()
+    driver.close()

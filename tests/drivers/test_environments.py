@@ -1,0 +1,83 @@
+"""Where episodes begin and end, whatever the environment's way of beginning anew."""
+
+import numpy as np
+import pytest
+
+from nip_ray.drivers.contract import rows
+from nip_ray.drivers.environments import Copies, make_environment
+from nip_ray.errors import UserError
+from nip_ray.settings.drivers import EnvironmentSettings
+from tests.drivers.small import counting
+
+MODES = ("next_step", "same_step", "disabled")
+
+
+def transitions(mode: str, steps: int = 40) -> list[list[tuple]]:
+    """Every transition of each of three copies: (observation, reward, next observation, terminated, truncated)."""
+    copies = Copies(counting(3, mode))
+    copies.reset(0)
+    found: list[list[tuple]] = [[], [], []]
+    for _ in range(steps):
+        before = copies.observations
+        after, reward, terminated, truncated, valid, _ = copies.step(np.zeros(3, dtype=np.int64))
+        for i in range(3):
+            if valid is None or valid[i]:
+                found[i].append((tuple(before[i]), reward[i], tuple(after[i]), bool(terminated[i]), bool(truncated[i])))
+    copies.close()
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_transition_is_one_that_the_environment_made(mode: str) -> None:
+    for copy, found in enumerate(transitions(mode)):
+        episode, count = 0, 0
+        for before, reward, after, terminated, truncated in found:
+            assert before == (episode, count)
+            assert after == (episode, count + 1)
+            assert reward == count + 1
+            over = count + 1 == 2 + (episode + copy) % 3
+            assert terminated == (over and episode % 2 == 0)
+            assert truncated == (over and episode % 2 == 1)
+            episode, count = (episode + 1, 0) if over else (episode, count + 1)
+        assert episode > 5
+
+
+def test_a_reset_in_the_next_step_costs_a_step_and_no_other_mode_does() -> None:
+    counts = {mode: sum(map(len, transitions(mode))) for mode in MODES}
+    assert counts["same_step"] == counts["disabled"] == 120
+    assert counts["next_step"] < 100
+
+
+def test_copies_of_a_loop_play_the_same_episodes_in_a_slice_and_in_the_whole() -> None:
+    settings = EnvironmentSettings(num_copies=5, vectorization="sync")
+    whole, part = Copies(make_environment(settings, 5)), Copies(make_environment(settings, 2), first=3)
+    actions = np.random.default_rng(0).integers(0, 2, (80, 5))
+    for copies in (whole, part):
+        copies.reset(7, "episodes")
+    for action in actions:
+        whole.step(action)
+        part.step(action[3:])
+        assert np.array_equal(rows(whole.observations, 3, 5), part.observations)
+    assert not np.array_equal(whole.observations[0], whole.observations[1])
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (EnvironmentSettings(id="CartPol-v1"), "did you mean CartPole"),
+        (EnvironmentSettings(id="no_such_module:Env-v0"), "expected one that Gymnasium knows"),
+        (EnvironmentSettings(id="Pendulum-v1", vectorization="vector_entry_point"), "no vector form of its own"),
+        (EnvironmentSettings(vectorization="vector_entry_point", autoreset="same_step"), "can only next_step; try vectorization: sync"),
+        (EnvironmentSettings(vectorization="sync", options={"gravity_of_the_moon": 1.6}), "CartPole-v1 cannot be made"),
+    ],
+)
+def test_environments_that_cannot_be_are_refused(settings: EnvironmentSettings, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        make_environment(settings, 2)
+
+
+def test_options_reach_the_environment() -> None:
+    env = make_environment(EnvironmentSettings(options={"sutton_barto_reward": True}), 2)
+    env.reset(seed=0)
+    assert list(env.step(np.zeros(2, dtype=np.int64))[1]) == [0, 0]
+    env.close()

@@ -1,0 +1,181 @@
+"""All drivers are the same training: number for number, also over a stop and a new process."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.drivers.agents import make_agent
+from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.manual import ManualDriver
+from nip_ray.drivers.parallel import ParallelDriver
+from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.step import StepDriver
+from nip_ray.errors import LearnerLost, TrainingError, UserError
+from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
+from nip_ray.settings.drivers import EnvironmentSettings
+from tests.drivers.small import CARTPOLE, DQN, PPO, RANDOM, agents, counting, quiet, same
+
+ROOT = Path(__file__).resolve().parents[2]
+SYNC = EnvironmentSettings(num_copies=6, vectorization="sync", autoreset="same_step")
+SHARED = EnvironmentSettings(num_copies=6, shared=True)
+PENDULUM = EnvironmentSettings(id="Pendulum-v1", num_copies=6, options={"max_episode_steps": 15})
+
+
+def sequential(environment: Any, *learners: Any, timesteps: int = 48, env: str = "CartPole-v1") -> dict[str, Any]:
+    driver = SequentialDriver(environment, agents(*learners, env=env), quiet(timesteps), seed=5)
+    driver.train()
+    state = driver.state_dict()
+    driver.close()
+    return state
+
+
+@pytest.mark.parametrize("environment", [CARTPOLE, SYNC, SHARED], ids=["vector", "sync", "shared"])
+def test_steps_are_what_the_sequential_driver_does(environment: EnvironmentSettings) -> None:
+    driver = StepDriver(environment, agents(PPO, DQN), quiet(48), seed=5)
+    for _ in range(48):
+        driver.step()
+    assert same(driver.state_dict(), sequential(environment, PPO, DQN))
+    driver.close()
+
+
+def test_the_loop_by_hand_is_what_the_sequential_driver_does() -> None:
+    driver = ManualDriver(CARTPOLE, agents(PPO, DQN), quiet(48), seed=5)
+    driver.train(write_interval=7, checkpoint_interval=9)
+    assert same(driver.state_dict(), sequential(CARTPOLE, PPO, DQN))
+    driver.close()
+    shared = ManualDriver(SHARED, agents(PPO, DQN), quiet(48))
+    with pytest.raises(UserError, match="one learner"):
+        shared.train()
+    shared.close()
+
+
+def test_a_learner_is_not_touched_by_its_neighbour() -> None:
+    with_dqn, with_random = sequential(SYNC, PPO, DQN), sequential(SYNC, PPO, RANDOM)
+    assert same(with_dqn["agents"][0], with_random["agents"][0])
+    assert not same(with_dqn["agents"][0], sequential(SYNC, DQN, PPO)["agents"][1])
+
+
+@pytest.mark.parametrize("environment", [CARTPOLE, SHARED, pytest.param(SYNC, marks=pytest.mark.slow)], ids=["own", "shared", "own-loops"])
+def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(environment: EnvironmentSettings, ray_session: None) -> None:
+    learners = agents(PPO, DQN)
+    driver = ParallelDriver(environment, learners, quiet(48), seed=5)
+    try:
+        rows: list[dict[str, Any]] = []
+        driver.train(write_interval=16, on_row=rows.append)
+        expected = sequential(environment, PPO, DQN)
+        found = driver.state_dict()
+        for state in (found, expected):  # a run that writes rows has taken its figures; another has not
+            for statistics in state["statistics"]:
+                statistics.update(finished=None, reward_sum=None, reward_count=None)
+            for agent in state["agents"]:
+                agent["tracked"] = None
+        assert same(found, expected)
+        for agent, state in zip(learners, expected["agents"], strict=True):
+            assert same({**agent.state_dict(), "tracked": None}, state)
+        assert [row["iteration"] for row in rows] == [16, 32, 48]
+        assert rows[-1]["env_steps_total"] == driver.env_steps
+        assert {"learner_0/policy_loss", "learner_1/value_loss", "learner_1/return_mean"} <= set().union(*rows)
+        evaluated = driver.evaluate(30)
+    finally:
+        driver.close()
+    again = SequentialDriver(environment, learners, quiet(48), seed=5)
+    again.core.timestep = 48
+    assert evaluated == again.evaluate(30)
+    again.close()
+
+
+def test_a_process_that_dies_is_named(ray_session: None) -> None:
+    import ray
+
+    driver = ParallelDriver(CARTPOLE, agents(PPO, PPO), quiet(40))
+    try:
+        driver.train(8)
+        ray.kill(driver._seats[1]._actor)
+        with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
+            driver.train()
+    finally:
+        driver.close()
+
+
+def broken(copies: int) -> Any:
+    raise ValueError("no such simulator")
+
+
+def test_an_error_in_a_process_is_told(ray_session: None) -> None:
+    with pytest.raises(TrainingError, match="learner_0: ValueError: no such simulator"):
+        ParallelDriver(Recipe(broken, 6), agents(PPO, PPO), quiet(40))
+    with pytest.raises(UserError, match="need 60 processors"):
+        ParallelDriver(CARTPOLE, agents(PPO, PPO), quiet(40, threads_per_learner=30))
+
+
+RESUME = """
+import sys
+from pathlib import Path
+import torch
+from tests.drivers.test_equality import {environment}, resumed
+resumed({environment}, Path(sys.argv[1]), {env!r})
+"""
+
+
+def resumed(environment: EnvironmentSettings, folder: Path, env: str) -> None:
+    """Go on from the checkpoint in `folder` to the end, and save that."""
+    driver = SequentialDriver(environment, agents(PPO, learner_for(env), env=env), quiet(48), seed=5)
+    found = load_checkpoint(folder)
+    driver.load_state_dict({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]})
+    driver.train()
+    save(driver, folder)
+    driver.close()
+
+
+def save(driver: SequentialDriver, folder: Path) -> None:
+    state = driver.state_dict()
+    learned = state.pop("agents")
+    save_checkpoint(folder, driver.timestep, {"driver": state, "agents": {"all": learned}}, {}, "x", None)
+
+
+def learner_for(env: str) -> Any:
+    return DQN if env == "CartPole-v1" else PPO
+
+
+@pytest.mark.parametrize(
+    ("environment", "env"),
+    [("CARTPOLE", "CartPole-v1"), ("SYNC", "CartPole-v1"), ("PENDULUM", "Pendulum-v1")],
+    ids=["vector", "sync", "pendulum"],
+)
+def test_a_stop_and_a_new_process_leave_no_trace(environment: str, env: str, tmp_path: Path) -> None:
+    settings = globals()[environment]
+    driver = SequentialDriver(settings, agents(PPO, learner_for(env), env=env), quiet(48), seed=5)
+    driver.train(21)  # in the middle of a stretch and of episodes
+    save(driver, tmp_path)
+    driver.close()
+    source = RESUME.format(environment=environment, env=env)
+    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = load_checkpoint(tmp_path, 48)
+    assert same({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]}, sequential(settings, PPO, learner_for(env), env=env))
+
+
+def test_an_environment_whose_state_cannot_be_read_goes_on_with_fresh_episodes() -> None:
+    env: Any = counting(3)
+    env.envs[0].engine = object()
+    (agent,) = [make_agent(PPO, env.single_observation_space, env.single_action_space, 3, 0, 0)]
+    driver = SequentialDriver(env, agent, quiet(40))
+    driver.train(5)
+    state = driver.state_dict()
+    assert state["parts"][0]["snapshot"] is None
+    driver.load_state_dict(state)
+    assert driver.core.parts[0].copies.observations[:, 1].tolist() == [0, 0, 0]
+    assert agent.state_dict()["stored"]["truncated"][-1].any()  # the stretch in progress knows of the cut
+    assert driver.core.learners[0].statistics.length_B.tolist() == [0, 0, 0]
+    driver.train()
+    driver.close()
+
+
+def test_a_state_of_other_learners_is_refused() -> None:
+    driver = SequentialDriver(CARTPOLE, agents(PPO), quiet(4))
+    with pytest.raises(UserError, match="holds 2 learners, expected 1"):
+        driver.load_state_dict(sequential(CARTPOLE, PPO, DQN, timesteps=4))
+    driver.close()

@@ -1,0 +1,146 @@
+"""One file, one run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from nip_ray.drivers.runner import DRIVERS, EVALUATION, fingerprint_of, make_driver, resume_runner, run_runner
+from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
+from nip_ray.errors import UserError
+from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints
+from nip_ray.runs.folder import RunFolder
+from nip_ray.settings.drivers import RunnerSettings
+from tests.drivers.small import same
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY: dict[str, Any] = {
+    "seed": 4,
+    "environment": {"num_copies": 5},
+    "learners": [
+        {"name": "p", "algorithm": {"rollouts": 8, "learning_epochs": 2}, "scope": 2},
+        {"name": "q", "algorithm": {"name": "dqn", "learning_starts": 4, "memory_size": 100}, "scope": 3},
+    ],
+    "driver": {"timesteps": 40},
+    "evaluation": {"timesteps": 30, "num_copies": 2},
+    "experiment": {"write_interval": 10, "checkpoint_interval": 20},
+}
+
+
+def final_state(run_dir: Path) -> dict[str, Any]:
+    return load_checkpoint(run_dir / "checkpoints").tensors
+
+
+def plain_rows(run_dir: Path) -> list[dict[str, Any]]:
+    """The rows of metrics without what depends on the clock."""
+    with RunFolder.open(run_dir) as folder:
+        return [
+            {key: value for key, value in row.items() if not key.startswith("time/") and "per_s" not in key} for row in folder.metrics()
+        ]
+
+
+def test_the_shipped_file_is_a_runner_file() -> None:
+    settings = load_runner(ROOT / "tune_configs" / "runner_cartpole.yaml")
+    assert settings.environment.id == "CartPole-v1"
+    assert parse_runner(yaml.safe_load(runner_to_yaml(settings))) == settings
+
+
+def test_the_defaults_are_a_runner_file() -> None:
+    assert parse_runner({}) == RunnerSettings()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"sed": 1}, "sed: unknown key, did you mean seed"),
+        ({"driver": {"timstep": 3}}, "driver.timstep: unknown key, did you mean timesteps"),
+        ({"driver": {"name": "steps"}}, "did you mean step"),
+        ({"driver": {"timesteps": "1000 * 2"}}, "driver.timesteps: got '1000 \\* 2', expected integer >= 1"),
+        ({"learners": [{"algorithm": {"name": "dqn", "rollouts": 4}}]}, "learners.0.algorithm.rollouts: unknown key"),
+        ({"learners": [{"algorithm": {"name": "pp0"}}]}, "learners.0.algorithm.name: got 'pp0', did you mean ppo"),
+        ({"learners": []}, "empty list"),
+        ({"learners": [{}] * 17}, "got 17 for 16 copies"),
+        ({"learners": [{"scope": 3}, {}]}, "got 1 for 2 learners"),
+        ({"learners": [{"scope": 3}, {"scope": 3}]}, "expected a sum of 16"),
+        ({"learners": [{"name": "a"}, {"name": "a"}]}, "the name a stands twice"),
+        ({"learners": [{"network": {"hidden": [4, 0]}}]}, "expected integers >= 1"),
+        ({"learners": [{}, {}], "environment": {"shared": True}, "driver": {"name": "manual"}}, "got manual"),
+    ],
+)
+def test_what_is_wrong_is_named(data: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse_runner(data)
+
+
+def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no such file"):
+        run_runner(tmp_path / "absent.yaml")
+    (tmp_path / "bad.yaml").write_text("seed: [1")
+    with pytest.raises(UserError, match=r"bad.yaml: no valid YAML"):
+        run_runner(tmp_path / "bad.yaml")
+    (tmp_path / "wrong.yaml").write_text("driver: {timesteps: 0}")
+    with pytest.raises(UserError, match=r"wrong.yaml: driver.timesteps: got 0, expected integer >= 1"):
+        run_runner(tmp_path / "wrong.yaml", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_keeps_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(TINY))
+    result = run_runner(tmp_path / "file.yaml", tmp_path / "run", ["seed=6"], quiet=True)
+    assert result.timesteps == 40
+    assert result.settings.seed == 6
+    assert load_runner(tmp_path / "run") == result.settings
+    rows = plain_rows(result.run_dir)
+    assert [row["iteration"] for row in rows] == [10, 20, 30, 40]
+    assert rows[-1]["env_steps_total"] == result.env_steps <= 40 * 5
+    assert {"p/policy_loss", "q/value_loss", "p/return_mean", "q/exploration"} <= set().union(*rows)
+    with RunFolder.open(result.run_dir) as folder:
+        evaluation = folder.read_json(EVALUATION)
+    assert evaluation["eval/q/env_steps"] == result.metrics["eval/q/env_steps"] > 0
+    assert evaluation["eval/p/reward_mean"] == 1
+    assert sorted(path.name for path in (result.run_dir / "checkpoints").iterdir()) == ["000020", "000040"]
+
+
+@pytest.mark.parametrize("name", sorted(set(DRIVERS) - {"parallel"}))
+def test_a_run_that_was_stopped_gives_the_numbers_of_one_that_was_not(name: str, tmp_path: Path) -> None:
+    data = {**TINY, "driver": {"timesteps": 40, "name": name}}
+    whole = run_runner(data, tmp_path / "whole", quiet=True)
+    run_runner(data, tmp_path / "stopped", quiet=True)
+    rewind_checkpoints(tmp_path / "stopped" / "checkpoints", 20)  # as a kill after timestep 20 would leave it
+    again = resume_runner(tmp_path / "stopped", quiet=True)
+    assert same(final_state(tmp_path / "whole"), final_state(tmp_path / "stopped"))
+    assert plain_rows(whole.run_dir) == plain_rows(again.run_dir)
+    first, second = ({key: value for key, value in run.metrics.items() if key.startswith("eval/")} for run in (whole, again))
+    assert first == second
+
+
+def test_drivers_go_on_from_each_others_checkpoints(tmp_path: Path, ray_session: None) -> None:
+    run_runner(TINY, tmp_path / "sequential", quiet=True)
+    run_runner(TINY, tmp_path / "stopped", quiet=True)
+    rewind_checkpoints(tmp_path / "stopped" / "checkpoints", 20)
+    parallel = parse_runner({**TINY, "driver": {"timesteps": 40, "name": "parallel"}})
+    (tmp_path / "stopped" / "config.yaml").write_text(runner_to_yaml(parallel))
+    resume_runner(tmp_path / "stopped", quiet=True)
+    assert same(final_state(tmp_path / "sequential"), final_state(tmp_path / "stopped"))
+    assert plain_rows(tmp_path / "sequential") == plain_rows(tmp_path / "stopped")
+
+
+def test_a_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    run_runner(TINY, tmp_path / "run", quiet=True)
+    other = parse_runner({**TINY, "seed": 5})
+    assert fingerprint_of(other) != fingerprint_of(parse_runner(TINY))
+    (tmp_path / "run" / "config.yaml").write_text(runner_to_yaml(other))
+    with pytest.raises(UserError):
+        resume_runner(tmp_path / "run", quiet=True)
+
+
+def test_seeds_differ_and_equal_seeds_agree() -> None:
+    states = []
+    for seed in (1, 1, 2):
+        driver = make_driver(parse_runner({**TINY, "seed": seed}), quiet=True)
+        driver.train(10)
+        states.append(driver.state_dict())
+        driver.close()
+    assert same(states[0], states[1])
+    assert not same(states[0]["agents"], states[2]["agents"])

@@ -1,0 +1,55 @@
+"""Returns and lengths, copy by copy."""
+
+import numpy as np
+import pytest
+
+from nip_ray.drivers.contract import Transition
+from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.statistics import EpisodeStatistics, information
+from tests.drivers.small import RANDOM, agents, counting, quiet
+
+
+def step(statistics: EpisodeStatistics, reward: list[float], over: list[bool], valid: list[bool] | None = None) -> None:
+    seen = np.zeros((len(reward), 1), dtype=np.float32)
+    ends, none = np.array(over), np.zeros(len(over), dtype=bool)
+    mask = None if valid is None else np.array(valid)
+    statistics.add(Transition(seen, seen, np.array(reward, dtype=np.float32), seen, ends, none, mask, {}))
+
+
+def test_an_episode_that_ends_leaves_other_copies_alone() -> None:
+    statistics = EpisodeStatistics(3)
+    for _ in range(5):
+        step(statistics, [1, 1, 1], [False, True, False])
+    assert statistics.return_B.tolist() == [5, 0, 5]
+    assert statistics.length_B.tolist() == [5, 0, 5]
+    assert statistics.finished == [(1, 1.0, 1)] * 5
+    assert statistics.env_steps == 15
+
+
+def test_a_step_that_is_no_transition_counts_for_nothing() -> None:
+    statistics = EpisodeStatistics(2)
+    step(statistics, [1, 1], [True, False])
+    step(statistics, [9, 1], [False, False], [False, True])
+    assert statistics.env_steps == 3
+    assert statistics.length_B.tolist() == [0, 2]
+    assert statistics.take()["reward_mean"] == 1
+
+
+@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
+def test_every_way_of_beginning_anew_gives_the_same_episodes(mode: str) -> None:
+    driver = SequentialDriver(counting(3, mode), agents(RANDOM, copies=3), quiet(60))
+    driver.train()
+    by_copy = {
+        copy: [(gain, length) for where, gain, length in driver.core.learners[0].statistics.finished if where == copy] for copy in range(3)
+    }
+    for copy, found in by_copy.items():
+        lengths = [2 + (episode + copy) % 3 for episode in range(len(found))]
+        assert found == [(length * (length + 1) / 2, length) for length in lengths]
+        assert len(found) > 10
+    driver.close()
+
+
+def test_single_numbers_of_infos_are_tags() -> None:
+    infos = {"episode": {"speed": np.array([2.5]), "a/b": 3, "each": np.zeros(4), "word": "x"}, "other": 1}
+    assert information(infos, "episode") == {"info/speed": 2.5, "a/b": 3.0}
+    assert information(infos, "absent") == {}

@@ -1,0 +1,131 @@
+"""What is broken fails loudly and soon, with its own message; what is lost is made anew so often as the settings say, and no more."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.load import config_from_dict
+from nip_ray.errors import TrainingError
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.scenarios.registry import SCENARIOS
+from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, write_plugin
+from tests.chaos.driver import config, figures
+
+SOON_S = 60.0
+"""More than any of these takes on a busy machine; what is retried in vain takes minutes to hours."""
+
+
+@pytest.fixture(autouse=True)
+def _plain_games_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plugins change this process's table of scenarios, too."""
+    monkeypatch.setitem(SCENARIOS, "message_game", SCENARIOS["message_game"])
+
+
+def run(folder: Path, workers: tuple[int, int], plugin: Path | None = None, **changes: Any) -> float:
+    """Run the small experiment with so many runners and learners in `folder`/run; returns the seconds that it took."""
+    began = time.monotonic()
+    plugins = {} if plugin is None else {"plugins": [str(plugin)]}
+    settings = {"iterations": 4, **plugins, **changes}
+    try:
+        run_experiment(config_from_dict(config(*workers, **settings)), folder / "run", quiet=True)
+    finally:
+        seconds = time.monotonic() - began
+        print(f"{seconds:.1f} s")
+    return seconds
+
+
+def refused(folder: Path, workers: tuple[int, int], plugin: Path | None = None, **changes: Any) -> str:
+    """The message with which it ends, soon."""
+    began = time.monotonic()
+    with pytest.raises(TrainingError) as raised:
+        run(folder, workers, plugin, **changes)
+    assert time.monotonic() - began < SOON_S
+    print(raised.value)
+    return str(raised.value)
+
+
+def limits(**changes: Any) -> dict[str, Any]:
+    """Limits of fault tolerance that are reached soon."""
+    return {"restart_delay_s": 0.0, "sample_timeout_s": 60.0, **changes}
+
+
+# -------------------------------------------------------------------------------------------------------- what is broken
+
+
+@pytest.mark.parametrize("moment", [1, 3])
+def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: None, tmp_path: Path, moment: int) -> None:
+    plugin, struck = write_plugin(tmp_path, RUNNER, moment, RAISES)
+    message = refused(tmp_path, (2, 0), plugin)
+    assert message == "ValueError: the dice are loaded"
+    assert struck.exists()
+    rows = tmp_path / "run" / "metrics.jsonl"
+    assert (len(rows.read_text().splitlines()) if rows.exists() else 0) == moment - 1
+
+
+def test_an_env_runner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
+    plugin, struck = write_plugin(tmp_path, RUNNER, 0, "raise ValueError('the dice are loaded')")
+    message = refused(tmp_path, (2, 0), plugin)
+    assert message == "env runner 1 cannot be made: ValueError: the dice are loaded"
+    assert len(struck.read_text()) <= 2  # no runner was tried twice
+
+
+def test_an_error_in_one_of_two_learners_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
+    """The other one waits for it in an all-reduce."""
+    plugin, _ = write_plugin(tmp_path, LEARNER, 2, "if not before: raise ValueError('the dice are loaded')")
+    assert refused(tmp_path, (0, 2), plugin) == "ValueError: the dice are loaded"
+
+
+def test_a_learner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
+    plugin, _ = write_plugin(tmp_path, LEARNER, 0, RAISES)
+    message = refused(tmp_path, (0, 2), plugin)
+    assert message == "a learner cannot be made: ValueError: the dice are loaded"
+
+
+@pytest.mark.parametrize("learners", [0, 2])
+def test_what_is_not_finite_ends_the_run_by_name(ray_session: None, tmp_path: Path, learners: int) -> None:
+    message = refused(tmp_path, (0, learners), algorithm={"num_epochs": 1, "minibatch_size": 64, "lr": 1e30, "max_grad_norm": None})
+    assert "is not finite; the last checkpoint is untouched. Lower algorithm.lr" in message
+
+
+# ----------------------------------------------------------------------------------------------------------- what hangs
+
+
+def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    calm.mkdir()
+    disturbed.mkdir()
+    run(calm, (2, 0))
+    plugin, struck = write_plugin(disturbed, RUNNER, 2, HANGS_ONCE)
+    seconds = run(disturbed, (2, 0), plugin, fault_tolerance=limits(sample_timeout_s=3.0))
+    assert struck.exists()
+    assert seconds < SOON_S
+    assert figures(disturbed / "run") == figures(calm / "run")
+    assert "gave no answer in 3 s (fault_tolerance.sample_timeout_s) and is made anew" in capfd.readouterr().err
+
+
+def test_when_every_env_runner_hangs_the_run_ends(ray_session: None, tmp_path: Path) -> None:
+    plugin, struck = write_plugin(tmp_path, RUNNER, 2, HANGS)
+    message = refused(tmp_path, (2, 0), plugin, fault_tolerance=limits(sample_timeout_s=3.0, max_env_runner_restarts=0))
+    assert "all env runners are lost for good (fault_tolerance.max_env_runner_restarts: 0" in message
+    assert len(struck.read_text()) == 2
+
+
+# -------------------------------------------------------------------------------------------------- what is lost for good
+
+
+@pytest.mark.crash
+def test_env_runners_that_die_again_and_again_end_the_run(ray_session: None, tmp_path: Path) -> None:
+    plugin, struck = write_plugin(tmp_path, RUNNER, 2, DIES)
+    message = refused(tmp_path, (2, 0), plugin, fault_tolerance=limits(max_env_runner_restarts=0))
+    assert "all env runners are lost for good (fault_tolerance.max_env_runner_restarts: 0" in message
+    assert len(struck.read_text()) == 2
+
+
+@pytest.mark.crash
+def test_learners_that_die_again_and_again_end_the_run(ray_session: None, tmp_path: Path) -> None:
+    plugin, _ = write_plugin(tmp_path, LEARNER, 2, DIES)
+    message = refused(tmp_path, (0, 1), plugin, fault_tolerance=limits(max_learner_failures=1))
+    assert message.startswith("learners were lost 2 times (fault_tolerance.max_learner_failures: 1), at last so: a learner of 1 is lost")
+    assert "nip-ray resume" in message

@@ -1,0 +1,364 @@
+"""Sweeps from their file to the table, through the real Tuner: what is written, what is refused, how they go on after a kill."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.runs.folder import RunFolder
+from nip_ray.sweeps import tuning
+from nip_ray.sweeps.run import SweepResult, free_folder, resume_sweep, run_sweep
+from nip_ray.sweeps.spec import parse_sweep
+from tests.runs.small import MESSAGES, ROOT, environment, small, untimed
+
+METRIC = "eval/verifier/accuracy"
+SWEEP: dict[str, Any] = {
+    **MESSAGES,
+    "name": "tried",
+    "runtime": {"num_threads": 1, "num_cpus": 1},
+    "algorithm": {**MESSAGES["algorithm"], "lr": {"grid": [1e30, 0.02]}},
+    "sweep": {"seeds": [3, 4], "metric": METRIC},
+}
+"""Two learning rates, of which one is a NaN in no time, with two seeds."""
+
+
+class Terminal(io.StringIO):
+    """Where somebody watches."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [untimed(row) for row in RunFolder.open(run).metrics()]
+
+
+@pytest.fixture(scope="module")
+def finished(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[SweepResult, str]:
+    """A sweep, and what it wrote on a terminal."""
+    with pytest.MonkeyPatch.context() as patch:
+        terminal = Terminal()
+        patch.setattr(sys, "stderr", terminal)
+        patch.setattr(tuning, "PROGRESS_S", 0.5)
+        result = run_sweep(parse_sweep(SWEEP), tmp_path_factory.mktemp("runs") / "tried")
+    return result, terminal.getvalue()
+
+
+# ------------------------------------------------------------------------------------------------------- what there is
+
+
+def test_every_setting_is_run_with_every_seed_one_seed_after_the_other(finished: tuple[SweepResult, str]) -> None:
+    result, _ = finished
+    found = [(trial.trial_id, trial.values["algorithm.lr"], trial.seed, trial.status) for trial in result.trials]
+    first, second = [("00000", 1e30, 3, "failed"), ("00001", 0.02, 3, "done")], [("00002", 1e30, 4, "failed"), ("00003", 0.02, 4, "done")]
+    assert found == first + second
+    assert not result.interrupted
+
+
+def test_a_trial_that_fails_by_itself_is_not_tried_again_and_the_others_go_on(finished: tuple[SweepResult, str]) -> None:
+    result, told = finished
+    failed = result.trials[0]
+    assert "not finite" in str(failed.error)
+    assert failed.iterations < 4
+    assert "goes on from" not in told
+    assert [trial.iterations for trial in result.trials if trial.status == "done"] == [4, 4]
+
+
+def test_a_sweep_and_a_single_run_give_the_same_numbers(finished: tuple[SweepResult, str], tmp_path: Path) -> None:
+    run_experiment(small("algorithm.lr=0.02", "seed=4", base=MESSAGES), tmp_path / "run", quiet=True)
+    assert rows(finished[0].folder / "trials" / "00003") == rows(tmp_path / "run")
+
+
+def test_what_came_of_it_is_written_down(finished: tuple[SweepResult, str]) -> None:
+    result, _ = finished
+    written = json.loads((result.folder / "sweep.json").read_text())
+    assert written["format"] == "nip_ray.sweep"
+    assert written["statuses"] == {"done": 2, "failed": 2}
+    assert [setting["trials"] for setting in written["settings"]] == [["00000", "00002"], ["00001", "00003"]]
+    assert written["best"]["values"] == {"algorithm.lr": 0.02}
+    figures = [rows(result.folder / "trials" / name)[-1][METRIC] for name in ("00001", "00003")]
+    assert written["best"]["estimate"] == pytest.approx(sum(figures) / 2)
+    assert written["seconds"] > 0
+    page = (result.folder / "sweep.html").read_text()
+    assert "not finite" in page
+    assert "0.02" in page
+
+
+def test_the_copy_of_the_best_is_a_whole_run(finished: tuple[SweepResult, str]) -> None:
+    result, _ = finished
+    best = result.summary.best_trial
+    assert best is not None
+    assert best.run_dir is not None
+    copied = CliRunner().invoke(app, ["evaluate", str(result.folder / "best"), "--json"])
+    assert copied.exit_code == 0, copied.output
+    assert rows(result.folder / "best") == rows(best.run_dir)
+    assert evaluate_run(result.folder / "best")["iteration"] == 4
+
+
+def test_somebody_who_watches_sees_every_trial_end_and_how_the_others_stand(finished: tuple[SweepResult, str]) -> None:
+    lines = finished[1].splitlines()
+    ended = [line for line in lines if line.startswith("[")]
+    assert [line[:5] for line in ended] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
+    assert sum("algorithm.lr 0.02" in line and METRIC in line and "after 4 iterations" in line for line in ended) == 2
+    assert any("running" in line and "of 4 ended" in line for line in lines)
+    assert set(lines) == {line for line in lines if line.startswith("[") or "running" in line}  # and nothing of Ray's
+
+
+def test_what_tune_leaves_names_trials_as_their_folders_are_named(finished: tuple[SweepResult, str]) -> None:
+    folder = finished[0].folder
+    assert {path.name for path in (folder / "trials").iterdir()} == {"00000", "00001", "00002", "00003"}
+    assert not (folder / "trials" / "00001" / "lineage.json").exists()
+    assert "Traceback" not in ((folder / "tune.log").read_text() if (folder / "tune.log").exists() else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- going on
+
+
+def test_a_finished_sweep_that_goes_on_trains_nothing_and_says_the_same(finished: tuple[SweepResult, str]) -> None:
+    folder = finished[0].folder
+    before = {path: path.read_bytes() for path in folder.glob("trials/*/metrics.jsonl")}
+    found = CliRunner().invoke(app, ["sweep", "--resume", str(folder), "--json"])
+    assert found.exit_code == 0, found.output
+    printed = json.loads(found.stdout)
+    assert printed["settings"] == json.loads((folder / "sweep.json").read_text())["settings"]
+    assert printed["folder"] == str(folder)
+    assert {path: path.read_bytes() for path in folder.glob("trials/*/metrics.jsonl")} == before
+
+
+def test_a_quiet_sweep_prints_nothing(finished: tuple[SweepResult, str]) -> None:
+    found = CliRunner().invoke(app, ["sweep", "--resume", str(finished[0].folder), "--quiet"])
+    assert (found.exit_code, found.output) == (0, "")
+
+
+def test_trials_are_found_again_where_tune_had_written_nothing_yet(finished: tuple[SweepResult, str], tmp_path: Path) -> None:
+    """Killed early: one trial is done, one was cut off, the others have not begun. The folder was moved besides."""
+    folder = tmp_path / "elsewhere"
+    shutil.copytree(finished[0].folder, folder)
+    shutil.rmtree(folder / "tune")
+    for name in ("00000", "00002"):
+        shutil.rmtree(folder / "trials" / name)
+    cut = folder / "trials" / "00003"
+    shutil.rmtree(cut / "checkpoints" / "000004")
+    shutil.rmtree(cut / "curves", ignore_errors=True)
+    (cut / "report.html").unlink()
+    again = resume_sweep(folder, quiet=True)
+    assert [(trial.trial_id, trial.status) for trial in again.trials] == [(trial.trial_id, trial.status) for trial in finished[0].trials]
+    for name in ("00001", "00003"):
+        assert rows(folder / "trials" / name) == rows(finished[0].folder / "trials" / name)
+    assert (cut / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "made, said",
+    [
+        (lambda folder: None, "there is no such folder"),
+        (lambda folder: folder.mkdir(), "no sweep here"),
+        (lambda folder: (folder.mkdir(), (folder / "config.yaml").touch()), "nip-ray resume"),
+        (lambda folder: (folder.mkdir(), (folder / "sweep.yaml").write_text("sweep: {seeds: 3}")), "sweep.yaml"),
+    ],
+)
+def test_what_is_no_sweep_cannot_be_resumed(tmp_path: Path, made: Callable[[Path], Any], said: str) -> None:
+    made(tmp_path / "it")
+    found = CliRunner().invoke(app, ["sweep", "--resume", str(tmp_path / "it")])
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("\n") == 1
+
+
+def test_a_sweep_that_another_process_is_at_is_left_alone(finished: tuple[SweepResult, str], tmp_path: Path) -> None:
+    folder = tmp_path / "held"
+    folder.mkdir()
+    shutil.copy(finished[0].folder / "sweep.yaml", folder)
+    code = f"import fcntl, time\nfile = open({str(folder / '.lock')!r}, 'a+')\nfcntl.flock(file, fcntl.LOCK_EX)\n"
+    code += "print('held', flush=True)\ntime.sleep(99)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            with pytest.raises(UserError, match="is being written by"):
+                resume_sweep(folder)
+        finally:
+            holder.kill()
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+def test_a_folder_that_holds_something_is_not_written_into(finished: tuple[SweepResult, str], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--resume"):
+        run_sweep(parse_sweep(SWEEP), finished[0].folder)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(UserError, match="is not empty; choose"):
+        run_sweep(parse_sweep(SWEEP), tmp_path)
+
+
+def test_a_second_sweep_of_the_name_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    spec = parse_sweep({**SWEEP, "sweep": {**SWEEP["sweep"], "storage_path": str(tmp_path)}})
+    assert free_folder(spec) == tmp_path / "tried"
+    (tmp_path / "tried").mkdir()
+    assert free_folder(spec) == tmp_path / "tried-2"
+
+
+@pytest.mark.parametrize(
+    "storage, said",
+    [("{}/file/runs", "can be written"), ("s3://bucket/runs", "bucket/runs, expected a folder that all nodes see")],
+)
+def test_a_storage_path_that_cannot_work_is_refused_in_one_line(tmp_path: Path, storage: str, said: str) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    found = CliRunner().invoke(app, ["sweep", str(tmp_path / "sweep.yaml"), "--storage", storage.format(tmp_path)])
+    assert found.exit_code == 2
+    assert said in found.output
+    assert found.output.count("\n") == 1
+
+
+def test_a_cluster_that_is_too_small_is_said_and_leaves_no_folder(ray_session: None, tmp_path: Path) -> None:
+    data = {**SWEEP, "play": {**SWEEP["play"], "num_env_runners": {"grid": [1, 9]}}, "sweep": {"metric": METRIC}}
+    with pytest.raises(UserError, match=r"it has 4 CPU in all, and 10 CPU are asked for .*; lower play.num_env_runners"):
+        run_sweep(parse_sweep(data), tmp_path / "large")
+    assert not (tmp_path / "large").exists()
+
+
+def test_a_plugin_that_breaks_in_one_of_the_settings_is_met_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("raise RuntimeError('no good')")
+    data = {**MESSAGES, "plugins": {"grid": [[], [str(tmp_path / "broken.py")]]}}
+    with pytest.raises(UserError, match=r"broken\.py.*no good"):
+        run_sweep(parse_sweep(data), tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_an_experiment_that_is_no_sweep_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(MESSAGES))
+    found = CliRunner().invoke(app, ["sweep", str(tmp_path / "one.yaml")])
+    assert found.exit_code == 2
+    assert "nip-ray train" in found.output
+
+
+def test_a_dry_run_says_what_would_be_run_and_makes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(SWEEP))
+    found = CliRunner().invoke(app, ["sweep", str(tmp_path / "sweep.yaml"), "--dry-run", "--storage", str(tmp_path / "runs")])
+    assert found.exit_code == 0
+    assert found.stdout.startswith("# 2 settings, 4 trials\n")
+    assert parse_sweep(yaml.safe_load(found.stdout)).num_trials == 4
+    assert not (tmp_path / "runs").exists()
+
+
+def test_when_all_trials_failed_the_sweep_did_too(ray_session: None, tmp_path: Path) -> None:
+    data = {**SWEEP, "algorithm": {**MESSAGES["algorithm"], "lr": 1e30}, "sweep": {"seeds": [3, 4], "metric": METRIC}}
+    with pytest.raises(TrainingError, match=r"all 2 trials failed, the first with: iteration \d: .* not finite"):
+        run_sweep(parse_sweep(data), tmp_path / "failed", quiet=True)
+    assert json.loads((tmp_path / "failed" / "sweep.json").read_text())["statuses"] == {"failed": 2}
+
+
+# ----------------------------------------------------------------------------------------------------- killed and stopped
+
+LONG: dict[str, Any] = {
+    **MESSAGES,
+    "name": "long",
+    "iterations": 30,
+    "evaluation": {"interval": 10, "num_transcripts": 0},
+    "checkpoint": {"interval": 5},
+    "runtime": {"num_threads": 1, "ray_num_cpus": 2},
+    "algorithm": {**MESSAGES["algorithm"], "lr": {"loguniform": [1e-3, 1e-1]}},
+    "sweep": {"num_samples": 2, "seeds": [3, 4], "metric": METRIC},
+}
+
+
+@contextmanager
+def begun(file: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`nip-ray sweep` with a Ray of its own, in a process group of its own, of which nothing is left."""
+    command = [sys.executable, "-c", "from nip_ray.cli import main\nmain()", "sweep", str(file), *arguments]
+    process = subprocess.Popen(
+        command, cwd=file.parent, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(happened: Callable[[], object], process: subprocess.Popen[str], seconds: float = 150.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def lines(folder: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in folder.glob("trials/*/metrics.jsonl"))
+
+
+def numbers(result: SweepResult) -> list[Any]:
+    found = []
+    for trial in result.trials:
+        assert trial.run_dir is not None
+        found.append((trial.trial_id, trial.values, trial.seed, trial.status, rows(trial.run_dir)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    return run_sweep(parse_sweep(LONG), tmp_path_factory.mktemp("undisturbed") / "long", quiet=True)
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("rows_before", [1, 12, 65])
+def test_a_killed_sweep_gives_the_numbers_of_one_that_was_left_alone(undisturbed: SweepResult, tmp_path: Path, rows_before: int) -> None:
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump(LONG))
+    folder = tmp_path / "runs" / "long"
+    with begun(tmp_path / "long.yaml", "--quiet") as process:
+        wait_for(lambda: lines(folder) >= rows_before, process)
+        os.killpg(process.pid, signal.SIGKILL)
+    time.sleep(1)  # raylet and workers end with their driver
+    ended = {path.parent.name: RunFolder.open(path.parent).metrics() for path in folder.glob("trials/*/evaluation.json")}
+    assert ended or rows_before < 60
+    resumed = resume_sweep(folder, quiet=True)
+    assert not resumed.interrupted
+    assert numbers(resumed) == numbers(undisturbed)
+    assert {name: RunFolder.open(folder / "trials" / name).metrics() for name in ended} == ended  # their times, too: not trained again
+
+
+@pytest.mark.crash
+def test_an_interrupted_sweep_says_how_to_go_on_and_does(undisturbed: SweepResult, tmp_path: Path) -> None:
+    (tmp_path / "long.yaml").write_text(yaml.safe_dump(LONG))
+    folder = tmp_path / "runs" / "long"
+    with begun(tmp_path / "long.yaml") as process:
+        wait_for(lambda: lines(folder) >= 8, process)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, err
+    assert "goes on" in err.splitlines()[-1]
+    assert "nip-ray sweep --resume" in err.splitlines()[-1]
+    assert "Traceback" not in err
+    assert METRIC in out
+    assert "unfinished" in json.loads((folder / "sweep.json").read_text())["statuses"]
+    assert numbers(resume_sweep(folder, quiet=True)) == numbers(undisturbed)
+
+
+@pytest.mark.slow
+def test_the_smallest_sweep_ends_in_time_and_prints_its_table_only(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with begun(ROOT / "tune_configs" / "sweep_tiny.yaml", "--storage", str(tmp_path)) as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "Best of 2 settings" in out
+    assert [line[:5] for line in err.splitlines()] == ["[1/2]", "[2/2]"]
+    assert time.monotonic() - began < 120  # 20 to 40 seconds where nothing else runs

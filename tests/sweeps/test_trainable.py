@@ -1,0 +1,194 @@
+"""`ExperimentTrainable`: a trial is a run like any other, wherever Tune sends it."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray import tune
+from ray.tune.result import TRIAL_INFO
+
+from nip_ray.errors import UserError
+from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.runs.folder import RunFolder
+from nip_ray.sweeps.trainable import ExperimentTrainable
+from tests.runs.small import MESSAGES, small, untimed
+
+LONG = {**MESSAGES, "iterations": 40}  # a run that ends has its report drawn, which takes longer than all the rest
+LR = {"algorithm.lr": 0.02}
+
+
+@contextmanager
+def trial(root: Path, name: str, **told: Any) -> Iterator[ExperimentTrainable]:
+    """The trial `name` in this process, as Tune makes it in an actor."""
+    config = {"experiment": LONG, "run_root": root, **told, TRIAL_INFO: SimpleNamespace(trial_id=name, trial_name=name)}
+    made = ExperimentTrainable(config)
+    try:
+        yield made
+    finally:
+        made.cleanup()
+
+
+def steps(made: ExperimentTrainable, number: int) -> list[dict[str, Any]]:
+    return [made.step() for _ in range(number)]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    return [untimed(row) for row in RunFolder.open(run).metrics()]
+
+
+def pointer(folder: Path, name: str, iteration: int) -> str:
+    """A checkpoint of Tune's that names another trial."""
+    folder.mkdir(exist_ok=True)
+    (folder / "run.json").write_text(json.dumps({"format": "nip_ray.trial", "version": 1, "trial": name, "iteration": iteration}))
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def donor(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with four iterations of the trial `donor` in it."""
+    root = tmp_path_factory.mktemp("trials")
+    with trial(root, "donor", values=LR) as made:
+        assert [result["iteration"] for result in steps(made, 4)] == [1, 2, 3, 4]
+    return root
+
+
+@pytest.fixture
+def root(donor: Path, tmp_path: Path) -> Path:
+    """A copy of that folder for a test of its own."""
+    shutil.copytree(donor, tmp_path / "trials")
+    return tmp_path / "trials"
+
+
+def test_a_trial_gives_the_numbers_of_a_single_run(donor: Path, tmp_path: Path) -> None:
+    run_experiment(small("algorithm.lr=0.02", base=MESSAGES), tmp_path / "run", quiet=True)
+    assert rows(donor / "donor") == rows(tmp_path / "run")
+
+
+def test_several_iterations_to_a_report_change_no_number(donor: Path, tmp_path: Path) -> None:
+    with trial(tmp_path, "a", values={**LR, "iterations": 4}, iterations_per_report=3) as made:
+        assert [(result["iteration"], result["done"]) for result in steps(made, 2)] == [(3, False), (4, True)]
+    assert rows(tmp_path / "a") == rows(donor / "donor")
+    assert {path.name for path in (tmp_path / "a").iterdir()} >= {"config.yaml", "evaluation.json", "report.html", "checkpoints"}
+
+
+def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root: Path, tmp_path: Path) -> None:
+    with trial(root, "lost", values=LR) as made:
+        steps(made, 3)  # the last checkpoint is of iteration 2
+    with trial(root, "lost", values=LR) as made:
+        assert made.step()["iteration"] == 3
+        made.step()
+    assert rows(root / "lost") == rows(root / "donor")
+
+
+def test_a_finished_trial_that_starts_again_trains_no_more(root: Path) -> None:
+    with trial(root, "donor", values={**LR, "iterations": 4}) as made:
+        result = made.step()
+    assert (result["iteration"], result["done"]) == (4, True)
+    assert len(rows(root / "donor")) == 4
+
+
+def test_a_trial_goes_on_from_another_ones_checkpoint_under_its_own_values(root: Path, tmp_path: Path) -> None:
+    """Rows are its own up to there, its folder holds one config's checkpoints only, and the lineage says what happened."""
+    with trial(root, "poor", values={"algorithm.lr": 1e-5}) as made:
+        steps(made, 3)
+    before = rows(root / "poor")
+    told = {"algorithm.lr": 0.03}
+    with trial(root, "poor", values=told) as made:
+        made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+        steps(made, 2)
+    after = rows(root / "poor")
+    assert [row["iteration"] for row in after] == [1, 2, 3, 4]
+    assert after[:2] == before[:2]
+    assert after[2] != before[2]
+    assert RunFolder.open(root / "poor").read_json("lineage.json") == {"steps": [{"iteration": 2, "from": "donor", "values": told}]}
+    assert "lr: 0.03" in (root / "poor" / "config.yaml").read_text()
+    assert evaluate_run(root / "poor")["iteration"] == 4
+    with trial(root, "poor", values=told) as made:  # started again: what was taken over is not taken over twice
+        made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+        assert made.step()["iteration"] == 5
+    assert rows(root / "poor")[:4] == after
+
+
+def test_rows_that_a_trial_never_reached_come_from_where_it_goes_on(root: Path, tmp_path: Path) -> None:
+    with trial(root, "slow", values={"algorithm.lr": 1e-5}) as made:
+        steps(made, 1)
+    with trial(root, "slow", values={"algorithm.lr": 0.03}) as made:
+        made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+        made.step()
+    assert [row["iteration"] for row in rows(root / "slow")] == [1, 2, 3]
+    assert rows(root / "slow")[1] == rows(root / "donor")[1]
+
+
+def test_a_checkpoint_that_the_other_trial_no_longer_keeps_is_replaced_by_its_newest(root: Path, tmp_path: Path) -> None:
+    shutil.rmtree(root / "donor" / "checkpoints" / "000002")
+    with trial(root, "poor", values={"algorithm.lr": 0.03}) as made:
+        made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
+        assert made.step()["iteration"] == 5
+    assert [row["iteration"] for row in rows(root / "poor")] == [1, 2, 3, 4, 5]
+
+
+def test_values_that_tune_forgot_are_taken_back_without_losing_the_weights(root: Path) -> None:
+    """The process that ran the sweep was killed after a change of settings that Tune had not written down."""
+    shutil.rmtree(root / "donor" / "checkpoints" / "000004")
+    with trial(root, "donor", values={"algorithm.lr": 0.001}) as made:
+        assert made.step()["iteration"] == 3
+    assert RunFolder.open(root / "donor").read_json("lineage.json")["steps"][0]["from"] == "donor"
+
+
+@pytest.mark.parametrize(
+    "told, said",
+    [
+        ({"values": {"algorithm.lr": "fast"}}, "algorithm.lr"),
+        ({"experiment": {"scenario": {"name": "code_validation"}}}, "TextTrainable"),
+        ({"values": {"algorithm.lr": 1e30}}, "not finite"),
+    ],
+)
+def test_what_would_fail_again_ends_the_trial_with_its_reason(tmp_path: Path, told: dict[str, Any], said: str) -> None:
+    with trial(tmp_path, "a", **told) as made:
+        found = [result for result in steps(made, 2) if "failed" in result]
+    assert found
+    assert all(result["done"] for result in found)
+    assert said in found[0]["failed"]
+    assert "\n" not in found[0]["failed"]
+
+
+def test_an_impossible_setting_asks_for_some_place_in_which_to_say_so(tmp_path: Path) -> None:
+    asked = ExperimentTrainable.default_resource_request({"experiment": MESSAGES, "run_root": tmp_path, "values": {"algorithm.lr": -1}})
+    assert asked.bundles == [{"CPU": 1.0}]
+
+
+def test_the_resources_of_env_runners_and_learners_are_asked_for(tmp_path: Path) -> None:
+    values = {"play.num_env_runners": 2, "learners.num_learners": 1, "runtime.num_cpus": 0.5}
+    asked = ExperimentTrainable.default_resource_request({"experiment": MESSAGES, "run_root": tmp_path, "values": values})
+    assert asked.bundles == [{"CPU": 0.5}, {"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}]
+
+
+def test_what_is_no_checkpoint_of_a_trial_is_refused(root: Path, tmp_path: Path) -> None:
+    with trial(root, "donor", values=LR) as made:
+        (tmp_path / "run.json").write_text(json.dumps({"format": "nip_ray.trial", "version": 2}))
+        with pytest.raises(UserError, match="newer version"):
+            made.load_checkpoint(str(tmp_path))
+
+
+def test_the_plain_tuner_takes_nested_spaces_and_values(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the module's docstring: no sweep file, no `run_sweep`."""
+    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+    nested = {**MESSAGES, "iterations": 2, "algorithm": {**MESSAGES["algorithm"], "num_epochs": tune.grid_search([1, 2])}}
+    results = tune.Tuner(
+        ExperimentTrainable,
+        param_space={"experiment": nested, "values": {"algorithm.lr": tune.loguniform(1e-4, 1e-2)}, "run_root": str(tmp_path / "runs")},
+        tune_config=tune.TuneConfig(metric="train/verifier/accuracy", mode="max"),
+        run_config=tune.RunConfig(name="plain", storage_path=str(tmp_path), verbose=0),
+    ).fit()
+    assert results.num_errors == 0
+    ends = [(result.metrics or {}, result.config or {}) for result in results]
+    configs = [(Path(last["run_dir"]) / "config.yaml").read_text() for last, _ in ends]
+    assert [f"num_epochs: {number}" in config for number, config in zip([1, 2], configs, strict=True)] == [True, True]
+    assert [last["iteration"] for last, _ in ends] == [2, 2]
+    assert all(1e-4 <= told["values"]["algorithm.lr"] <= 1e-2 for _, told in ends)
