@@ -285,6 +285,44 @@ def sweep(
 
 
 @app.command()
+def run(
+    runner: Annotated[Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)],
+    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train learners of single-agent environments, by the driver that RUNNER names."""
+    with _errors():
+        from nip_ray.drivers.runner import run_runner
+
+        result = run_runner(runner, run_dir, settings or [], quiet=quiet)
+        if not quiet:
+            _print_table(["", ""], [[key, _number(value)] for key, value in result.metrics.items() if key.startswith("eval")])
+            typer.echo(f"run     {result.run_dir}")
+
+
+@app.command()
+def match(
+    host: Annotated[str, typer.Argument(help="random, random-all, all-coordinates, zeillinger or weak-spivakovsky.", show_default=False)],
+    agent: Annotated[str, typer.Argument(help="random, choose-first or choose-last.", show_default=False)],
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to play, game after game.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same games.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Let two players of Hironaka's game play: the more games in so many rounds, the stronger the host."""
+    with _errors():
+        from nip_ray.scenarios.hironaka.match import match as play
+        from nip_ray.scenarios.hironaka.players import scripted
+
+        hosts, agents = scripted("host", host.replace("-", "_"), 3), scripted("agent", agent.replace("-", "_"), 3)
+        figures = {"host": host, "agent": agent, "seed": seed, **play(hosts, agents, rounds, seed).record()}
+        if as_json:
+            _print_json(figures)
+        else:
+            _print_table(["", ""], [[key, _number(value)] for key, value in figures.items() if not isinstance(value, list)])
+
+
+@app.command()
 def doctor(
     storage: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where runs are to be kept (default: runs)", show_default=False)

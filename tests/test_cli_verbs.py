@@ -95,3 +95,23 @@ def test_doctor_says_whether_a_run_would_work(tmp_path: Path) -> None:
     assert broken.exit_code == 1
     assert "problem  storage" in broken.stdout
     assert "mend:" in broken.stdout
+
+
+def test_a_match_is_counted_and_repeats_itself() -> None:
+    first, again = (call("match", "random", "choose-first", "--rounds", "300", "--seed", "2", "--json") for _ in range(2))
+    assert first.exit_code == 0, first.output
+    found = json.loads(first.stdout)
+    assert found["rounds"] == 300
+    assert 1 <= found["games"] <= 60
+    assert first.stdout == again.stdout
+    assert "unknown player 'nobody'" in refusal("match", "nobody", "random")
+    assert "unknown player" in refusal("match", "random", "zeillinger")
+
+
+def test_a_runner_trains(tmp_path: Path) -> None:
+    result = call(
+        "run", ROOT / "tune_configs" / "runner_cartpole.yaml", "--run-dir", tmp_path / "run", "--set", "driver.timesteps=40", "--quiet"
+    )
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "run" / "metrics.jsonl").is_file()
+    assert "driver" in refusal("run", ROOT / "tune_configs" / "runner_cartpole.yaml", "--set", "driver.timestep=40")
