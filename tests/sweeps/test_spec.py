@@ -100,7 +100,7 @@ def test_the_command_line_sets_values_spaces_and_settings(tmp_path: Path) -> Non
 def test_a_faulty_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "sweep.yaml"
     for text, said in [
-        ("", "a sweep is a mapping"),
+        ("", "is empty"),
         ("a: [", "line"),
         ("a: &a\n  b: *a", "contains itself"),
         ("iterations: 3", "no sweep"),
