@@ -15,7 +15,9 @@ from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
 
 TUNE_CONFIGS = sorted(
-    path for path in (Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml") if not path.stem.startswith("sweep_")
+    path
+    for path in (Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml")
+    if not path.stem.startswith(("sweep_", "runner_"))
 )
 
 

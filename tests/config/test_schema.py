@@ -14,7 +14,7 @@ from nip_ray.config.schema import config_schema, configuration_markdown
 from nip_ray.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNE_CONFIGS = sorted(path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith("sweep_"))
+TUNE_CONFIGS = sorted(path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith(("sweep_", "runner_")))
 
 
 def accepted(data: Any) -> bool:
