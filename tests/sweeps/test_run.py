@@ -320,7 +320,7 @@ def undisturbed(ray_session: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.mark.crash
-@pytest.mark.parametrize("rows_before", [1, 12, 65])
+@pytest.mark.parametrize("rows_before", [pytest.param(1, marks=pytest.mark.slow), 12, pytest.param(65, marks=pytest.mark.slow)])
 def test_a_killed_sweep_gives_the_numbers_of_one_that_was_left_alone(undisturbed: SweepResult, tmp_path: Path, rows_before: int) -> None:
     (tmp_path / "long.yaml").write_text(yaml.safe_dump(LONG))
     folder = tmp_path / "runs" / "long"
@@ -336,6 +336,7 @@ def test_a_killed_sweep_gives_the_numbers_of_one_that_was_left_alone(undisturbed
     assert {name: RunFolder.open(folder / "trials" / name).metrics() for name in ended} == ended  # their times, too: not trained again
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 def test_an_interrupted_sweep_says_how_to_go_on_and_does(undisturbed: SweepResult, tmp_path: Path) -> None:
     (tmp_path / "long.yaml").write_text(yaml.safe_dump(LONG))

@@ -183,6 +183,7 @@ def watched(provider: Provider) -> Iterator[list[float]]:
         thread.join()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_talkers", [0, 1])
 def test_trials_share_the_limits_of_a_key(tmp_path: Path, num_talkers: int) -> None:
     """Both begin together, each could alone use up the limit: 10 calls a second, after one burst of 10."""
