@@ -33,7 +33,7 @@ LOCAL = "local"
 
 _COMMON: dict[str, Any] = {"namespace": "nip_ray", "log_to_driver": False, "logging_level": logging.ERROR}
 _GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
-_ANSWER_SECONDS = 10.0
+_ANSWER_SECONDS = 20.0
 
 
 def start_ray(runtime: RuntimeSettings, num_cpus: float) -> None:

@@ -1,6 +1,7 @@
 """kubernetes/rayjob.yaml, by structure: there is no Kubernetes here to ask."""
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,7 @@ def test_the_entrypoint_is_one_that_the_command_line_takes() -> None:
     assert program == "nip-ray"
     command = typer.main.get_command(app).commands[verb]  # pyright: ignore[reportAttributeAccessIssue]  # a group has them
     given = command.make_context(verb, list(arguments)).params  # as it would parse them
-    config = ROOT / given["config"].relative_to("/home/ray/nip_ray")
+    config = ROOT / Path(given["config"]).relative_to("/home/ray/nip_ray")
     checked = load_config(config, given["settings"])
     assert isinstance(checked, ExperimentConfig)
     assert checked.play.num_env_runners == 4

@@ -1,4 +1,4 @@
-"""`ray job submit`, as a user types it: the repository is uploaded, trains on the cluster and leaves its run in shared storage."""
+"""`ray job submit`, as a user types it: configs are uploaded, the job trains on the cluster and leaves its run in shared storage."""
 
 import json
 import os
@@ -59,12 +59,15 @@ def test_the_job_joins_its_own_cluster(head: Head, finished: Finished) -> None:
     assert job["driver_info"] is not None  # a driver that had started a Ray of its own would be unknown here
 
 
-def test_a_job_imports_the_package_that_was_uploaded(head: Head) -> None:
+def test_a_changed_package_can_be_sent_along(head: Head) -> None:
     """Ours is installed in the tests' environment, too; Ray unpacks uploads below a folder of its own."""
-    done = submit(head, """python -c "import nip_ray; print('imported', nip_ray.__file__)" """, head.environment())
+    along = json.dumps({"py_modules": ["nip_ray"]})
+    done = submit(
+        head, """python -c "import nip_ray; print('imported', nip_ray.__file__)" """, head.environment(), "--runtime-env-json", along
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     [line] = [line for line in done.stdout.splitlines() if line.startswith("imported")]
-    assert "runtime_resources/working_dir_files" in line
+    assert "runtime_resources/py_modules_files" in line
     assert str(ROOT) not in line
 
 
