@@ -195,12 +195,7 @@ class RunFolder:
 
         Numbers that are not finite become null. Raises UserError when it cannot be written, ValueError for a name with a folder in it.
         """
-        path, plain = self._document(name), json_ready(content)
-        if {"format", "version"} & set(plain):
-            raise ValueError(f"{name}: `format` and `version` are ours to write")
-        document = {"format": _format(name), "version": VERSION, **plain}
-        write_atomically(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
-        return path
+        return write_document(self._document(name), content)
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer version."""
@@ -282,6 +277,16 @@ def json_ready(value: Any) -> Any:
     if hasattr(value, "tolist"):  # numpy and torch, scalars too
         return json_ready(value.tolist())
     raise ValueError(f"{type(value).__name__} cannot be written as JSON ({value!r:.200})")
+
+
+def write_document(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write the JSON document at `path` in one step, with its format (after its name) and version; see `RunFolder.write_json`."""
+    plain = json_ready(content)
+    if {"format", "version"} & set(plain):
+        raise ValueError(f"{path.name}: `format` and `version` are ours to write")
+    document = {"format": _format(path.name), "version": VERSION, **plain}
+    write_atomically(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    return path
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:

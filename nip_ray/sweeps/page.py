@@ -8,17 +8,17 @@ Decisions that matter here:
   learning curve.
 """
 
-import base64
-import io
 import json
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nip_ray.errors import UserError
+from nip_ray.evaluation.report.contents import seconds, short
+from nip_ray.evaluation.report.pictures import DARK, LIGHT, Theme, data_uri, picture, plain
+from nip_ray.evaluation.report.source import MAX_TEXT
 from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
@@ -27,14 +27,12 @@ from nip_ray.sweeps.summary import SettingSummary, Summary, figure_of, headline,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from nip_ray.evaluation.report.curves import Theme
-
 PAGE = "sweep.html"
 CURVES_NAMED, CURVES_GREY, BANDS = 12, 150, 6
 """Settings that get a colour of their own, the most others that are drawn in grey, and the best ones whose range of seeds is drawn."""
 ROWS_SHOWN, ERRORS_SHOWN = 400, 60
 _POINTS = 400  # of a curve: less than one a pixel
-_MAX_TEXT = 60_000
+_LONGEST = 60  # characters of a title or label
 _VALUES_TOLD_APART = 8
 _WIDE_RANGE = 100.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
 
@@ -65,8 +63,8 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
         pictures=_pictures(spec, summary),
         failed=[(trial.trial_id, label_of(trial, summary), (trial.error or "no reason is known")[:1000]) for trial in _failed(trials)],
         num_failed=sum(trial.status == "failed" for trial in trials),
-        config=_cut(sweep_to_yaml(spec)),
-        environment=_cut(json.dumps({key: value for key, value in environment().items() if key != "started"}, indent=2)),
+        config=short(sweep_to_yaml(spec), MAX_TEXT),
+        environment=short(json.dumps({key: value for key, value in environment().items() if key != "started"}, indent=2), MAX_TEXT),
     )
     path = folder / PAGE
     write_atomically(path, page.encode("utf-8", errors="replace"))
@@ -94,20 +92,9 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
         ("search", settings.search.name),
         ("scheduler", settings.scheduler.name),
         ("iterations", f"{sum(trial.iterations for trial in trials):,} in all trials together"),
-        ("time", f"{_duration(summary.seconds)} in all trials together"),
+        ("time", f"{seconds(summary.seconds)} in all trials together"),
     ]
     return [(name, text) for name, text in facts if text]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]} …"
 
 
 # ---------------------------------------------------------------------------------------------------------- pictures
@@ -115,19 +102,13 @@ def _cut(text: str) -> str:
 
 def _pictures(spec: SweepSpec, summary: Summary) -> list[dict[str, str]]:
     """Title and data of each picture, in light and dark. None where there is nothing to draw."""
-    from nip_ray.evaluation.report.curves import DARK, LIGHT
-
     curves = _curves(summary)
     drawn: list[tuple[str, Any]] = (
         [(f"{summary.metric} by iteration", lambda theme: _draw_curves(curves, summary, theme))] if curves else []
     )
     for title, plot in _plots(spec, summary):
         drawn.append((title, lambda theme, plot=plot: _draw_plot(plot, summary, theme)))
-    return [{"title": title, "light": _data_uri(draw(LIGHT)), "dark": _data_uri(draw(DARK))} for title, draw in drawn]
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
+    return [{"title": title, "light": data_uri(draw(LIGHT)), "dark": data_uri(draw(DARK))} for title, draw in drawn]
 
 
 @dataclass(frozen=True)
@@ -167,7 +148,7 @@ def _mean_curve(seeds: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int,
     return [(i, sum(values) / len(values), min(values), max(values)) for i, values in columns]
 
 
-def _draw_curves(curves: Sequence[Curve], summary: Summary, theme: "Theme") -> bytes:
+def _draw_curves(curves: Sequence[Curve], summary: Summary, theme: Theme) -> bytes:
     def fill(axes: "Axes") -> None:
         for curve in (curve for curve in curves if not curve.named):
             for seed in curve.seeds:
@@ -177,21 +158,20 @@ def _draw_curves(curves: Sequence[Curve], summary: Summary, theme: "Theme") -> b
             _add_curve(axes, curve, theme.palette[i % len(theme.palette)], style, band=i < BANDS)
         axes.set_xlabel("iteration", color=theme.ink)
 
-    return _picture(f"{summary.metric} (mean and range of seeds)", summary.metric, fill, theme)
+    return picture(f"{summary.metric} (mean and range of seeds)", summary.metric, fill, theme, longest=_LONGEST)
 
 
 def _add_curve(axes: "Axes", curve: Curve, colour: str, style: str, band: bool) -> None:
     band = band and len(curve.seeds) > 1
     for seed in curve.seeds if band else ():
         axes.plot(*zip(*seed, strict=True), color=colour, linewidth=0.6, alpha=0.35, zorder=2)
+    name = plain(curve.label or "the setting", _LONGEST)
     if not curve.mean:  # seeds that have no iteration in common
-        axes.plot([], [], color=colour, linestyle=style, label=_plain(curve.label or "the setting"))
+        axes.plot([], [], color=colour, linestyle=style, label=name)
         return
     x_N, mean_N, low_N, high_N = zip(*curve.mean, strict=True)
     marker = "o" if len(x_N) == 1 else None
-    axes.plot(
-        x_N, mean_N, color=colour, linewidth=1.8, linestyle=style, marker=marker, label=_plain(curve.label or "the setting"), zorder=4
-    )
+    axes.plot(x_N, mean_N, color=colour, linewidth=1.8, linestyle=style, marker=marker, label=name, zorder=4)
     if band:
         axes.fill_between(x_N, low_N, high_N, color=colour, alpha=0.14, linewidth=0, zorder=2)
 
@@ -247,7 +227,7 @@ def _shown(setting: SettingSummary, metric: str) -> float | None:
     return setting.last
 
 
-def _draw_plot(plot: Plot, summary: Summary, theme: "Theme") -> bytes:
+def _draw_plot(plot: Plot, summary: Summary, theme: Theme) -> bytes:
     def fill(axes: "Axes") -> None:
         for i, (value, points) in enumerate(plot.points.items()):
             name = f"{short_names([plot.x, plot.other])[plot.other]} = {value}" if plot.other else "mean, 95 % interval"
@@ -256,11 +236,12 @@ def _draw_plot(plot: Plot, summary: Summary, theme: "Theme") -> bytes:
         if plot.log:
             axes.set_xscale("log")
         if plot.names:
-            axes.set_xticks(range(len(plot.names)), [_plain(name)[:24] for name in plot.names], rotation=20 if len(plot.names) > 4 else 0)
+            names = [plain(name, _LONGEST)[:24] for name in plot.names]
+            axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
             axes.set_xlim(-0.5, len(plot.names) - 0.5)
-        axes.set_xlabel(_plain(plot.x), color=theme.ink)
+        axes.set_xlabel(plain(plot.x, _LONGEST), color=theme.ink)
 
-    return _picture(f"{summary.metric} by {plot.x}", summary.metric, fill, theme)
+    return picture(f"{summary.metric} by {plot.x}", summary.metric, fill, theme, longest=_LONGEST)
 
 
 def _moved(plot: Plot, points: Sequence[tuple[float, SettingSummary]], steps: float) -> list[tuple[float, SettingSummary]]:
@@ -291,36 +272,5 @@ def _add_points(axes: "Axes", points: Sequence[tuple[float, SettingSummary]], me
     highs = [0.0 if f.upper is None else f.upper - height for height, (_, _, f) in zip(heights, means, strict=True)]
     axes.errorbar(
         [at for at, _, _ in means], heights, yerr=[lows, highs], color=colour, marker="o", markersize=5, linewidth=0, elinewidth=1.4,
-        capsize=3, label=_plain(name), zorder=4,
+        capsize=3, label=plain(name, _LONGEST), zorder=4,
     )  # fmt: skip
-
-
-def _picture(title: str, y_label: str, fill: Any, theme: "Theme") -> bytes:
-    """A PNG file of 880 x 430 pixels in the style of a run's report. fill: draws on the axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 3.9), dpi=110, facecolor=theme.ground, layout="constrained")
-    axes = figure.add_subplot(facecolor=theme.ground)
-    fill(axes)
-    axes.set_title(_plain(title), color=theme.ink, loc="left", fontsize=12, fontweight="bold")
-    axes.set_ylabel(_plain(y_label), color=theme.ink)
-    axes.tick_params(colors=theme.ink, which="both", labelsize=9)
-    axes.grid(True, color=theme.grid, linewidth=0.8)
-    axes.set_axisbelow(True)
-    for name, spine in axes.spines.items():
-        spine.set_visible(name in ("left", "bottom"))
-        spine.set_color(theme.grid)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False, fontsize=8, labelcolor=theme.ink)
-    file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        FigureCanvasAgg(figure).print_png(file, metadata={"Software": None})
-    return file.getvalue()
-
-
-def _plain(text: str) -> str:
-    """A label that matplotlib takes literally: no mathematics, no hiding by a leading underscore, one short line."""
-    line = "".join(character if character.isprintable() else " " for character in text)[:60].replace("$", r"\$")
-    return f" {line}" if line.startswith("_") else line

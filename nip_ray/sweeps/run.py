@@ -35,7 +35,7 @@ from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.experiment import try_files, with_absolute_paths
-from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, json_ready, lock, write_atomically
+from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
 from nip_ray.runs.trackers import check_trackers
@@ -89,7 +89,7 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
     _try_files(configs)
     with _claimed(folder, new=True):
         _connect(configs)
-        write_atomically(folder / "environment.json", _document("nip_ray.environment", environment()))
+        write_document(folder / "environment.json", environment())
         write_atomically(folder / SPEC, sweep_to_yaml(_absolute(spec)).encode())
         return _tuned(_absolute(spec), folder.resolve(), quiet, resumed=False)
 
@@ -142,7 +142,7 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
     rows, found = _rows(folder), sorted(watch.trials, key=place)
     trials = [_record(spec, folder, trial, rows.get(trial.trial_id, [])) for trial in found]
     summary = summarise(spec.settings, trials)
-    write_atomically(folder / SUMMARY, _document("nip_ray.sweep", {**as_json(summary), "seconds": seconds}))
+    write_document(folder / SUMMARY, {**as_json(summary), "seconds": seconds})
     write_sweep_page(folder, spec, summary, trials)
     _copy_best(folder, summary)
     failed = next((trial for trial in trials if watch.failed is not None and trial.trial_id == watch.failed.trial_id), None)
@@ -353,7 +353,3 @@ def _absolute(spec: SweepSpec) -> SweepSpec:
         for key, space in spec.spaces.items()
     }
     return replace(spec, base=base, spaces=spaces)
-
-
-def _document(name: str, content: Mapping[str, Any]) -> bytes:
-    return (json.dumps({"format": name, "version": 1, **json_ready(content)}, indent=2, allow_nan=False) + "\n").encode()

@@ -47,7 +47,7 @@ def written(folder: Path, spec: SweepSpec, trials: list[TrialRecord]) -> str:
 @pytest.fixture
 def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Empty pictures, for tests of words: drawing is what takes the time."""
-    monkeypatch.setattr(page_module, "_picture", lambda *arguments: b"")
+    monkeypatch.setattr(page_module, "picture", lambda *arguments, **options: b"")
 
 
 class Page(HTMLParser):
@@ -139,9 +139,7 @@ def test_one_or_two_settings_have_pictures_of_their_own(
     tmp_path: Path, spec: SweepSpec, pictures: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everything is drawn once for real, in the light theme alone to save time."""
-    from nip_ray.evaluation.report import curves
-
-    monkeypatch.setattr(curves, "DARK", curves.LIGHT)
+    monkeypatch.setattr(page_module, "DARK", page_module.LIGHT)
     page = Page(written(tmp_path, spec, trials_of(spec)))
     assert page.tags.count("img") == pictures
     assert all(len(address) > 5000 for address in page.addresses)

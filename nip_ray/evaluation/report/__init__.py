@@ -3,7 +3,6 @@
 It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed.
 """
 
-import base64
 from pathlib import Path
 
 from nip_ray.errors import UserError
@@ -19,9 +18,10 @@ def write_report(run_dir: Path) -> Path:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     from nip_ray.evaluation.report.contents import page_contents
-    from nip_ray.evaluation.report.curves import DARK, LIGHT, draw
+    from nip_ray.evaluation.report.curves import draw
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.panels import panels
+    from nip_ray.evaluation.report.pictures import DARK, LIGHT, data_uri
     from nip_ray.evaluation.report.source import read_run
     from nip_ray.runs.folder import write_atomically
 
@@ -37,7 +37,7 @@ def write_report(run_dir: Path) -> Path:
     for panel in panels(source.rows, findings.chance, findings.ceiling):
         light = draw(panel, LIGHT)
         write_atomically(pictures / f"{panel.name}.png", light)
-        curves.append({"title": panel.title, "light": _data_uri(light), "dark": _data_uri(draw(panel, DARK))})
+        curves.append({"title": panel.title, "light": data_uri(light), "dark": data_uri(draw(panel, DARK))})
     pages = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
@@ -45,7 +45,3 @@ def write_report(run_dir: Path) -> Path:
     path = run_dir / "report.html"
     write_atomically(path, page.encode("utf-8", errors="replace"))
     return path
-
-
-def _data_uri(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
