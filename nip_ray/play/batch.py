@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.policy import Action
+from nip_ray.play.game import views_along
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 
@@ -70,7 +71,7 @@ def _rows(scenario: Scenario, rollout: Rollout, agent: str, where_BR: Tensor) ->
     index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
     copy_N, round_N = where_BR.nonzero(as_tuple=True)
     said = rollout.dialogue.rows(copy_N)
-    obs = scenario.observe(agent, rollout.id_B[copy_N], said.before(round_N), round_N, rollout.seed_B[copy_N])
+    obs = _observations(scenario, rollout, agent, copy_N, round_N)
     rows = torch.arange(len(copy_N), device=copy_N.device)
     action = {"message": said.main[rows, round_N, index][:, writes].flatten(1).clamp_min(0)}
     if said.linear is not None:
@@ -80,3 +81,23 @@ def _rows(scenario: Scenario, rollout: Rollout, agent: str, where_BR: Tensor) ->
     row_BR = torch.full(where_BR.shape, -1, device=copy_N.device)
     row_BR[copy_N, round_N] = rows
     return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR)
+
+
+def final_rows(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """(copies K, observations of `agent` there after the last round), for copies that were cut off where its turn would have come next.
+
+    Whoever would not have moved next may have nothing to see there yet: what the other is about to say.
+    """
+    if rollout.cut_B is None:
+        return rollout.id_B.new_zeros(0), {}
+    next_B = scenario.protocol.would_act(agent, rollout.length_B, rollout.seed_B)
+    copy_K = (rollout.cut_B & next_B).nonzero().flatten()
+    return copy_K, _observations(scenario, rollout, agent, copy_K, rollout.length_B[copy_K]) if len(copy_K) else {}
+
+
+def _observations(scenario: Scenario, rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
+    """What `agent` saw in these copies before these rounds."""
+    if scenario.rules is not None and len(copy_N):
+        return views_along(scenario.rules, agent, rollout.id_B, rollout.seed_B, rollout.dialogue, copy_N, round_N)
+    said = rollout.dialogue.rows(copy_N).before(round_N)
+    return scenario.observe(agent, rollout.id_B[copy_N], said, round_N, rollout.seed_B[copy_N])

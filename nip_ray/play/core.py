@@ -16,7 +16,7 @@ from nip_ray.learning.policy import Action, Policy, gumbel_noise
 from nip_ray.learning.similarity import choice_distances, similarity, turns_of
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.protocols import CONTINUE, NUM_SEEDS, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
+from nip_ray.protocols import CONTINUE, NUM_SEEDS, Judgement, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
 from nip_ray.seeding import generator, stable_seed
 
 
@@ -39,6 +39,7 @@ class BatchedPlay:
         self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
         self.decision_BRA = torch.full(shape[:3], CONTINUE, device=self.device)
         self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
+        self.position = None if scenario.rules is None else scenario.rules.start(self.id_B)
         self.active_BAC = self._active()
 
     @property
@@ -52,8 +53,12 @@ class BatchedPlay:
 
     def observe(self, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
         """What `agent` sees now in the copies `copy_N` (indices)."""
+        round_N, seed_N = self.state.round_B[copy_N], self.state.seed_B[copy_N]
+        rules = self.scenario.rules
+        if rules is not None:
+            return rules.view(agent, rules.select(self.position, copy_N), round_N, seed_N)
         said = Dialogue(self.main_BRACM, self.linear_BRACM).rows(copy_N)
-        return self.scenario.observe(agent, self.id_B[copy_N], said, self.state.round_B[copy_N], self.state.seed_B[copy_N])
+        return self.scenario.observe(agent, self.id_B[copy_N], said, round_N, seed_N)
 
     def step(self, actions: Mapping[str, tuple[Tensor, Action]], similarity_B: Tensor | None = None) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
@@ -66,15 +71,20 @@ class BatchedPlay:
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        judged = None
-        if self.protocol.verifier is None:
-            said = Dialogue(self.main_BRACM, self.linear_BRACM)
-            judged = self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
-        self.state, outcome = step(self.protocol, self.state, decision_BA, judged, similarity_B)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
         return outcome
+
+    def _judged(self) -> Judgement | None:
+        if self.protocol.verifier is not None:
+            return None
+        if self.scenario.rules is not None:
+            self.position, judged = self.scenario.rules.advance(self.position, self.main_BRACM[:, self.round])
+            return judged
+        said = Dialogue(self.main_BRACM, self.linear_BRACM)
+        return self.scenario.judge(self.id_B, said, self.state.round_B, self.state.seed_B)
 
     def _active(self) -> Tensor:
         closed_BA = self.state.ended_B[:, None] | self.state.agent_done_BA
@@ -156,6 +166,7 @@ def play_rollout(
         length_B=play.state.round_B,
         verdict_B=play.decision_B,
         simulation_BR2=simulation_BR2,
+        cut_B=play.state.exhausted_B if protocol.cuts else None,
     )
 
 

@@ -19,6 +19,7 @@ class Rollout:
     reward_BRA: rewards. log_prob_BRA: log-probability of what was done, 0 outside turns. length_B: rounds played.
     verdict_B: the verifier's decision that counted, 2 if the copy ended undecided. simulation_BR2: under zero knowledge, how far the
     simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
+    cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
     """
 
     id_B: Tensor
@@ -33,6 +34,7 @@ class Rollout:
     length_B: Tensor
     verdict_B: Tensor
     simulation_BR2: Tensor | None = None
+    cut_B: Tensor | None = None
 
     @property
     def num_copies(self) -> int:

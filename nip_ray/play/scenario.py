@@ -3,11 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from nip_ray.protocols import Judgement, Protocol
+
+if TYPE_CHECKING:
+    from nip_ray.play.game import GameRules
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class Scenario(ABC):
 
     Instances of all splits stand in one table, so that an id alone determines an observation in any process.
     protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size of the
-    linear alphabet (0: none). label_I: (I,) int64 labels by id.
+    linear alphabet (0: none). label_I: (I,) int64 labels by id. rules: of a game with positions, which then judge it; None elsewhere.
     """
 
     name: str
@@ -43,6 +47,7 @@ class Scenario(ABC):
     message_size: int = 1
     linear_symbols: int = 0
     label_I: Tensor
+    rules: "GameRules[Any] | None" = None
 
     @abstractmethod
     def ids(self, split: str) -> Tensor:
@@ -68,7 +73,7 @@ class Scenario(ABC):
         """The same scenario with its table on `device`."""
 
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
-        """In a game without a verifier: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
+        """Without a verifier and without `rules`: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
     def group_I(self) -> Mapping[str, Tensor]:

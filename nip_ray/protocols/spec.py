@@ -80,7 +80,8 @@ class Protocol:
     turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
     payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge.
-    force_guess: see `ProtocolParams`. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
+    force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
+    goes on, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Protocol:
     verifier: str | None = "verifier"
     force_guess: Literal["zero", "one", "y"] | None = None
     zero_knowledge: ZeroKnowledge | None = None
+    cuts: bool = False
 
     @cached_property
     def provers(self) -> tuple[str, ...]:
@@ -143,6 +145,15 @@ class Protocol:
         if table is None:
             table = self._tables[round_B.device] = self.turn_table_SKAC.to(round_B.device)
         return table[seed_B % table.shape[0], round_B.clamp(0, self.max_rounds - 1)]
+
+    def would_act(self, agent: str, round_B: Tensor, seed_B: Tensor) -> Tensor:
+        """(B,) bool: by the schedule the turn in `round_B` is this agent's, also beyond the last round."""
+        whose = [[any(name == agent for name, _ in turns) for turns in table] for table in self.turns]
+        found_B = torch.zeros_like(round_B, dtype=torch.bool)
+        for number, row in enumerate(whose):
+            row_K = torch.tensor(row, device=round_B.device)
+            found_B = torch.where(seed_B % len(whose) == number, row_K[round_B % len(row)], found_B)
+        return found_B
 
     def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B,) bool: the verifier has a turn, so that its decision is read (whether it counts is a matter of `min_rounds`)."""

@@ -16,8 +16,9 @@ class ProtocolState:
 
     round_B: (B,) int64, 0-based, the round about to be played. seed_B: (B,) int64 episode seeds. y_B: (B,) int64 labels.
     agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,) bool, over without: the
-    rounds ran out while the verifier was undecided. Under zero knowledge a verdict alone does not end a copy: the verifier is done,
-    and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out (which then costs nobody anything).
+    rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under zero knowledge a verdict alone does not
+    end a copy: the verifier is done, and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out
+    (which then costs nobody anything).
     """
 
     round_B: Tensor
@@ -38,7 +39,8 @@ class StepOutcome:
     """What one step paid and ended.
 
     reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its verdict in this very
-    step. exhausted_B: (B,) bool, the rounds ran out in this very step, and the verifier had given none. decision_B: (B,) int64, the
+    step, or a game without one came to its end. exhausted_B: (B,) bool, the rounds ran out in this very step, and the verifier had given
+    none, or the game was cut off. decision_B: (B,) int64, the
     verdict given in this step (CONTINUE where there was none).
     """
 
@@ -131,13 +133,16 @@ def _two_ends(state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tens
 def _judged_step(protocol: Protocol, state: ProtocolState, live_B: Tensor, judged: Judgement | None) -> tuple[ProtocolState, StepOutcome]:
     if judged is None:
         raise ValueError(f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round (`Scenario.judge`)")
-    over_B = live_B & (judged.over_B | (state.round_B >= protocol.max_rounds - 1))
-    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, torch.zeros_like(over_B), torch.full_like(state.y_B, CONTINUE))
+    last_B = state.round_B >= protocol.max_rounds - 1
+    over_B = live_B & (judged.over_B if protocol.cuts else judged.over_B | last_B)
+    cut_B = live_B & last_B & ~over_B
+    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, cut_B, torch.full_like(state.y_B, CONTINUE))
     after = replace(
         state,
         round_B=state.round_B + live_B.long(),
         agent_done_BA=state.agent_done_BA | over_B[:, None],
         done_B=state.done_B | over_B,
+        exhausted_B=state.exhausted_B | cut_B,
     )
     return after, outcome
 

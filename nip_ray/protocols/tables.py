@@ -142,7 +142,18 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
     return _game("kuhn_poker", ("main",), (first, second), max_rounds)
 
 
-_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker)
+def hironaka(params: ProtocolParams) -> Protocol:
+    """The host chooses, the agent answers, in one channel; the scenario pays, says when it is over, and how many rounds there are at most.
+
+    Running out of rounds is no end: the game is cut off.
+    """
+    first: Round = (("host", "main"),)
+    second: Round = (("agent", "main"),)
+    max_rounds, _ = _limits("hironaka", params, 200, fixed=True)
+    return replace(_game("hironaka", ("main",), (first, second), max_rounds, ("host", "agent")), cuts=True)
+
+
+_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka)
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 
 
@@ -208,9 +219,10 @@ def _limits(name: str, params: ProtocolParams, max_rounds: int, *, default_min: 
     return chosen
 
 
-def _game(name: str, channels: tuple[str, ...], table: tuple[Round, ...], max_rounds: int) -> Protocol:
+def _game(
+    name: str, channels: tuple[str, ...], table: tuple[Round, ...], max_rounds: int, agents: tuple[str, str] = ("player0", "player1")
+) -> Protocol:
     """Two players who see everything, and no verifier."""
-    agents = ("player0", "player1")
     return Protocol(
         name=name,
         agents=agents,

@@ -62,9 +62,10 @@ class ProtocolEnv(MultiAgentEnv):
         outcome = self.play.step(actions)
         reward = {agent: float(outcome.reward_BA[0, a]) for a, agent in enumerate(self.agents) if agent in self.acted}
         done = self.play.finished
+        cut = done and self.play.protocol.cuts and bool(self.play.state.exhausted_B[0])
         obs = {agent: self._observe(agent) for agent in self.acted} if done else self._turns()
         infos = {agent: {"verdict": int(self.play.decision_B[0])} for agent in obs}
-        return obs, reward, {"__all__": done}, {"__all__": False}, infos
+        return obs, reward, {"__all__": done and not cut}, {"__all__": cut}, infos
 
     def _start(self, instance: int, seed: int) -> None:
         self.play.reset(torch.tensor([instance]), torch.tensor([seed]))

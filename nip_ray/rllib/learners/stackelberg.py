@@ -30,7 +30,7 @@ from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_f
 from nip_ray.play.batch import AgentRows, live_rows
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner, learning_mode
-from nip_ray.rllib.learners.rows import normalised_like
+from nip_ray.rllib.learners.rows import normalised_like, rewards_with_cuts
 from nip_ray.seeding import generator
 
 
@@ -94,10 +94,9 @@ class StackelbergLearner(ProtocolLearner):
             rows = live_rows(self.scenario, rollout, agent)
             network = self.networks[agent].eval()
             _, value_N = network(rows.obs, False, True)
+            reward_BR = rewards_with_cuts(self.scenario, network, rollout, rows, value_N, settings.gamma)
             learning_mode(network)
-            advantage_BR, target_BR = own_turn_advantages(
-                rollout.reward_BRA[:, :, index], rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam
-            )
+            advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
             at = (rows.copy_N, rows.round_N)
             prepared[agent] = ShapedData(rows, rollout.turn_BRA[at][:, index], value_N, target_BR[at], advantage_BR)
         return prepared
