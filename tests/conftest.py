@@ -33,6 +33,13 @@ os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 (SCRATCH / "ray").mkdir()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With several workers (`-n 2 --dist loadgroup`) all tests that share the Ray instance go to one, others by file."""
+    for item in items:
+        group = "ray" if "ray_session" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes what tests and libraries wrote outside their own temporary folders."""
     shutil.rmtree(SCRATCH, ignore_errors=True)

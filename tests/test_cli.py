@@ -64,9 +64,19 @@ class Runs:
         self.calls.append(("resume", run_dir, iterations, list(settings), quiet))
         return self._end(run_dir, iterations or 7)
 
-    def evaluate_run(self, run_dir: Path, *, dataset: Path | None = None, checkpoint: int | None = None, seed: int | None = None) -> Any:
+    def evaluate_run(
+        self,
+        run_dir: Path,
+        *,
+        dataset: Path | None = None,
+        checkpoint: int | None = None,
+        seed: int | None = None,
+        attacked: bool = False,
+        settings: Sequence[str] = (),
+        quiet: bool = True,
+    ) -> Any:
         print("a library talks")
-        self.calls.append(("evaluate", run_dir, dataset, checkpoint, seed))
+        self.calls.append(("evaluate", run_dir, dataset, checkpoint, seed, *([list(settings)] if attacked else [])))
         if self.error:
             raise self.error
         return {"eval/verifier/accuracy": 0.75, "n": 100, "eval/verifier/soundness": float("nan"), "dataset": "test"}
@@ -139,7 +149,18 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout.strip()) == (0, f"nip-ray {nip_ray.__version__}")
 
 
-OTHERS = [["judge"], ["serve-model"], ["data", "code-validation"]]
+OTHERS = [
+    ["judge"],
+    ["serve-model"],
+    ["data", "code-validation"],
+    ["cross-play"],
+    ["compare"],
+    ["watch"],
+    ["sweep"],
+    ["run"],
+    ["match"],
+    ["doctor"],
+]
 
 
 @pytest.mark.parametrize(
@@ -277,6 +298,11 @@ def test_evaluate_prints_one_json_object(runs: Runs, run_dir: Path) -> None:
     assert json.loads(result.stdout) == {"eval/verifier/accuracy": 0.75, "n": 100, "eval/verifier/soundness": None, "dataset": "test"}
     assert "a library talks" in result.stderr
     assert runs.calls == [("evaluate", run_dir, Path("pairs.npz"), 50, 4)]
+
+
+def test_evaluate_attacks_when_it_is_asked_to(runs: Runs, run_dir: Path) -> None:
+    assert call("evaluate", run_dir, "--attack", "--set", "evaluation.attack.seeds=4", "--json").exit_code == 0
+    assert runs.calls == [("evaluate", run_dir, None, None, None, ["evaluation.attack.seeds=4"])]
 
 
 def test_evaluate_prints_a_table(runs: Runs, run_dir: Path) -> None:

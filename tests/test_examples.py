@@ -10,8 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
+from nip_ray.config.load import load_config
+from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.runs.folder import RunFolder
+from nip_ray.scenarios.registry import build_scenario
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = ("iterations=2", "scenario.data.num_train=40", "scenario.data.num_test=20", "play.num_copies=32", "runtime.num_threads=1")
@@ -35,7 +38,9 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize(("name", "most"), [("own_protocol.py", 40), ("train_in_python.py", 30)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("own_protocol.py", 40), ("own_scenario.py", 80), ("own_algorithm.py", 60), ("train_in_python.py", 30)]
+)
 def test_examples_are_short(name: str, most: int) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= most
 
@@ -67,6 +72,74 @@ def test_own_protocol_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert figures.exit_code == 0, figures.output
     assert json.loads(figures.stdout)["eval/critic/return"] == rows[-1]["eval/critic/return"]
     assert CliRunner().invoke(app, ["resume", "run", "--iterations", "3", "--quiet"]).exit_code == 0
+
+
+def train(name: str, run: Path, *settings: str) -> None:
+    """By the command line, from the top of the repository."""
+    words = [word for setting in ("iterations=3", "runtime.num_threads=1", *settings) for word in ("--set", setting)]
+    done = CliRunner().invoke(app, ["train", f"examples/{name}.yaml", "--run-dir", str(run), *words])
+    assert done.exit_code == 0, done.output
+
+
+def test_own_scenario_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under protocols with one prover and with two, and with other numbers of places."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    settings = load_config("examples/own_scenario.yaml", ["scenario.num_places=5", "scenario.num_instances=40"]).scenario
+    for protocol in (build("nip", min_rounds=3, max_rounds=4), build("adp"), build("merlin_arthur")):
+        check_scenario(build_scenario(protocol, settings))
+
+
+def test_own_scenario_trains_and_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    train(
+        "own_scenario",
+        tmp_path / "run",
+        "scenario.num_places=5",
+        "play.num_copies=64",
+        "algorithm.minibatch_size=64",
+        "checkpoint.interval=3",
+    )
+    monkeypatch.chdir(tmp_path)
+    figures = CliRunner().invoke(app, ["evaluate", "run", "--json"])
+    assert figures.exit_code == 0, figures.output
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert json.loads(figures.stdout)["eval/verifier/accuracy"] == folder.metrics()[-1]["eval/verifier/accuracy"]
+    assert CliRunner().invoke(app, ["resume", "run", "--iterations", "4", "--quiet"]).exit_code == 0
+
+
+def test_own_algorithm_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nip_ray.rllib.algorithms import ALGORITHMS
+    from nip_ray.rllib.conformance import check_algorithm
+
+    monkeypatch.chdir(EXAMPLES.parent)
+    config = load_config("examples/own_algorithm.yaml", ["algorithm.temperature=0.25"])
+    assert config.algorithm.temperature == 0.25  # type: ignore[union-attr]
+    check_algorithm(ALGORITHMS["awr"])
+
+
+def test_own_algorithm_trains_here_and_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None) -> None:
+    """A remote env runner has never seen the plugin file, and gives the numbers of a local one."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    small = ("play.num_copies=16", "algorithm.minibatch_size=64", "evaluation.sampled=false")
+    rows = []
+    for name, runners in (("here", 0), ("there", 1)):
+        train("own_algorithm", tmp_path / name, *small, f"play.num_env_runners={runners}")
+        with RunFolder.open(tmp_path / name) as folder:
+            rows.append(folder.metrics()[-1])
+    assert "learn/verifier/objective" in rows[0]
+    assert rows[0]["learn/verifier/objective"] == rows[1]["learn/verifier/objective"]
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("name", ["own_scenario", "own_algorithm"])
+def test_what_the_tutorials_show_is_reached(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier that sees what it is pointed at is sound, and nearly complete; and a rule of one's own learns the message game."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    train(name, tmp_path / "run", "iterations=30")
+    with RunFolder.open(tmp_path / "run") as folder:
+        last = folder.metrics()[-1]
+    assert last["eval/verifier/soundness"] > 0.99
+    assert last["eval/verifier/accuracy"] > 0.9
 
 
 def test_training_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

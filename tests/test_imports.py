@@ -55,7 +55,7 @@ def module_name(file: Path) -> str:
 
 
 def room(file: Path) -> str:
-    """`cli` for nip_ray/cli.py, `learning` for nip_ray/learning/ppo.py, empty for nip_ray/__init__.py."""
+    """`cli` for nip_ray/cli/train.py, `learning` for nip_ray/learning/ppo.py, empty for nip_ray/__init__.py."""
     return (*module_name(file).split("."), "")[1]
 
 
@@ -103,7 +103,7 @@ def all_imports() -> tuple[Import, ...]:
 def breach(found: Import) -> str | None:
     """The rule that an import breaks, or None."""
     where = room(found.file)
-    if found.within("nip_ray.cli"):
+    if found.within("nip_ray.cli") and where != "cli":
         return "nothing imports the command line"
     if where in (*CORE, *COMMON):
         if found.package in CORE_MAY_NOT_USE:

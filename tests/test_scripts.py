@@ -19,7 +19,7 @@ from tests.text.provider import API_KEY, provider_thread
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPTS = ROOT / "scripts"
 TRAINING = ("ppo_gi", "spg_gi", "reinforce_gi", "solo_agents_gi", "ei_cv", "malt_cv")
-OTHERS = ("create_gi_dataset", "create_cv_dataset", "cv_benchmark")
+OTHERS = ("create_gi_dataset", "create_cv_dataset", "cv_benchmark", "dqn_hironaka")
 TINY_GRAPHS = (
     "scenario.data.num_train=40",
     "scenario.data.num_test=20",

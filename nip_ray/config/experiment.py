@@ -5,11 +5,14 @@ has keys without a use. The scenario says which it is. Every field, default, bou
 that the core rooms read; unknown keys are refused. Same config and seed, same machine kind, CPU: same numbers.
 """
 
-from typing import Annotated
+from typing import Annotated, Any, Self
 
+import pydantic_core
 from pydantic import BaseModel, ConfigDict, Field
 
+from nip_ray.config.plugins import import_needed
 from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.experiment import (
     CheckpointSettings,
     EvaluationSettings,
@@ -20,6 +23,8 @@ from nip_ray.settings.experiment import (
     RuntimeSettings,
 )
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.hironaka import HironakaSettings
+from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.matrix_games import MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.ppo import PPOSettings
@@ -32,8 +37,13 @@ from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
 from nip_ray.settings.tracking import TrackingSettings
 
-ScenarioSettings = Annotated[GraphIsomorphismSettings | MessageGameSettings | MatrixGameSettings, Field(discriminator="name")]
-AlgorithmSettings = Annotated[PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings, Field(discriminator="name")]
+ScenarioSettings = Annotated[
+    GraphIsomorphismSettings | ImageClassificationSettings | MessageGameSettings | MatrixGameSettings | HironakaSettings,
+    Field(discriminator="name"),
+]
+AlgorithmSettings = Annotated[
+    PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings | DQNSettings, Field(discriminator="name")
+]
 
 TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(discriminator="name")]
 ProviderSettings = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
@@ -52,9 +62,12 @@ class Experiment(BaseModel):
     name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run; its folder is called after it.")
     seed: int = Field(0, ge=0, description="Every random draw comes from this.")
     iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
-    plugins: tuple[str, ...] = Field((), description="Python files or modules to import first: they register protocols of your own.")
+    plugins: tuple[str, ...] = Field(
+        (), description="Python files or modules to import first: they register protocols, scenarios and algorithms of your own."
+    )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
     tracking: TrackingSettings = Field(TrackingSettings(), description="Where figures go besides the run folder.")
+    strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
 
@@ -73,6 +86,18 @@ class ExperimentConfig(Experiment):
     fault_tolerance: FaultToleranceSettings = Field(FaultToleranceSettings(), description="How a run goes on after losing a process.")
     profiling: ProfilingSettings = Field(ProfilingSettings(), description="Where its time goes.")
     runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
+        import_needed(obj)
+        return super().model_validate(obj, **options)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """As `model_validate`, from JSON."""
+        import_needed(pydantic_core.from_json(json_data))
+        return super().model_validate_json(json_data, **options)
 
 
 class TextExperimentConfig(Experiment):

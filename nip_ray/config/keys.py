@@ -16,7 +16,11 @@ from nip_ray.config.experiment import ExperimentConfig
 
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _TEXT = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
-_PLACES = {"providers": "<provider>", "prices": "<model>"}  # what stands for any name below a mapping; elsewhere it is an agent's
+_PLACES = {
+    "providers": "<provider>",
+    "prices": "<model>",
+    "layers": "<number>",
+}  # what stands for any name below a mapping; elsewhere it is an agent's
 _TAG = "name"  # the key that says which member of a union is meant
 
 
@@ -155,7 +159,8 @@ def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:
         words = [word for member in arguments for word in _words(member, bounds).split(" or " if member is bool else "\n")]
         return f"{', '.join(words[:-1])} or {words[-1]}"
     if origin is Literal:
-        return arguments[0] if len(arguments) == 1 else f"one of {', '.join(arguments)}"
+        words = [str(argument) for argument in arguments]
+        return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin is tuple:
         return f"list of {_plural(_words(arguments[0], {}))}"
     if branches(annotation) or origin is dict:

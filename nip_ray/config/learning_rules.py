@@ -2,17 +2,19 @@
 
 import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.players import AgentSettings, agent_settings, players, playing, source_of
+from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of
 from nip_ray.learning.schedules import is_updated
 from nip_ray.runs.sources import is_artifact
+from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
+from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule
-from nip_ray.settings.shipped_protocols import SHIPPED
+from nip_ray.settings.shipped_protocols import ADVERSARY, SHIPPED, SIMULATOR
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 
@@ -108,6 +110,78 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
             yield f"algorithm.agent: {agent} is frozen ({source}.agent_lr_factor.actor is 0), raise the factor or name another"
     if config.play.num_env_runners:
         yield f"play.num_env_runners: got {config.play.num_env_runners}, but who learns alone plays with nobody, set it to 0"
+
+
+def value_learners(config: ExperimentConfig, agents: Sequence[str]) -> tuple[str, ...]:
+    """Those of `agents` that deep Q-learning trains, in the order of their gradient steps: those named, else all that learn."""
+    rule = config.algorithm
+    if not isinstance(rule, DQNSettings):
+        return ()
+    return rule.trained_roles or tuple(agent for agent in agents if learns(agent_settings(config, agent)))
+
+
+def dqn(config: ExperimentConfig) -> Iterator[str]:
+    """Deep Q-learning: its numbers go together, its roles play, learn, and choose one symbol; greedy play is what is examined."""
+    rule = config.algorithm
+    if not isinstance(rule, DQNSettings):
+        return
+    yield from (f"algorithm.{fault}" for fault in dqn_faults(rule))
+    if config.evaluation.sampled:
+        yield "evaluation.sampled: dqn values moves and draws none, set it to false (greedy play is examined)"
+    if config.play.num_copies != PlaySettings().num_copies:
+        yield "play.num_copies: dqn has no use for it (algorithm.roles.<role>.rollout_size says how many are played), leave it out"
+    yield from _dqn_roles(config, rule)
+    known = playing(config)
+    if known is not None:
+        for role in value_learners(config, known):
+            yield from _dqn_role(config, rule, role)
+
+
+def _dqn_roles(config: ExperimentConfig, rule: DQNSettings) -> Iterator[str]:
+    for role in dict.fromkeys(rule.trained_roles):
+        if (fault := stranger(config, role)) is not None:
+            yield f"algorithm.trained_roles: {role} is {fault}"
+        elif not learns(agent_settings(config, role)):
+            yield f"algorithm.trained_roles: {role} has nothing to learn (scenario.agents.{source_of(config, role)}), name others"
+    for role in rule.roles:
+        if role != DEFAULT and (fault := stranger(config, role)) is not None:
+            yield f"algorithm.roles.{role}: {fault}"
+
+
+def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterator[str]:
+    """What is wrong with one trained role."""
+    own = role_settings(rule, role)
+    source = f"algorithm.roles.{role if role in rule.roles else DEFAULT}"
+    if own.batch_size < config.learners.num_learners:
+        count = config.learners.num_learners
+        yield f"{source}.batch_size: got {own.batch_size}, less than a transition for each of {count} learners, raise it"
+    if own.steps_between_rollouts > rule.steps_per_iteration:
+        yield (
+            f"{source}.steps_between_rollouts: got {own.steps_between_rollouts}, so some iterations of {rule.steps_per_iteration} steps "
+            "(algorithm.steps_per_iteration) would play nothing, lower it or raise these"
+        )
+    facts = SHIPPED.get(config.protocol.name)
+    decides = facts is not None and facts.verifier_turn is not None and (role == "verifier" or role in (ADVERSARY, SIMULATOR))
+    if decides:
+        yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides, too; name others, or use ppo"
+    for key, most in (("message_size", 1), ("linear_symbols", 0)):
+        value = getattr(config.scenario, key, most)
+        if value > most:
+            yield f"scenario.{key}: got {value}, but dqn is for agents whose turn is one symbol, use {most}"
+
+
+def strict(config: ExperimentConfig) -> Iterator[str]:
+    """Where nothing may be left to defaults, everyone who plays has settings that are written out. (Missing keys are seen before.)"""
+    if not config.strict:
+        return
+    groups: list[tuple[str, Mapping[str, object], Sequence[str]]] = [("scenario.agents", config.scenario.agents, playing(config) or ())]
+    if isinstance(config.algorithm, DQNSettings):
+        groups.append(("algorithm.roles", config.algorithm.roles, value_learners(config, playing(config) or ())))
+    for key, named, agents in groups:
+        if DEFAULT not in named:
+            missing = [agent for agent in agents if agent not in named]
+            if missing:
+                yield f"{key}: strict, and {', '.join(missing)} would have defaults, write them out (or {DEFAULT}, for those not named)"
 
 
 # ----------------------------------------------------------------------------------------------------------- schedules
@@ -245,4 +319,4 @@ def _hint(name: str, known: Sequence[str]) -> str:
     return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
-LEARNING_RULES = (objectives, stackelberg, solo, schedules, first_weights, pretraining, message_regression)
+LEARNING_RULES = (objectives, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)

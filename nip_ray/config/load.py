@@ -23,6 +23,7 @@ import yaml
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
+from nip_ray.config.strict import refuse_missing
 from nip_ray.errors import UserError
 from nip_ray.runs.sources import config_file, is_artifact
 from nip_ray.settings.code_validation import CodeValidationSettings
@@ -49,7 +50,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
     if "sweep" in data:
         raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
     try:
-        config = config_from_dict(data)
+        config = config_from_dict(data, complete=checked)
         if checked:
             check(config)
     except UserError as error:
@@ -106,24 +107,28 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
     return ExperimentConfig
 
 
-def config_from_dict(data: Mapping[str, Any]) -> AnyConfig:
+def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyConfig:
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
-    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer.
+    complete: refuse keys that are left out where the config says `strict: true` (not so for one that an earlier version stored).
+    Raises one UserError that lists every unknown key and every value of a wrong type or out of bounds, or says that the format is newer,
+    or which keys are missing.
     """
     _check_format(data)
     kind = kind_of(data)
-    data = with_tags(data, kind)
     try:
-        encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
+        encoded = pydantic_core.to_json(with_tags(data, kind), inf_nan_mode="constants")
     except ValueError as error:
         raise UserError(f"a config holds numbers, text, lists and mappings only ({error})") from None
     try:
         # JSON in strict mode: lists may be tuples and integers numbers, and nothing else is converted
-        return kind.model_validate_json(encoded, strict=True)
+        made = kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
         raise UserError("; ".join(faults)) from None
+    if complete:
+        refuse_missing(data, kind)
+    return made
 
 
 def _check_format(data: Mapping[str, Any]) -> None:
@@ -217,7 +222,8 @@ def fault_text(detail: Any, config: type) -> str:
     if kind.startswith("union_tag") and key is not None:
         tags = [tag_of(member) for member in branches(key.annotation)]
         tag = given.get("name") if isinstance(given, Mapping) else given
-        return f"{path}.name: got {_show(tag)}, {suggest(str(tag), tags)}"
+        own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") else ""
+        return f"{path}.name: got {_show(tag)}, {suggest(str(tag), tags)}{own}"
     expected = key.expects if key is not None else "mapping"
     if kind in ("too_short", "string_too_short"):
         expected = f"{expected}, not empty"

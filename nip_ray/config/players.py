@@ -3,11 +3,13 @@
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
+from nip_ray.settings.image_classification import ImageAgentSettings
 from nip_ray.settings.matrix_games import MatrixAgentSettings
 from nip_ray.settings.message_game import MessageAgentSettings
 from nip_ray.settings.shipped_protocols import SHIPPED, agents_of, limits
 
-AgentSettings = GraphAgentSettings | MessageAgentSettings | MatrixAgentSettings
+AgentSettings = GraphAgentSettings | ImageAgentSettings | MessageAgentSettings | MatrixAgentSettings | HironakaAgentSettings
 
 DEFAULT = "_default"
 """The key of the settings of all agents that have none of their own."""
@@ -41,6 +43,8 @@ def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
 
 def rounds_of(config: ExperimentConfig) -> int | None:
     """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
+    if isinstance(config.scenario, HironakaSettings):
+        return 2 * config.scenario.max_rounds  # the host's and the agent's
     if config.protocol.name in SHIPPED:
         return limits(config.protocol.name, config.protocol)[0]
     return config.protocol.max_rounds

@@ -1,13 +1,22 @@
-"""Importing a user's own code: files or modules that register protocols."""
+"""Importing a user's own code: files or modules that register protocols, scenarios and algorithms (see `nip_ray.plugins`).
+
+Decisions that matter here:
+
+- A protocol is needed when it is built; a scenario or an algorithm adds keys to configs, and is needed before a config that names it can be
+  checked. So a config's plugins are imported while it is read if, and only if, it names what is not known yet.
+"""
 
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nip_ray.errors import UserError
+
+_PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
 
 
 def import_plugins(plugins: Iterable[str]) -> None:
@@ -27,8 +36,27 @@ def import_plugins(plugins: Iterable[str]) -> None:
             raise UserError(f"plugins: {plugin!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
+def import_needed(data: Any) -> None:
+    """Import the plugins that a config, as plain data, asks for, where it names a scenario or an algorithm that is not known yet.
+
+    Data of any other shape are left to the check of configs. Raises UserError as `import_plugins` does.
+    """
+    if not isinstance(data, Mapping) or not isinstance(plugins := data.get("plugins"), list | tuple) or not plugins:
+        return
+    from nip_ray.config.members import ADDED, known
+
+    named = {part: data[part]["name"] for part in ADDED if isinstance(data.get(part), Mapping) and "name" in data[part]}
+    if any(name not in known(part) for part, name in named.items()):
+        import_plugins(plugin for plugin in plugins if isinstance(plugin, str))
+
+
+def is_plugin_file(module: str) -> bool:
+    """Whether a module of this name came from a plugin file, so that no other process can import it by name."""
+    return module.startswith(_PREFIX)
+
+
 def _import_file(path: Path) -> None:
-    name = f"nip_ray_plugin_{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
+    name = f"{_PREFIX}{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:
         return
     if not path.is_file():

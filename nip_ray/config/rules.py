@@ -15,11 +15,15 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
+from nip_ray.config.members import ADDED
 from nip_ray.config.players import players, rounds_of
 from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
+from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_data import GraphDataSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
+from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
+from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.protocol import ProtocolParams
 from nip_ray.settings.shipped_protocols import (
@@ -105,7 +109,8 @@ def _round_limits(config: ExperimentConfig) -> Iterator[str]:
     if facts.fixed_length:
         for key, own in (("max_rounds", facts.max_rounds), ("min_rounds", facts.min_rounds)):
             if getattr(protocol, key) not in (None, own):
-                yield f"protocol.{key}: got {getattr(protocol, key)}, but {name} always has {own}, leave it out"
+                always = "as many as scenario.max_rounds makes" if name == "hironaka" and key == "max_rounds" else own
+                yield f"protocol.{key}: got {getattr(protocol, key)}, but {name} always has {always}, leave it out"
         return
     if facts.verifier_turn is None:
         return
@@ -148,6 +153,8 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
 def games(config: ExperimentConfig) -> Iterator[str]:
     """A small game makes sense, and is played under its own protocol."""
     scenario, name = config.scenario, config.protocol.name
+    if isinstance(scenario, HironakaSettings):
+        yield from (f"scenario.{fault}" for fault in hironaka_faults(scenario))
     if not isinstance(scenario, MatrixGameSettings):
         return
     own = protocol_of(scenario.game)
@@ -175,10 +182,13 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
 def shared_bodies(config: ExperimentConfig) -> Iterator[str]:
     """Policy and value that share a body cannot train it at two rates."""
     scenario = config.scenario
-    if isinstance(scenario, MatrixGameSettings) or (isinstance(scenario, GraphIsomorphismSettings) and not scenario.shared_body):
-        return
-    way_out = " or set scenario.shared_body to false" if isinstance(scenario, GraphIsomorphismSettings) else ""
+    bodies = isinstance(scenario, GraphIsomorphismSettings | ImageClassificationSettings)
+    if isinstance(scenario, MatrixGameSettings) or (bodies and not scenario.shared_body) or scenario.name in ADDED["scenario"]:
+        return  # of networks of a plugin nothing is known here
+    way_out = " or set scenario.shared_body to false" if bodies else ""
     for source, agent in players(config).values():
+        if isinstance(agent, HironakaAgentSettings) and not agent.shared_body:
+            continue
         for name in _FACTORS:
             factor: LrFactors | None = getattr(agent, name, None)
             if factor is not None and agent.kind == "learned" and factor.actor != factor.critic:
@@ -237,6 +247,8 @@ def finite_numbers(config: ExperimentConfig) -> Iterator[str]:
 
 def minibatches(config: ExperimentConfig) -> Iterator[str]:
     """A minibatch holds at least one whole copy and at most what an iteration plays; learners get equal shares."""
+    if isinstance(config.algorithm, DQNSettings):
+        return  # draws transitions, not copies: a rule of its own speaks of them
     size = config.algorithm.minibatch_size
     rounds = 1 if isinstance(config.algorithm, SoloSettings) else rounds_of(config)  # alone, an instance is one frame
     copies = config.play.num_copies * max(1, config.play.num_env_runners)
@@ -287,6 +299,12 @@ def data_files(config: ExperimentConfig) -> Iterator[str]:
             yield f"scenario.data.{split}: {path}: no such file, {hint}"
     if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
         yield f"scenario.data.test: {data.test}: this is the training file, hold other pairs out"
+
+
+def images(config: ExperimentConfig) -> Iterator[str]:
+    """Images can be had, their classes can be told apart by a label, and a grid is left of them."""
+    if isinstance(config.scenario, ImageClassificationSettings):
+        yield from (f"scenario.{fault}" for fault in image_faults(config.scenario))
 
 
 def data_composition(config: ExperimentConfig) -> Iterator[str]:
@@ -357,6 +375,7 @@ _RULES: tuple[Rule, ...] = (
     workers,
     evaluations,
     data_files,
+    images,
     data_composition,
     plugins,
 )

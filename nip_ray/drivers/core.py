@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nip_ray.drivers.contract import Agent, Tracker, Transition, arrays, rows, stack
-from nip_ray.drivers.environments import Copies, Recipe, recipe_of
+from nip_ray.drivers.contract import Agent, Tracker, Transition, rows, stack
+from nip_ray.drivers.environments import Copies, Recipe, copies_of, num_copies_of, recipe_of
 from nip_ray.drivers.scopes import Scope, resolve_scopes
-from nip_ray.drivers.snapshots import put_snapshot, take_snapshot
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import DriverSettings, EnvironmentSettings
@@ -55,7 +54,8 @@ class Learner:
 class Part:
     """One environment and the learners that share it."""
 
-    def __init__(self, copies: Copies, learners: Sequence[Learner]) -> None:
+    def __init__(self, copies: Copies | Any, learners: Sequence[Learner]) -> None:
+        """copies: or what has their interface."""
         self.copies, self.learners = copies, list(learners)
         self._alone = len(self.learners) == 1
         self._before: Any = None
@@ -101,11 +101,14 @@ class Part:
 
 
 def slice_of(whole: Transition, start: int, stop: int) -> Transition:
-    """The rows start to stop of a transition; infos stay whole."""
+    """The rows start to stop of a transition; of the infos those entries that are rows (see `Transition`)."""
     cut = {name: rows(getattr(whole, name), start, stop) for name in ("observations", "actions", "rewards", "next_observations")}
     ends = {name: rows(getattr(whole, name), start, stop) for name in ("terminated", "truncated")}
     some = {name: rows(value, start, stop) for name in ("valid", "states", "next_states") if (value := getattr(whole, name)) is not None}
-    return Transition(**{"valid": None, **cut, **ends, **some}, infos=whole.infos)
+    infos = whole.infos
+    if own := {name: rows(infos[name], start, stop) for name in ("valid", "outcomes") if isinstance(infos.get(name), Mapping)}:
+        infos = {**infos, **own}
+    return Transition(**{"valid": None, **cut, **ends, **some}, infos=infos)
 
 
 class Core:
@@ -147,7 +150,7 @@ class Core:
     def reset(self) -> None:
         """Begin new episodes in all copies; those in flight are cut."""
         for part in self.parts:
-            part.copies.reset(self.seed, "episodes", self.timestep, self.resets)
+            part.copies.reset(self.seed, "episodes" if self.training else "evaluation", self.timestep, self.resets)
         for learner in self.learners:
             learner.statistics.begin()
             learner.agent.begin()
@@ -237,7 +240,7 @@ class Core:
         return {
             "timestep": self.timestep,
             "resets": self.resets,
-            "parts": [_state_of(part.copies) for part in self.parts],
+            "parts": [part.copies.snapshot() for part in self.parts],
             "statistics": [learner.statistics.state_dict() for learner in self.learners],
             "agents": [learner.agent.state_dict() for learner in self.learners],
         }
@@ -250,7 +253,7 @@ class Core:
         for learner, statistics, agent in zip(self.learners, state["statistics"], state["agents"], strict=True):
             learner.statistics.load_state_dict(statistics)
             learner.agent.load_state_dict(agent)
-        begun_anew = [not _restore(part.copies, stored) for part, stored in zip(self.parts, state["parts"], strict=True)]
+        begun_anew = [not part.copies.restore(stored) for part, stored in zip(self.parts, state["parts"], strict=True)]
         for part, anew in zip(self.parts, begun_anew, strict=True):
             if anew:
                 part.copies.reset(self.seed, "resumed", self.timestep, self.resets)
@@ -273,20 +276,6 @@ def evaluation_core(core: Core, parts: Sequence[Part] | None = None) -> Core:
     return Core(made, core.settings, core.seed)
 
 
-def _state_of(copies: Copies) -> dict[str, Any]:
-    return {"snapshot": take_snapshot(copies.env), "observations": copies.observations, "over": copies.over}
-
-
-def _restore(copies: Copies, stored: Mapping[str, Any]) -> bool:
-    """Whether the copies are again in the episodes that they were in."""
-    if stored["snapshot"] is None or stored["observations"] is None:
-        return False
-    copies.env.reset(seed=0)  # makes what an environment makes in its first reset
-    put_snapshot(copies.env, stored["snapshot"])
-    copies.observations, copies.over = arrays(stored["observations"]), arrays(stored["over"])
-    return True
-
-
 # ------------------------------------------------------------------------------------------------------------- making
 
 
@@ -307,7 +296,7 @@ def learners_and_scopes(
     """(agents, the range of copies of each, the name of each). Raises UserError where they do not fit; see `resolve_scopes`."""
     listed = list(agents) if isinstance(agents, Sequence) else [agents]
     recipe = as_recipe(environment)
-    found = resolve_scopes(recipe.num_copies if recipe else int(environment.num_envs), len(listed), scopes)
+    found = resolve_scopes(recipe.num_copies if recipe else num_copies_of(environment), len(listed), scopes)
     chosen = list(names) if names is not None else [f"learner_{place}" for place in range(len(listed))]
     if len(chosen) != len(listed) or len(set(chosen)) != len(chosen):
         raise UserError(f"learners: got the names {', '.join(chosen)} for {len(listed)}, expected a different one for each")
@@ -319,11 +308,11 @@ def make_parts(environment: Environment, agents: Sequence[Agent], scopes: Sequen
     recipe = as_recipe(environment)
     learners = [Learner(name, agent, scope) for name, agent, scope in zip(names, agents, scopes, strict=True)]
     if recipe is None or recipe.shared:
-        return [Part(Copies(recipe.make(recipe.num_copies) if recipe else environment), learners)]
+        return [Part(copies_of(recipe.make(recipe.num_copies) if recipe else environment), learners)]
     return [own_part(recipe, learner.agent, learner.scope, learner.name) for learner in learners]
 
 
 def own_part(recipe: Recipe, agent: Agent, scope: Scope, name: str, num_copies: int | None = None) -> Part:
     """A learner with an environment of its own: of the size of its scope, or of `num_copies`."""
     count = scope[1] - scope[0] if num_copies is None else num_copies
-    return Part(Copies(recipe.make(count), scope[0]), [Learner(name, agent, (0, count))])
+    return Part(copies_of(recipe.make(count), scope[0]), [Learner(name, agent, (0, count))])

@@ -6,11 +6,14 @@ Decisions that matter here:
   last observation stands in the infos, and is put where it belongs. Where they do not begin anew, we tell them to;
 - copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a learner's slice plays
   the same episodes whether it is an environment of its own or part of a larger one. A vector form has one stream for all its copies;
+- which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos; from there it is put
+  into the observations, so that what is legal travels with what was seen;
 - learners that do not share an environment have one each. Nothing then passes between them, and a driver may put each into a process of
   its own, without a word per timestep.
 """
 
 import difflib
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +23,8 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from nip_ray.drivers.contract import ended, replaced_rows
+from nip_ray.drivers.contract import MASK, arrays, ended, replaced_rows
+from nip_ray.drivers.snapshots import put_snapshot, take_snapshot
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import EnvironmentSettings
@@ -65,10 +69,13 @@ def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasiu
 
 
 def _vectorization(settings: EnvironmentSettings) -> str:
+    module, _, name = settings.id.rpartition(":")
     try:
-        spec = gymnasium.spec(settings.id)
+        if module:
+            importlib.import_module(module)
+        spec = gymnasium.spec(name)
     except (gymnasium.error.Error, ImportError) as error:
-        near = difflib.get_close_matches(settings.id, list(gymnasium.registry), 1)
+        near = difflib.get_close_matches(name, list(gymnasium.registry), 1)
         hint = f"did you mean {near[0]}?" if near else "expected one that Gymnasium knows, as CartPole-v1, or MODULE:ID"
         raise UserError(f"environment.id: got {settings.id}, {hint}") from error
     if settings.vectorization == "auto":
@@ -78,11 +85,29 @@ def _vectorization(settings: EnvironmentSettings) -> str:
     return settings.vectorization
 
 
+def num_copies_of(env: Any) -> int:
+    """How many copies `env` has. Raises UserError for an environment of one, which has no batch of anything to drive."""
+    if not isinstance(getattr(env, "num_envs", None), int | np.integer):
+        what = getattr(getattr(env, "spec", None), "id", None) or type(env).__name__
+        raise UserError(
+            f"environment: {what} is a single environment without copies (it has no num_envs), expected a vector environment, "
+            "as gymnasium.make_vec makes, or EnvironmentSettings"
+        )
+    return int(env.num_envs)
+
+
+def copies_of(env: Any, first: int = 0) -> Any:
+    """`env` as drivers step it: `Copies` of it, or itself where it has their interface (it then has `placed`). first: see `Copies`."""
+    num_copies_of(env)
+    return env.placed(first) if hasattr(env, "placed") else Copies(env, first)
+
+
 class Copies:
     """An environment of n copies that is in the middle of n episodes.
 
     env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are mappings of players.
-    first: place of its first copy among all copies. observations: what the copies show now.
+    first: place of its first copy among all copies. observations: what the copies show now; where the environment's infos have an
+    "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}.
     """
 
     def __init__(self, env: Any, first: int = 0) -> None:
@@ -90,6 +115,7 @@ class Copies:
         metadata = getattr(env, "metadata", None) or {}
         self.mode: AutoresetMode = metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self.observations: Any = None
+        self._newest: Any = None  # what the environment gave last, as it gave it
         self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
         self._state = getattr(env, "state", None)
 
@@ -100,8 +126,8 @@ class Copies:
             seeds: Any = [stable_seed(seed, "environment", *purpose, place) % 2**31 for place in places]
         else:
             seeds = stable_seed(seed, "environment", *purpose, self.first) % 2**31
-        self.observations, _ = self.env.reset(seed=seeds)
-        self.over = None
+        shown, infos = self.env.reset(seed=seeds)
+        self.observations, self.over = _with_mask(shown, infos), None
 
     def state(self) -> Any:
         """The global state, None where the environment has none."""
@@ -110,8 +136,11 @@ class Copies:
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
         """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them; `observations` moves on."""
         shown, reward, terminated, truncated, infos = self.env.step(actions)
-        if shown is self.observations:
+        if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")
+        self._newest = shown
+        if MASK in infos:
+            shown = _with_mask(shown, infos)
         over = ended(terminated, truncated)
         valid, led_to = None, shown
         if self.mode is AutoresetMode.NEXT_STEP:
@@ -122,9 +151,23 @@ class Copies:
             if self.mode is AutoresetMode.SAME_STEP:
                 led_to = _with_final(shown, over, infos)
             else:
-                shown, _ = self.env.reset(options={"reset_mask": over})
+                anew, infos_anew = self.env.reset(options={"reset_mask": over})
+                shown = replaced_rows(shown, over, _with_mask(anew, infos_anew)) if MASK in infos_anew else anew
         self.observations = shown
         return led_to, reward, terminated, truncated, valid, infos
+
+    def snapshot(self) -> dict[str, Any]:
+        """Where the copies stand, in values that a checkpoint holds."""
+        return {"snapshot": take_snapshot(self.env), "observations": self.observations, "over": self.over}
+
+    def restore(self, stored: Mapping[str, Any]) -> bool:
+        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in."""
+        if stored["snapshot"] is None or stored["observations"] is None:
+            return False
+        self.env.reset(seed=0)  # makes what an environment makes in its first reset
+        put_snapshot(self.env, stored["snapshot"])
+        self.observations, self.over = arrays(stored["observations"]), arrays(stored["over"])
+        return True
 
     def render(self) -> Any:
         """A picture, as the environment makes it."""
@@ -139,14 +182,26 @@ def _with_final(shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
     """What the copies showed before those that are over began anew."""
     if "final_obs" not in infos:
         raise TrainingError("the environment begins anew in the same step, but its infos have no final_obs")
-    return replaced_rows(shown, over, _filled(infos["final_obs"], shown))
+    final = infos["final_obs"]
+    if isinstance(shown, Mapping) and MASK in infos:
+        final = {"observation": final, MASK: infos.get("final_info", {}).get(MASK, shown[MASK])}
+    return replaced_rows(shown, over, _filled(final, shown))
+
+
+def _with_mask(shown: Any, infos: Mapping[str, Any]) -> Any:
+    """What the copies show, with the legal actions where the infos tell them and the observations do not."""
+    if MASK not in infos or (isinstance(shown, Mapping) and MASK in shown):
+        return shown
+    return {"observation": shown, MASK: np.array(infos[MASK]).astype(bool)}
 
 
 def _filled(final: Any, shown: Any) -> Any:
     """`final` as arrays like `shown`; rows of copies that are not over hold anything."""
     if isinstance(shown, Mapping):
+        if not isinstance(final, Mapping):  # a row each, None where nothing ended
+            final = {key: [None if row is None else row[key] for row in final] for key in shown}
         return {key: _filled(final[key], part) for key, part in shown.items()}
-    if final.dtype != object:
+    if isinstance(final, np.ndarray) and final.dtype != object:
         return final
     made = np.array(shown)
     for place, row in enumerate(final):

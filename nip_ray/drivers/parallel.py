@@ -24,7 +24,7 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
 
-_START_S, _END_S = 120.0, 5.0
+_START_S, _END_S = 300.0, 5.0
 _SUMMED = ("env_steps_total", "env_steps_per_s", "episodes_total")
 
 

@@ -2,36 +2,42 @@
 
 Decisions that matter here:
 - a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
-  sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end;
+  sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
+  every key, too (experiment.yaml), and goes on by that whatever becomes of the file that was named;
 - a checkpoint holds weights, optimizers, replay, counters, statistics and the episodes in flight: a resumed run gives the numbers of one
   that was never stopped, wherever the environment's state can be read (see `nip_ray.drivers.snapshots`), and all drivers can go on from
   each other's.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.load import plain
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent
-from nip_ray.drivers.environments import make_environment, recipe_of
+from nip_ray.drivers.environments import Recipe, make_environment, recipe_of
 from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
-from nip_ray.drivers.scopes import resolve_scopes
+from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.drivers.step import StepDriver
+from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
-from nip_ray.runs.folder import RunFolder, environment
-from nip_ray.settings.drivers import RunnerSettings
+from nip_ray.runs.fingerprint import run_fingerprint
+from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.settings.drivers import ExperimentEnvironmentSettings, RunnerSettings
 
 Driver = SequentialDriver | ParallelDriver
 DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelDriver, "step": StepDriver, "manual": ManualDriver}
 """Name -> class, called with (environment, agents, settings, scopes, names, seed)."""
 
 EVALUATION = "runner_evaluation.json"
+EXPERIMENT_FILE = "experiment.yaml"
+_CHANGEABLE = ("driver", "evaluation", "experiment")
 
 
 @dataclass(frozen=True)
@@ -46,73 +52,118 @@ class RunnerResult:
 
 
 def run_runner(
-    source: Path | str | Mapping[str, Any], run_dir: Path | str | None = None, overrides: Sequence[str] = (), *, quiet: bool = False
+    source: RunnerSettings | Path | str | Mapping[str, Any],
+    run_dir: Path | str | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    quiet: bool = False,
 ) -> RunnerResult:
-    """Run what a runner file (or a mapping) says, in the new run folder `run_dir` (None: `storage_path`/NAME-seedSEED).
+    """Run what a runner file (or a mapping, or settings) says, in the new run folder `run_dir` (None: see `folder_of`).
 
     quiet: no progress bar. Raises UserError for what is wrong with the file or the folder, TrainingError where training breaks down.
     """
-    settings = load_runner(source, overrides)
-    kept = settings.experiment
-    path = Path(run_dir) if run_dir is not None else Path(kept.storage_path) / f"{kept.name}-seed{settings.seed}"
-    driver = make_driver(settings, quiet=quiet)
+    settings = source if isinstance(source, RunnerSettings) else load_runner(source, overrides)
+    path, experiment = folder_of(settings, run_dir), experiment_of(settings)
+    driver = make_driver(settings, quiet=quiet, experiment=experiment)
     try:
         with RunFolder.create(path, runner_to_yaml(settings)) as folder:
             folder.write_json("environment.json", environment())
-            return _run(folder, settings, driver)
+            if experiment is not None:
+                write_atomically(folder.path / EXPERIMENT_FILE, config_to_yaml(experiment).encode())
+            return _run(folder, settings, driver, experiment)
     finally:
         driver.close()
 
 
-def resume_runner(run_dir: Path | str, *, quiet: bool = False) -> RunnerResult:
+def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Path:
+    """The run folder: `run_dir`, or `storage_path`/NAME-seedSEED."""
+    kept = settings.experiment
+    return Path(run_dir) if run_dir is not None else Path(kept.storage_path) / f"{kept.name}-seed{settings.seed}"
+
+
+def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
     """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
 
+    overrides: "key=value" of what may change: the driver (not its timesteps), evaluation, what is kept.
     Raises UserError when it is no run of a runner file, or its checkpoints belong to other settings.
     """
+    for change in overrides:
+        key = change.partition("=")[0].strip()
+        if key.partition(".")[0] not in _CHANGEABLE or key == "driver.timesteps":
+            raise UserError(f"--set {change}: a resumed run can change {', '.join(_CHANGEABLE)}, but not driver.timesteps; start a new run")
     with RunFolder.open(run_dir, write=True) as folder:
-        settings = load_runner(folder.path)
-        driver = make_driver(settings, quiet=quiet)
+        settings = load_runner(folder.path, overrides)
+        if overrides:
+            write_atomically(folder.path / CONFIG, runner_to_yaml(settings).encode())
+        experiment = experiment_of(settings, folder.path)
+        begun = has_checkpoint(folder.checkpoints)
+        driver = make_driver(settings, quiet=quiet, experiment=experiment, fresh=not begun)
         try:
             start = 0
-            if has_checkpoint(folder.checkpoints):
-                found = load_checkpoint(folder.checkpoints, fingerprint=fingerprint_of(settings))
+            if begun:
+                found = load_checkpoint(folder.checkpoints, fingerprint=fingerprint_of(settings, experiment))
                 agents = [found.tensors[f"agent_{name}"] for name in names_of(settings)]
                 driver.load_state_dict({**found.tensors["driver"], "agents": agents})
                 start = found.iteration
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
-            return _run(folder, settings, driver)
+            return _run(folder, settings, driver, experiment)
         finally:
             driver.close()
 
 
-def make_driver(settings: RunnerSettings, *, quiet: bool = False) -> Driver:
+def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> ExperimentConfig | None:
+    """The experiment whose scenario is played, None where that is a Gymnasium environment. run_dir: of a run that keeps it already."""
+    if not isinstance(settings.environment, ExperimentEnvironmentSettings):
+        return None
+    from nip_ray.drivers.experiments import read_experiment
+
+    return read_experiment(settings.environment, None if run_dir is None else run_dir / EXPERIMENT_FILE)
+
+
+def make_driver(settings: RunnerSettings, *, quiet: bool = False, experiment: ExperimentConfig | None = None, fresh: bool = True) -> Driver:
     """The driver that settings describe, with fresh agents; whoever asks for it closes it.
 
+    experiment: what is played (None: as the settings say). fresh: with first weights taken from elsewhere, where settings ask for them.
     Raises UserError for an environment that cannot be made and algorithms that do not fit it.
     """
-    own = make_environment(settings.environment, 1)
-    spaces = own.single_observation_space, own.single_action_space
-    own.close()
     scopes = resolve_scopes(settings.environment.num_copies, len(settings.learners), sizes_of(settings))
-    agents: list[Agent] = []
-    for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True)):
-        agents.append(make_agent(learner, *spaces, stop - start, settings.seed, place))
-    driver = settings.driver
-    if quiet:
-        driver = type(driver)(**{**vars(driver), "progress_bar": False})
+    recipe, agents = _parts(settings, experiment or experiment_of(settings), scopes, fresh)
+    driver = replace(settings.driver, progress_bar=False) if quiet else settings.driver
     sizes = [stop - start for start, stop in scopes]
-    made: Driver = DRIVERS[driver.name](recipe_of(settings.environment), agents, driver, sizes, names_of(settings), settings.seed)
+    made: Driver = DRIVERS[driver.name](recipe, agents, driver, sizes, names_of(settings), settings.seed)
     return made
 
 
-def fingerprint_of(settings: RunnerSettings) -> str:
+def _parts(
+    settings: RunnerSettings, experiment: ExperimentConfig | None, scopes: Sequence[Scope], fresh: bool
+) -> tuple[Recipe, list[Agent]]:
+    """How the environment is made, and who learns in it."""
+    if isinstance(settings.environment, ExperimentEnvironmentSettings):
+        from nip_ray.drivers.experiments import experiment_agents, experiment_recipe
+
+        assert experiment is not None
+        return experiment_recipe(settings.environment, experiment), experiment_agents(settings, experiment, scopes, fresh)
+    own = make_environment(settings.environment, 1)
+    spaces = own.single_observation_space, own.single_action_space
+    own.close()
+    agents: list[Agent] = []
+    for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True)):
+        agents.append(make_agent(learner, *spaces, stop - start, settings.seed, place))
+    return recipe_of(settings.environment), agents
+
+
+def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
     """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change."""
     whole = plain(settings)
-    return fingerprint({**{key: whole[key] for key in ("seed", "environment", "learners")}, "timesteps": settings.driver.timesteps})
+    kept = {**{key: whole[key] for key in ("seed", "environment", "learners")}, "timesteps": settings.driver.timesteps}
+    if experiment is not None:  # in the place of the file's name and what was changed in it
+        kept["environment"] = {"num_copies": settings.environment.num_copies, "shared": settings.environment.shared}
+        kept["experiment"] = run_fingerprint(experiment)
+    return fingerprint(kept)
 
 
-def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver) -> RunnerResult:
+def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment: ExperimentConfig | None) -> RunnerResult:
     total, kept = settings.driver.timesteps, settings.experiment
     write = max(1, total // 100) if kept.write_interval is None else kept.write_interval
     checkpoint = max(1, total // 10) if kept.checkpoint_interval is None else kept.checkpoint_interval
@@ -124,7 +175,7 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver) -> RunnerR
         folder.append_metrics(row)
 
     def on_checkpoint(timestep: int) -> None:
-        _save(folder, settings, driver, timestep)
+        _save(folder, settings, driver, timestep, fingerprint_of(settings, experiment))
 
     begun = driver.timestep
     driver.train(write_interval=write, on_row=on_row, checkpoint_interval=checkpoint, on_checkpoint=on_checkpoint)
@@ -138,10 +189,10 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver) -> RunnerR
     return RunnerResult(folder.path, settings, driver.timestep, driver.env_steps, {**last, **figures})
 
 
-def _save(folder: RunFolder, settings: RunnerSettings, driver: Driver, timestep: int) -> None:
+def _save(folder: RunFolder, settings: RunnerSettings, driver: Driver, timestep: int, mark: str) -> None:
     state = driver.state_dict()
     agents = state.pop("agents")
     tensors = {"driver": state, **{f"agent_{name}": agent for name, agent in zip(names_of(settings), agents, strict=True)}}
     folder.sync()
     counts = {"timestep": timestep, "env_steps": driver.env_steps}
-    save_checkpoint(folder.checkpoints, timestep, tensors, counts, fingerprint_of(settings), settings.experiment.keep_checkpoints)
+    save_checkpoint(folder.checkpoints, timestep, tensors, counts, mark, settings.experiment.keep_checkpoints)

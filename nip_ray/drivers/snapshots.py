@@ -3,8 +3,8 @@
 Decisions that matter here:
 - an environment is read attribute by attribute, through its wrappers and the copies of a loop: arrays, numbers, text, random generators,
   and lists, tuples and dictionaries of these. That is all that CartPole and its like have. Nothing is pickled;
-- an environment with anything else in it (a physics engine, other processes) has no snapshot, unless it has `state_dict` and
-  `load_state_dict` of its own; drivers then begin new episodes after a restart, and tell the learners so.
+- an environment with anything else in it (a physics engine, other processes) has no snapshot, unless it (or each copy of a loop) has
+  `state_dict` and `load_state_dict` of its own; drivers then begin new episodes after a restart, and tell the learners so.
 """
 
 import json
@@ -31,20 +31,21 @@ class _NotPlain(Exception):
 
 def take_snapshot(env: Any) -> dict[str, Any] | None:
     """The state of `env` in values that a checkpoint holds; None where it cannot be read off."""
-    if callable(getattr(env, "state_dict", None)) and callable(getattr(env, "load_state_dict", None)):
-        return {"kind": "own", "value": env.state_dict()}
     try:
-        return _object(env, 0)
+        return _environment(env, 0)
     except _NotPlain:
         return None
 
 
 def put_snapshot(env: Any, snapshot: Mapping[str, Any]) -> None:
     """Give a new environment of the same make the state that `take_snapshot` read off another."""
-    if snapshot["kind"] == "own":
-        env.load_state_dict(snapshot["value"])
-    else:
-        _fill(env, snapshot["items"])
+    _decoded(snapshot, env)
+
+
+def _environment(env: Any, depth: int) -> dict[str, Any]:
+    if callable(getattr(env, "state_dict", None)) and callable(getattr(env, "load_state_dict", None)):
+        return {"kind": "own", "value": env.state_dict()}
+    return _object(env, depth)
 
 
 def _object(thing: Any, depth: int) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _encoded(value: Any, depth: int) -> Any:
             raise _NotPlain
         return {"kind": "generator", "value": json.dumps(value.bit_generator.state)}  # as text: its integers have 128 bits
     if isinstance(value, gymnasium.Env | gymnasium.vector.VectorEnv):
-        return _object(value, depth)
+        return _environment(value, depth)
     if type(value) in (list, tuple):
         return {"kind": type(value).__name__, "value": [_encoded(part, depth + 1) for part in value]}
     if type(value) is dict:
@@ -110,6 +111,9 @@ def _decoded(stored: Any, present: Any) -> Any:
         return generator
     if kind == "object":
         _fill(present, stored["items"])
+        return present
+    if kind == "own":
+        present.load_state_dict(value)
         return present
     if kind == "constant":
         return present

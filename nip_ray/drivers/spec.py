@@ -3,7 +3,8 @@
 Decisions that matter here:
 - everything that is wrong comes in one UserError, key by key, with the nearest valid key for one that is unknown; a file that cannot be
   read is an error, never an empty file;
-- a string is a string. Schedules have keys of their own; nothing is evaluated.
+- a string is a string. Schedules have keys of their own; nothing is evaluated;
+- in an experiment a learner whose algorithm is left out learns as the experiment's config says: nothing else can play it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,16 @@ from nip_ray.config.keys import branches, keys_of, with_tags
 from nip_ray.config.load import Dumper, apply_overrides, fault_text, plain, read_mapping
 from nip_ray.drivers.scopes import resolve_scopes
 from nip_ray.errors import UserError
-from nip_ray.settings.drivers import LearnerSettings, RunnerSettings
+from nip_ray.settings.drivers import (
+    ExperimentAgentSettings,
+    ExperimentEnvironmentSettings,
+    LearnerSettings,
+    NetworkSettings,
+    RunnerSettings,
+)
+
+EXPERIMENT = "experiment"
+_OWN = ("algorithm", "schedules", "initial_weights", "pretraining")  # what learners of one experiment may differ in, and scenario.agents
 
 
 def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str] = ()) -> RunnerSettings:
@@ -36,11 +46,18 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
         raise UserError(f"{name}: {error}") from None
 
 
+def is_runner_folder(run_dir: Path | str) -> bool:
+    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` goes on with (config.yaml has the key `learners`
+    as a list, where an experiment has a mapping)."""
+    try:
+        return isinstance(read_mapping(run_dir)[0].get("learners"), list)
+    except UserError:
+        return False
+
+
 def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
     """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every fault."""
-    data = dict(data)
-    if isinstance(data.get("learners"), list | tuple):
-        data["learners"] = [with_tags(one, LearnerSettings) if isinstance(one, Mapping) else one for one in data["learners"]]
+    data = _with_names(data)
     try:
         encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
     except ValueError as error:
@@ -55,6 +72,17 @@ def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
     settings = RunnerSettings(**fields, learners=learners)
     _check(settings)
     return settings
+
+
+def _with_names(data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with the kinds of environment and learners named where that was left out."""
+    made = with_tags(data, RunnerSettings)
+    environment, own = made.get("environment"), {}
+    if isinstance(environment, Mapping) and environment.get("name") == EXPERIMENT:
+        made, own = {"learners": [{}], **made}, {"algorithm": {"name": EXPERIMENT}}
+    if isinstance(made.get("learners"), list | tuple):
+        made["learners"] = [with_tags({**own, **one}, LearnerSettings) if isinstance(one, Mapping) else one for one in made["learners"]]
+    return made
 
 
 def runner_to_yaml(settings: RunnerSettings) -> str:
@@ -85,6 +113,33 @@ def _check(settings: RunnerSettings) -> None:
         raise UserError("driver.name: got manual, which has one learner an environment; expected environment.shared: false, or sequential")
     if any(width < 1 for learner in settings.learners for width in learner.network.hidden):
         raise UserError("learners: network.hidden holds a width below 1, expected integers >= 1")
+    played = isinstance(settings.environment, ExperimentEnvironmentSettings)
+    if isinstance(settings.environment, ExperimentEnvironmentSettings) and not settings.environment.config:
+        raise UserError(
+            "environment.config: missing, expected the YAML config of an experiment, for example tune_configs/message_game.yaml"
+        )
+    for place, learner in enumerate(settings.learners):
+        _check_kind(f"learners.{place}", learner, played)
+
+
+def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
+    """An experiment is played by learners of its own kind, and by no others."""
+    chosen = learner.algorithm
+    if not isinstance(chosen, ExperimentAgentSettings):
+        if played:
+            raise UserError(f"{where}.algorithm.name: got {chosen.name}, but an experiment is learned by algorithm: {{name: experiment}}")
+        return
+    if not played:
+        raise UserError(f"{where}.algorithm.name: got experiment, but the environment is none, expected ppo, dqn or random")
+    if learner.network != NetworkSettings():
+        raise UserError(f"{where}.network: an experiment's networks stand in its config, change scenario.agents there or in changes")
+    for change in chosen.changes:
+        key = change.partition("=")[0].strip()
+        if key.partition(".")[0] not in _OWN and not key.startswith("scenario.agents"):
+            raise UserError(
+                f"{where}.algorithm.changes: {change} is about what all learners play, put it into environment.changes; "
+                f"a learner has its own {', '.join(_OWN)}, scenario.agents"
+            )
 
 
 @cache

@@ -3,7 +3,8 @@
 Decisions that matter here:
 - sums run per copy and are cleared where, and only where, that copy's episode ended;
 - a step that begins an episode and is no transition counts for no copy's length, nor as an env step;
-- with several players an episode's return is the sum over players; theirs are kept beside it.
+- with several players an episode's return is the sum over players; theirs are kept beside it;
+- what an environment says of episodes that end (`infos["outcomes"]`) is averaged over those that it is about.
 """
 
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ class EpisodeStatistics:
         self.finished: list[tuple[int, float, int]] = []
         """(copy, return, length) of each episode that ended since the last `take`, in order."""
         self.player_finished: dict[str, list[float]] = {}
+        self.outcomes: dict[str, list[float]] = {}
         self._reward_sum = 0.0
         self._reward_count = 0
 
@@ -52,7 +54,10 @@ class EpisodeStatistics:
         self._reward_count += count
         over = ended(transition.terminated, transition.truncated)
         if over.any():
-            self._finish(np.flatnonzero(over if valid is None else over & valid))
+            places = np.flatnonzero(over if valid is None else over & valid)
+            self._finish(places)
+            for tag, value_B in transition.infos.get("outcomes", {}).items():
+                self.outcomes.setdefault(tag, []).extend(value_B[places][~np.isnan(value_B[places])].tolist())
 
     def _total(self, transition: Transition) -> np.ndarray:
         rewards = transition.rewards
@@ -84,8 +89,9 @@ class EpisodeStatistics:
         for player, values in self.player_finished.items():
             if values:
                 taken[f"{player}/return_mean"] = sum(values) / len(values)
+        taken |= {tag: sum(values) / len(values) for tag, values in self.outcomes.items() if values}
         taken["episodes"] = len(self.finished)
-        self.finished, self.player_finished = [], {}
+        self.finished, self.player_finished, self.outcomes = [], {}, {}
         self._reward_sum, self._reward_count = 0.0, 0
         return taken
 
@@ -99,6 +105,7 @@ class EpisodeStatistics:
             "player_return_B": dict(self.player_return_B),
             "finished": [list(episode) for episode in self.finished],
             "player_finished": {player: list(values) for player, values in self.player_finished.items()},
+            "outcomes": {tag: list(values) for tag, values in self.outcomes.items()},
             "reward_sum": self._reward_sum,
             "reward_count": self._reward_count,
         }
@@ -110,6 +117,7 @@ class EpisodeStatistics:
         self.player_return_B = arrays(state["player_return_B"])
         self.finished = [(int(copy), float(gain), int(length)) for copy, gain, length in state["finished"]]
         self.player_finished = {player: [float(value) for value in values] for player, values in state["player_finished"].items()}
+        self.outcomes = {tag: [float(value) for value in values] for tag, values in state.get("outcomes", {}).items()}
         self._reward_sum, self._reward_count = float(state["reward_sum"]), int(state["reward_count"])
 
 

@@ -1,14 +1,19 @@
 """Examining agents on the instances of a split: every instance once, with the most likely actions or with sampled ones."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
+from nip_ray.evaluation.calibration import calibration
 from nip_ray.evaluation.intervals import Proportion
 from nip_ray.evaluation.message_regression import message_regression
+from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.evaluation.simulation import symbol_distance
+from nip_ray.evaluation.staged import Player, stage_all
+from nip_ray.evaluation.worst_case import worst_case
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
@@ -58,7 +63,8 @@ class Examination:
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """``eval/<name>`` of what the scenario computes exactly; see `Scenario.exact_figures`."""
-        return {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
+        found = {**self.scenario.exact_figures(networks), **self.scenario.figures(networks)}
+        return {f"eval/{name}": value for name, value in found.items()}
 
     def record(self, rollout: Rollout) -> dict[str, dict[str, float | int | None]]:
         """The figures of a rollout with intervals."""
@@ -76,6 +82,25 @@ class Examination:
             return {}
         return message_regression(self.scenario, self.rollout(networks, greedy=False) if rollout is None else rollout, settings, self.seed)
 
+    def depth(self, networks: Mapping[str, nn.Module], episodes: int) -> dict[str, Any]:
+        """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`, `message_value`.
+
+        docs/evaluation.md has their layout. {} in a game without a verifier.
+        """
+        protocol = self.scenario.protocol
+        if protocol.verifier is None:
+            return {}
+        seed_B = episode_seeds(stable_seed(self.seed, "examination", 0), 0, len(self.ids))
+        staged = stage_all(self.play, {agent: Player(network) for agent, network in networks.items()}, self.ids, seed_B)
+        right_B = staged.rollout.verdict_B == staged.rollout.y_B
+        found: dict[str, Any] = {"calibration": calibration(staged, self.seed)}
+        if value := message_value(self.play, networks, self.ids, seed_B, right_B, self.seed):
+            found["message_value"] = value
+        if episodes:
+            rollouts = [self.rollout(networks, greedy=False, repeat=repeat) for repeat in range(episodes)]
+            found["worst_case"] = worst_case(rollouts, self.scenario.group_I())
+        return found
+
     @torch.no_grad()
     def document(
         self,
@@ -84,9 +109,13 @@ class Examination:
         greedy: bool = True,
         sampled: bool = True,
         regression: MessageRegressionSettings = _NO_REGRESSION,
-    ) -> dict[str, object]:
-        """What `evaluation.json` holds: figures with intervals for greedy and sampled play, exact ones in a game that has such."""
-        document: dict[str, object] = {
+        episodes: int | None = None,
+    ) -> dict[str, Any]:
+        """What `evaluation.json` holds: figures with intervals for greedy and sampled play, exact ones in a game that has such.
+
+        episodes: with what `depth` finds, of so many episodes (None: without).
+        """
+        document: dict[str, Any] = {
             "iteration": iteration,
             "split": self.split,
             "num_instances": len(self.ids),
@@ -99,5 +128,8 @@ class Examination:
             document["sampled"] = self.record(rollout)
         if scores := self.regression(networks, regression, rollout):
             document["message_regression"] = {agent: score.record() for agent, score in scores.items()}
-        exact = self.scenario.exact_figures(networks)
-        return {**document, "exact": exact} if exact else document
+        if exact := self.scenario.exact_figures(networks):
+            document["exact"] = exact
+        if figures := self.scenario.figures(networks):
+            document["figures"] = figures
+        return document if episodes is None else {**document, **self.depth(networks, episodes)}

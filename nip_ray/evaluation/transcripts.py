@@ -1,26 +1,43 @@
-"""What was said, in words that a reader and a JSON file can hold: one record an episode."""
+"""What was said, in words that a reader and a JSON file can hold: one record an episode, one picture an instance.
 
-from collections.abc import Iterator
+Decisions that matter here:
+- rollouts keep no logits, so a decider's probabilities are computed again from what it saw, for the few episodes that are written out;
+- a picture depends on the instance alone, so it stands in the run folder once (`instances.json`), not in every evaluation's transcripts.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
 from nip_ray.play.rollout import Rollout
-from nip_ray.play.scenario import Scenario
+from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 
 DECISIONS = {REJECT: "reject", ACCEPT: "accept", CONTINUE: "continue"}
 VERDICTS = {**DECISIONS, CONTINUE: "undecided"}
+_MAX_PICTURES = 500
+_NOBODY: Mapping[str, nn.Module] = {}
 
 
-def transcript_records(scenario: Scenario, rollout: Rollout, limit: int) -> Iterator[dict[str, Any]]:
+def transcript_records(
+    scenario: Scenario, rollout: Rollout, limit: int, networks: Mapping[str, nn.Module] = _NOBODY
+) -> Iterator[dict[str, Any]]:
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
     instance (id), label, seed (of the episode), length (rounds played), verdict ("accept", "reject" or "undecided"), correct,
     reward (agent -> sum over the episode), rounds: a list of {round, turns}, and turns: a list of {agent, channel, message} in the
     protocol's order. A turn has "linear" where the scenario has a second message; the first of the verifier's turns in a round has
-    "decision", what it said, whether or not it counted. A game without a verifier has no label, verdict and correct.
+    "decision", what it said, whether or not it counted, and, where it could count and `networks` has the agent, "probabilities", what it
+    gave each decision. A game without a verifier has no label, verdict and correct. A scenario may add more: `Scenario.record_extras`.
     Nothing is raised; the rollout must be one of `scenario`.
     """
     rollout = rollout.copies(slice(0, max(limit, 0))).to("cpu")
+    chances_BRA3 = decision_probabilities(scenario, rollout, networks)
     for copy in range(rollout.num_copies):
         label, verdict, length = (int(part[copy]) for part in (rollout.y_B, rollout.verdict_B, rollout.length_B))
         totals = rollout.reward_BRA[copy].sum(0).tolist()
@@ -32,11 +49,65 @@ def transcript_records(scenario: Scenario, rollout: Rollout, limit: int) -> Iter
             "length": length,
             **judged,
             "reward": {agent: round(total, 6) for agent, total in zip(scenario.protocol.agents, totals)},
-            "rounds": [{"round": r, "turns": _turns(scenario, rollout, copy, r)} for r in range(length)],
+            "rounds": [{"round": r, "turns": _turns(scenario, rollout, chances_BRA3, copy, r)} for r in range(length)],
+            **_extras(scenario, rollout, copy, networks),
         }
 
 
-def _turns(scenario: Scenario, rollout: Rollout, copy: int, r: int) -> list[dict[str, Any]]:
+@torch.no_grad()
+def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mapping[str, nn.Module]) -> Tensor:
+    """(B, R, A, 3) on the CPU: what each decider gave reject, accept and continue where its decision could count, else NaN."""
+    protocol = scenario.protocol
+    chances_BRA3 = torch.full((*rollout.turn_BRA.shape, 3), torch.nan)
+    for a, agent in enumerate(protocol.agents):
+        network = networks.get(agent)
+        copy_N, round_N = rollout.turn_BRA[:, :, a].nonzero(as_tuple=True)
+        if network is None or agent not in protocol.deciders or len(copy_N) == 0:
+            continue
+        obs = _observed(scenario, rollout, agent, copy_N, round_N)
+        training = network.training
+        policy, _ = network.eval()(obs, True, False)
+        network.train(training)
+        if policy.decision is not None and policy.may_decide is not None:
+            may_N1 = policy.may_decide[:, None]
+            chances_BRA3[copy_N, round_N, a] = torch.where(may_N1, torch.softmax(policy.decision, -1), torch.nan).float().cpu()
+    return chances_BRA3
+
+
+def instance_pictures(scenario: Scenario, ids: Iterable[int]) -> dict[str, dict[str, Any]]:
+    """Instance (as text) -> its picture, as plain JSON, of those that have one; see `Scenario.instance_picture`."""
+    drawn = ((number, scenario.instance_picture(number)) for number in dict.fromkeys(ids))
+    return {str(number): picture for number, picture in drawn if picture is not None}
+
+
+def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None:
+    """Add the pictures of these instances to the run's `instances.json`, those that it does not have yet.
+
+    Raises UserError when it cannot be written. A damaged file is written anew.
+    """
+    from nip_ray.runs.folder import VERSION, write_atomically
+
+    known = read_pictures(run_dir)
+    missing = [number for number in ids if str(number) not in known][: max(0, _MAX_PICTURES - len(known))]
+    if found := instance_pictures(scenario, missing):
+        document = {"format": "nip_ray.instances", "version": VERSION, "pictures": {**known, **found}}
+        write_atomically(run_dir / INSTANCES, json.dumps(document, separators=(",", ":"), allow_nan=False).encode())
+
+
+def _observed(scenario: Scenario, rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
+    device = scenario.label_I.device
+    said = Dialogue(rollout.main_BRACM, rollout.linear_BRACM).rows(copy_N).before(round_N)
+    said = Dialogue(said.main.to(device), None if said.linear is None else said.linear.to(device))
+    return scenario.observe(agent, rollout.id_B[copy_N].to(device), said, round_N.to(device), rollout.seed_B[copy_N].to(device))
+
+
+def _extras(scenario: Scenario, rollout: Rollout, copy: int, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
+    device = scenario.label_I.device
+    linear = None if rollout.linear_BRACM is None else rollout.linear_BRACM[copy : copy + 1].to(device)
+    return scenario.record_extras(int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks)
+
+
+def _turns(scenario: Scenario, rollout: Rollout, chances_BRA3: Tensor, copy: int, r: int) -> list[dict[str, Any]]:
     protocol = scenario.protocol
     table_AC = protocol.turn_table_SKAC[int(rollout.seed_B[copy]) % len(protocol.turns), r] & rollout.turn_BRA[copy, r, :, None]
     turns: list[dict[str, Any]] = []
@@ -48,6 +119,9 @@ def _turns(scenario: Scenario, rollout: Rollout, copy: int, r: int) -> list[dict
             turn["linear"] = rollout.linear_BRACM[copy, r, a, c].tolist()
         if protocol.agents[a] in protocol.deciders and a not in told:
             turn["decision"] = DECISIONS[int(rollout.decision_BRA[copy, r, a])]
+            chances = chances_BRA3[copy, r, a].tolist()
+            if chances[0] == chances[0]:  # not NaN
+                turn["probabilities"] = {DECISIONS[code]: round(chances[code], 4) for code in (REJECT, ACCEPT, CONTINUE)}
             told.add(a)
         turns.append(turn)
     return turns

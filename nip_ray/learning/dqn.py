@@ -9,18 +9,51 @@ Decisions that matter here:
 - an illegal action is never chosen, explored or bootstrapped from, and its value and advantage touch no legal one's;
 - whatever stands where nothing can come after (values after an end, masks of nothing) is left out, not multiplied by zero: it may be
   infinite;
-- exploration draws two numbers a row whatever masks and rates are, so that equal seeds give equal draws on every path.
+- exploration draws two numbers a row whatever masks and rates are, so that equal seeds give equal draws on every path;
+- the logits of a turn's one message are its values: who plays the most likely move plays greedily, and nothing else has to know.
 
 Axes: N rows, K actions. Masks are bool, true for legal. A row without a legal action is one after an end: its value is 0.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nip_ray.learning.policy import Policy
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
+
+FORBIDDEN = -1e9
+"""The logit of a symbol that cannot be said."""
+
+
+def legal_moves(obs: Mapping[str, Tensor], logits_NK: Tensor) -> Tensor:
+    """(N, K) bool: what the observation says ("legal"), else all symbols whose logits are not those of forbidden ones."""
+    return obs["legal"].bool() if "legal" in obs else logits_NK > FORBIDDEN / 2
+
+
+def only(action_N: Tensor, like_NK: Tensor) -> Tensor:
+    """(N, K): logits under which each row's action is certain."""
+    return torch.full_like(like_NK, FORBIDDEN).scatter_(-1, action_N[:, None], 0.0)
+
+
+class GreedyPlayer(nn.Module):
+    """A network of values as a player: its best move is certain, so that sampled, most likely and exactly computed play are one."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        """As the network's own, with the logits of all moves but the best at -1e9."""
+        policy, value_N = self.network(obs, want_policy, want_value)
+        if policy is not None:
+            q_NK = policy.message[:, 0]
+            policy = replace(policy, message=only(greedy(q_NK, legal_moves(obs, q_NK)), q_NK)[:, None])
+        return policy, value_N
 
 
 def greedy(q_NK: Tensor, legal_NK: Tensor) -> Tensor:
@@ -33,7 +66,11 @@ def epsilon_greedy(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, gene
 
     Draws 2N numbers from `generator`, on its device.
     """
-    uniform_N2 = torch.rand(len(q_NK), 2, generator=generator, device=generator.device).to(q_NK.device)
+    return explored(q_NK, legal_NK, epsilon, torch.rand(len(q_NK), 2, generator=generator, device=generator.device).to(q_NK.device))
+
+
+def explored(q_NK: Tensor, legal_NK: Tensor, epsilon: float | Tensor, uniform_N2: Tensor) -> Tensor:
+    """`epsilon_greedy` by given numbers (N, 2), even in [0, 1): whether to explore, and where to."""
     count_N = legal_NK.sum(-1)
     place_N = (uniform_N2[:, 1] * count_N).long().minimum(count_N - 1)  # which of the legal ones: a product may round up to their number
     random_N = (legal_NK.cumsum(-1) > place_N[:, None]).to(torch.uint8).argmax(-1)
@@ -105,16 +142,17 @@ def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
     mine = {**dict(target.named_parameters()), **dict(target.named_buffers())}
     if strangers := its.keys() ^ mine.keys():
         raise ValueError(f"target network: not the same network, they differ in {', '.join(sorted(strangers))}")
-    for name, value in mine.items():
-        if tau < 1 and value.is_floating_point():
-            value.lerp_(its[name], tau)
-        else:
-            value.copy_(its[name])
+    moved = [name for name, value in mine.items() if tau < 1 and value.is_floating_point()]
+    copied = [name for name in mine if name not in moved] if len(moved) < len(mine) else []
+    if moved:
+        torch._foreach_lerp_([mine[name] for name in moved], [its[name] for name in moved], tau)
+    if copied:
+        torch._foreach_copy_([mine[name] for name in copied], [its[name] for name in copied])
 
 
-def build_optimizer(parameters: Iterable[nn.Parameter], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:
-    """A role's optimizer over `parameters`, at learning rate `lr` for its first step."""
+def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:
+    """A role's optimizer over `parameters` (or torch's groups of them), at learning rate `lr` for its first step."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     betas = (settings.adam_beta1, settings.adam_beta2)
-    return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=settings.adam_epsilon, weight_decay=settings.weight_decay)
+    return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=settings.adam_epsilon, weight_decay=settings.weight_decay, fused=True)

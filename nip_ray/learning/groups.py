@@ -6,7 +6,7 @@ Decisions that matter here:
   gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views of the flat ones.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +31,17 @@ class FlatOptimizer:
     Make it when the network is on its device: it moves the parameters' storage. parameters: what is trained, in a fixed order.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup], lr: float, plain: bool = False) -> None:
-        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient descent, no Adam."""
+    def __init__(
+        self,
+        groups: Iterable[ParameterGroup],
+        lr: float,
+        plain: bool = False,
+        build: Callable[[list[dict[str, Any]]], torch.optim.Optimizer] | None = None,
+    ) -> None:
+        """`lr` is the base learning rate; each parameter's own is that times its group's factor. plain: gradient descent, no Adam.
+
+        build: makes another optimizer than these of torch's parameter groups (one for each factor).
+        """
         by_factor: dict[float, list[nn.Parameter]] = {}
         for group in groups:
             for parameter in group.parameters:
@@ -45,7 +54,8 @@ class FlatOptimizer:
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.inner: torch.optim.Optimizer | None = None
         if chosen:
-            self.inner = torch.optim.SGD(chosen, lr=lr) if plain else torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True)
+            usual = torch.optim.SGD(chosen, lr=lr) if plain else torch.optim.Adam(chosen, lr=lr, eps=1e-5, fused=True)
+            self.inner = usual if build is None else build(chosen)
 
     def set_gradients(self, gradients: Sequence[Tensor | None]) -> None:
         """Take one gradient per entry of `parameters` (None: zero)."""
@@ -88,6 +98,8 @@ def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) 
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        if scale.device.type == "cpu" and float(scale) == 1.0:
+            return norm  # reading it costs nothing there, unlike a pass over all gradients
         for gradient in gradients:
             gradient.mul_(scale)
     return norm

@@ -84,9 +84,21 @@ class Scenario(ABC):
         """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as ``eval/<name>``."""
         return {}
 
+    def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Further figures of the agents, from games of the scenario's own, seeded; runs log them as ``eval/<name>``."""
+        return {}
+
     def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
         """(N,) int64 >= 0: of what kind each main symbol is on its instance, to count symbols of many instances together; here itself."""
         return symbol_N
+
+    def instance_picture(self, id: int) -> dict[str, Any] | None:
+        """What a reader is shown of an instance, as plain JSON: "graphs" or an "image", laid out as in docs/report.md; None for nothing."""
+        return None
+
+    def record_extras(self, id: int, said: Dialogue, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
+        """What the transcript of one episode holds besides what was said, as plain JSON. said: of this copy alone (N is 1)."""
+        return {}
 
     def ceiling(self, split: str) -> float | None:
         """The best accuracy that the verifier's own network can reach alone on a split, where it is known exactly."""

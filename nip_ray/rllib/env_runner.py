@@ -10,7 +10,8 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
@@ -31,8 +32,10 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
+from torch import nn
 
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
@@ -46,6 +49,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def __init__(self, *, config: Any, **kwargs: Any) -> None:
         super().__init__(config=config, **kwargs)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.skip_silent_messages: bool = self.config.skips_silent_messages()
         self.env: ProtocolEnv | None = None
@@ -121,15 +125,29 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         first = (iteration * num_workers + share) * copies
         ids = instance_ids(self.play.scenario, "train", seed, first, copies)
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
-        networks = {agent: self.module[agent].unwrapped().network for agent in self.play.protocol.agents}
-        training = {agent: network.training for agent, network in networks.items()}
-        for network in networks.values():
-            network.eval()
-        try:
+        with _evaluated(self.networks()) as networks:
             return play_rollout(self.play, networks, ids, episode_seeds(seed, first, copies), noise, self.skip_silent_messages)
-        finally:
-            for agent, network in networks.items():
-                network.train(training[agent])
+
+    def roll_out(self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None) -> RolloutSamples:
+        """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this runner's own).
+
+        opponents: agent -> who plays in the place of its network. Transitions of a remote runner are in main memory.
+        """
+        assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
+        worker = self.worker_index if worker is None else worker
+        shares = max(1, self.config.num_env_runners)
+        with _evaluated({**self.networks(), **(opponents or {})}) as networks:
+            rollout, rows = explore(self.play, networks, plan, self.experiment["seed"], max(0, worker - 1), shares)
+        if rollout.num_copies:
+            self._log(rollout)
+        if self.worker_index:
+            rollout, rows = rollout.to("cpu"), {role: {name: part.cpu() for name, part in own.items()} for role, own in rows.items()}
+        return RolloutSamples(rollout, worker, rows)
+
+    def networks(self) -> dict[str, nn.Module]:
+        """All agents' networks, as this runner has them now."""
+        assert self.play is not None
+        return {agent: self.module[agent].unwrapped().network for agent in self.play.protocol.agents}
 
     @override(EnvRunner)
     def get_metrics(self) -> Any:
@@ -198,3 +216,16 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     @override(EnvRunner)
     def stop(self) -> None:
         """Nothing to release."""
+
+
+@contextmanager
+def _evaluated(networks: Mapping[str, nn.Module]) -> Iterator[Mapping[str, nn.Module]]:
+    """The networks in evaluation mode, put back afterwards: they may be the learner's own."""
+    training = {agent: network.training for agent, network in networks.items()}
+    for network in networks.values():
+        network.eval()
+    try:
+        yield networks
+    finally:
+        for agent, network in networks.items():
+            network.train(training[agent])

@@ -91,6 +91,11 @@ def _dtype(tensor: torch.Tensor) -> Any:
 
 
 def _space(obs: dict[str, np.ndarray[Any, Any]]) -> gym.spaces.Dict:
-    """Boxes without bounds worth the name: counts of mentions are small, rounds and sides are small integers."""
-    high = 1 << 16
-    return gym.spaces.Dict({key: gym.spaces.Box(0, 1 if x.dtype == np.int8 else high, x.shape, x.dtype.type) for key, x in obs.items()})
+    """Boxes without bounds worth the name: flags, real numbers of any size, and small whole numbers."""
+    return gym.spaces.Dict({key: _box(x) for key, x in obs.items()})
+
+
+def _box(x: np.ndarray[Any, Any]) -> gym.spaces.Box:
+    if x.dtype == np.float32:
+        return gym.spaces.Box(-np.inf, np.inf, x.shape, np.float32)
+    return gym.spaces.Box(0, 1 if x.dtype == np.int8 else 1 << 16, x.shape, x.dtype.type)

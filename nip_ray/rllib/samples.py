@@ -2,17 +2,19 @@
 
 from typing import Any
 
+from nip_ray.play.exploration import Rows
 from nip_ray.play.rollout import Rollout
 
 
 class RolloutSamples:
     """B complete episodes from one env runner. Slicing is over copies, so that all agents of a copy stay together.
 
-    worker: the index of the runner whose share this is (0 for the local one).
+    worker: the index of the runner whose share this is (0 for the local one). rows: of a roll-out with exploration, the transitions of
+    each role that explored; they stay as they are when copies are sliced.
     """
 
-    def __init__(self, rollout: Rollout, worker: int) -> None:
-        self.rollout, self.worker = rollout, worker
+    def __init__(self, rollout: Rollout, worker: int, rows: dict[str, Rows] | None = None) -> None:
+        self.rollout, self.worker, self.rows = rollout, worker, rows or {}
 
     def __len__(self) -> int:
         return self.rollout.num_copies

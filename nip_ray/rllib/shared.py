@@ -12,10 +12,12 @@ from nip_ray.config.plugins import import_plugins
 from nip_ray.play.scenario import Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
 
+_PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
+
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
-    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`."""
-    return _scenario(json.dumps(experiment, sort_keys=True), str(device))
+    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in other parts alone."""
+    return _scenario(json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True), str(device))
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:

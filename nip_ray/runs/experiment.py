@@ -84,7 +84,7 @@ def resume_experiment(
     check_trackers(config.tracking)
     with RunFolder.open(run_dir, write=True) as folder:
         if iterations is not None and iterations != config.iterations:
-            if config.algorithm.anneal_lr:
+            if getattr(config.algorithm, "anneal_lr", False):
                 raise UserError(
                     "--iterations: the learning rate of this run is annealed over its own number of iterations; start a new run"
                 )
@@ -121,7 +121,7 @@ def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
     scenario = config.model_dump(mode="json")["scenario"]
     if "data" in scenario:
         for key in ("train", "test"):
-            if scenario["data"][key] is not None:
+            if scenario["data"].get(key) is not None:
                 scenario["data"][key] = os.path.abspath(scenario["data"][key])
     dumped = config.model_dump(mode="json")
     for source in dumped["initial_weights"].values():
@@ -138,7 +138,7 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
     Raises UserError for what cannot be read or does not fit.
     """
     data = getattr(config.scenario, "data", None)
-    if config.plugins or (data is not None and (data.train or data.test)):
+    if config.plugins or getattr(data, "train", None) or getattr(data, "test", None):
         from nip_ray.rllib.shared import scenario_of
 
         prepare_process(config.runtime.num_threads)

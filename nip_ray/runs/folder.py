@@ -1,6 +1,7 @@
 """The run folder, the same for every trainer.
 
-    config.yaml  metrics.jsonl  checkpoints/NNNNNN/{manifest.json, ...}  transcripts/*.jsonl  evaluation.json  report.html  environment.json
+    config.yaml  metrics.jsonl  checkpoints/NNNNNN/{manifest.json, ...}  transcripts/*.jsonl  instances.json  evaluation.json  report.html
+    environment.json
 
 Decisions that matter here:
 - a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed `create`

@@ -21,6 +21,7 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.profiling import profiler
 from nip_ray.runs.progress import progress_line, say
@@ -68,6 +69,8 @@ class Session:
         from nip_ray.runs.initial_weights import put_weights
 
         prepare_process(self.config.runtime.num_threads)
+        if self.config.evaluation.attack.enabled:
+            self._check_attack()
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
         self.algorithm = build_algorithm(self.config)
@@ -125,19 +128,26 @@ class Session:
         self.start(self.newest())
 
     def finish(self) -> dict[str, Any]:
-        """The final examination, with intervals, and the report. Returns the last row with the last evaluation's figures."""
+        """The final examination, with intervals, and the report; then the attack, if one is wanted, and the report with it.
+
+        Returns the last row with the last evaluation's figures.
+        """
         from nip_ray.evaluation.report import write_report
 
         settings = self.config.evaluation
         document = self._examination().document(
-            self.algorithm.networks(),
+            players(self.config, self.algorithm.networks()),
             self.config.iterations,
             settings.greedy,
             settings.sampled or not settings.greedy,
             settings.message_regression,
+            settings.worst_case_episodes,
         )
         self.folder.write_json("evaluation.json", document)
         write_report(self.folder.path)
+        if settings.attack.enabled:  # takes minutes: whoever stops it has all the rest
+            self.folder.write_json("evaluation.json", {**document, **self._attack()})
+            write_report(self.folder.path)
         self._failed = False
         return {**self.last_row, **self.last_evaluation}
 
@@ -224,10 +234,11 @@ class Session:
         return row
 
     def _evaluate(self, iteration: int) -> dict[str, float]:
-        from nip_ray.evaluation.transcripts import transcript_records
+        from nip_ray.evaluation.transcripts import keep_pictures, transcript_records
 
         began = time.perf_counter()
-        settings, examination, networks = self.config.evaluation, self._examination(), self.algorithm.networks()
+        settings, examination = self.config.evaluation, self._examination()
+        networks = players(self.config, self.algorithm.networks())
         figures: dict[str, float] = examination.exact(networks)
         rollout = None
         for name, wanted, greedy in (("eval", settings.greedy, True), ("eval_sampled", settings.sampled, False)):
@@ -235,8 +246,9 @@ class Session:
                 rollout = examination.rollout(networks, greedy)
                 figures |= examination.metrics(rollout, name)
                 if settings.num_transcripts and (greedy or not settings.greedy):
-                    records = transcript_records(self.algorithm.scenario, rollout, settings.num_transcripts)
+                    records = list(transcript_records(self.algorithm.scenario, rollout, settings.num_transcripts, networks))
                     file = self.folder.write_transcripts(f"{iteration:06d}", records)
+                    keep_pictures(self.folder.path, self.algorithm.scenario, [record["instance"] for record in records])
                     if self._tracker is not None and iteration > self._told:
                         self._tracker.transcripts(file, iteration)
         scores = examination.regression(networks, settings.message_regression, rollout if settings.sampled else None)
@@ -249,6 +261,24 @@ class Session:
         from nip_ray.evaluation.examine import Examination
 
         return Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
+
+    def _check_attack(self) -> None:
+        """Before hours of training, not after them."""
+        from nip_ray.config.plugins import import_plugins
+        from nip_ray.runs.attack import check_attack
+
+        import_plugins(self.config.plugins)
+        try:
+            check_attack(self.config)
+        except UserError as error:
+            raise UserError(f"evaluation.attack.enabled: {str(error).removeprefix('--attack: ')}") from None
+
+    def _attack(self) -> dict[str, Any]:
+        from nip_ray.runs.attack import attack
+
+        examination, networks = self._examination(), self.algorithm.networks()
+        settings = self.config.evaluation.attack
+        return attack(self.config, examination.scenario, networks, examination.ids, self.config.seed, settings, quiet=self.quiet)
 
     def _info(self) -> RunInfo:
         identity, config = run_id(self.folder, self.config), self.config.model_dump(mode="json")

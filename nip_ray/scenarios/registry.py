@@ -13,18 +13,30 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rol
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.solo import solo_protocol
-from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism, random_twin
+from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
+from nip_ray.scenarios.graph_isomorphism.build import random_twin as random_graph_agents
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.hironaka.scenario import build_hironaka
+from nip_ray.scenarios.image_classification.build import build_image_classification
+from nip_ray.scenarios.image_classification.build import random_twin as random_image_agents
+from nip_ray.scenarios.image_classification.network import ImageAgent
 from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.protocol import ProtocolSettings
 
 SCENARIOS: dict[str, Callable[[Protocol, Any], Scenario]] = {
     "graph_isomorphism": build_graph_isomorphism,
+    "image_classification": build_image_classification,
     "message_game": build_message_game,
     "matrix_game": build_matrix_game,
+    "hironaka": build_hironaka,
+}
+_RANDOM_AGENTS: dict[str, Callable[[Scenario], dict[str, nn.Module]]] = {
+    "graph_isomorphism": random_graph_agents,
+    "image_classification": random_image_agents,
 }
 
 
@@ -53,9 +65,9 @@ def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any) -
 def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:
     """Fresh networks of all agents, seeded by name, with observation statistics in place where the settings ask for them."""
     agents = {agent: scenario.build_agent(agent, stable_seed(seed, "agent", agent)) for agent in scenario.protocol.agents}
-    if isinstance(settings, GraphIsomorphismSettings) and settings.normalize_observations:
+    if isinstance(settings, GraphIsomorphismSettings | ImageClassificationSettings) and settings.normalize_observations:
         for agent, statistics in observation_statistics(scenario, settings.num_normalization_steps, seed).items():
-            cast(GraphAgent, agents[agent]).set_normalisation(statistics)
+            cast(GraphAgent | ImageAgent, agents[agent]).set_normalisation(statistics)
     return agents
 
 
@@ -68,7 +80,7 @@ def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dic
     """
     protocol = scenario.protocol
     count = -(-num_steps // protocol.max_rounds)
-    players = random_twin(scenario)
+    players = _RANDOM_AGENTS[scenario.name](scenario)
     play = BatchedPlay(scenario, str(scenario.label_I.device))
     ids = instance_ids(scenario, "train", stable_seed(seed, "normalisation"), 0, count)
     noise = generator(seed, "normalisation", device=scenario.label_I.device)

@@ -111,6 +111,11 @@ class DQNSettings:
     loss: Literal["smooth_l1", "l2"] = option("smooth_l1", "Distance between value and target; l2 is half the square.")
     loss_beta: float = option(1.0, "Where smooth_l1 turns from a square into a straight line.", gt=0)
     max_grad_norm: float | None = option(10.0, "Largest gradient norm of a role (none: no clipping).", gt=0)
+    precision: Literal["float32", "bfloat16"] = option(
+        "float32",
+        "Numbers of the matrix products in a gradient step; bfloat16 is faster where a processor or GPU has instructions for it. Weights, "
+        "losses and optimizers keep float32.",
+    )
     buffer_size: int = option(100_000, "Transitions kept for each role; the oldest make room.", ge=1)
     buffer_device: Literal["cpu", "learner"] = option("learner", "Where they lie: in main memory, or where the gradients are computed.")
     save_buffer: bool = option(True, "Keep them in checkpoints (false: a resumed run fills its buffers anew, and differs).")

@@ -1,4 +1,9 @@
-"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is kept."""
+"""What a runner file says: an environment, the learners that share its copies, the driver that steps them, what is kept.
+
+Decisions that matter here:
+- there are two kinds of environment, a Gymnasium one and an experiment of ours. What an experiment plays, and how its agents learn, stands
+  in its own config file; a runner file names that and says what is changed.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,6 +17,7 @@ class EnvironmentSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
+    name: Literal["gymnasium"] = option("gymnasium", "A registered Gymnasium environment.")
     id: str = option("CartPole-v1", "Name under which Gymnasium knows the environment.", min_length=1)
     num_copies: int = option(16, "Copies that are stepped together.", ge=1)
     vectorization: Literal["auto", "sync", "async", "vector_entry_point"] = option(
@@ -24,6 +30,19 @@ class EnvironmentSettings:
         False, "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its own."
     )
     options: dict[str, bool | int | float | str] = option(dict, "Arguments of the environment itself.")
+
+
+@dataclass(frozen=True)
+class ExperimentEnvironmentSettings:
+    """The protocol and the scenario of an experiment in many copies; a timestep is a round of all of them."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["experiment"] = option("experiment", "What a config file plays.")
+    config: str = option("", "YAML config of an experiment, or the folder of a run.")
+    changes: tuple[str, ...] = option((), "Keys of it that are changed, each as a.b=c.")
+    num_copies: int = option(64, "Copies that are stepped together, of all learners.", ge=1)
+    shared: bool = option(False, "Make one environment of all copies, which learners share; else each has its own.")
 
 
 @dataclass(frozen=True)
@@ -69,6 +88,7 @@ class DQNAgentSettings:
 
     name: Literal["dqn"] = option("dqn", "Deep Q-learning.")
     double: bool = option(True, "Choose the next action by the online network (double DQN).")
+    loss: Literal["smooth_l1", "l2"] = option("l2", "Distance between value and target: half the square, or Huber's.")
     memory_size: int = option(50_000, "Transitions in the replay ring.", ge=1)
     batch_size: int = option(64, "Transitions in a gradient step.", ge=1)
     gradient_steps: int = option(1, "Gradient steps in an update.", ge=1)
@@ -95,6 +115,18 @@ class RandomAgentSettings:
 
 
 @dataclass(frozen=True)
+class ExperimentAgentSettings:
+    """Plays for every agent of an experiment, and learns by the experiment's algorithm from whole episodes."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["experiment"] = option("experiment", "As the environment's config says.")
+    changes: tuple[str, ...] = option(
+        (), "What this learner has of its own, each as a.b=c: algorithm, schedules, scenario.agents, initial_weights, pretraining."
+    )
+
+
+@dataclass(frozen=True)
 class LearnerSettings:
     """One learner."""
 
@@ -103,7 +135,9 @@ class LearnerSettings:
     name: str | None = option(
         None, "Begins the keys of its figures (none: learner_0, learner_1, ...).", pattern=r"^[A-Za-z][A-Za-z0-9_-]*$"
     )
-    algorithm: PPOAgentSettings | DQNAgentSettings | RandomAgentSettings = option(PPOAgentSettings, "How it acts and learns.")
+    algorithm: PPOAgentSettings | DQNAgentSettings | RandomAgentSettings | ExperimentAgentSettings = option(
+        PPOAgentSettings, "How it acts and learns (in an experiment: as its config says)."
+    )
     network: NetworkSettings = option(NetworkSettings, "Of each of its networks.")
     scope: int | None = option(None, "Copies that are its own (none, for all learners: equal shares, the remainder to the last).", ge=1)
 
@@ -155,7 +189,7 @@ class RunnerSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     seed: int = option(0, "Of every random draw.", ge=0)
-    environment: EnvironmentSettings = option(EnvironmentSettings, "What is played.")
+    environment: EnvironmentSettings | ExperimentEnvironmentSettings = option(EnvironmentSettings, "What is played.")
     learners: tuple[LearnerSettings, ...] = option(lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone.")
     driver: DriverSettings = option(DriverSettings, "Who steps them.")
     evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The figures at the end.")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.message_regression import MessageRegressionSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -41,6 +42,10 @@ class EvaluationSettings:
     max_instances: int | None = option(None, "Use at most so many held-out instances (none: all).", ge=1)
     num_transcripts: int = option(20, "Episodes written out at each evaluation.", ge=0)
     message_regression: MessageRegressionSettings = option(MessageRegressionSettings, "What agents' first messages say of the label.")
+    worst_case_episodes: int = option(
+        5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0
+    )
+    attack: AttackSettings = option(AttackSettings, "Liars trained against the finished verifier.")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,69 @@
-"""Hironaka's polyhedra game: its size, its rules, and what it pays."""
+"""Hironaka's polyhedra game: its size, its rules, what it pays, and who plays it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from nip_ray.settings.graph_isomorphism import LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 MAX_DIMENSION = 10  # 1013 choices of the host
 MAX_POINTS = 255  # points are counted in bytes
 
+ROLES = ("host", "agent")
+SCRIPTED: dict[str, tuple[str, ...]] = {
+    "host": ("random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky"),
+    "agent": ("random", "choose_first", "choose_last"),
+}
+"""Role -> the players without weights, by name."""
+Script = Literal["random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky", "choose_first", "choose_last"]
+
+
+@dataclass(frozen=True)
+class HironakaLayer:
+    """Some layers of a network, all alike."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    width: int = option(256, "Their width.", ge=1)
+    kind: Literal["dense", "residual"] = option(
+        "dense", "A linear map, or a residual block of two (where the width changes there is a third one around them)."
+    )
+    norm: Literal["none", "batch", "layer"] = option("none", "What follows each linear map: nothing, a batch norm or a layer norm.")
+    repeat: int = option(1, "How many of them, one after the other.", ge=1)
+
+
+@dataclass(frozen=True)
+class HironakaAgentSettings:
+    """One of the two players: a network, or a player without weights."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: Literal["learned", "scripted"] = option("learned", "A network, or players without weights.")
+    player: Script = option("random", "Which one (scripted).")
+    others: tuple[Script, ...] = option((), "Further ones: in each game one of all of them plays, drawn evenly (scripted).")
+    view: Literal["scaled", "relative"] = option(
+        "relative",
+        "What a network makes of the points: nothing, or places relative to the smallest and largest of each coordinate, and their "
+        "logarithms, in which small differences beside large numbers can still be seen.",
+    )
+    encoder: Literal["flat", "set"] = option(
+        "set", "Points one after the other in their order (flat), or one small network for each point and its surroundings, pooled (set)."
+    )
+    point_width: int = option(64, "Width of the network for each point (set).", ge=1)
+    width: int = option(128, "Width of the layers behind it.", ge=1)
+    depth: int = option(2, "Number of these layers, each with a rectifier (0: linear heads).", ge=0)
+    layers: tuple[HironakaLayer, ...] = option((), "Other layers in their place, each with a rectifier (none: width and depth say it all).")
+    shared_body: bool = option(True, "Policy and value have encoder and layers in common.")
+    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
+
 
 @dataclass(frozen=True)
 class HironakaSettings:
-    """One game. The host chooses coordinates, the agent one of them; the host wins when one point is left."""
+    """One game. The host chooses coordinates, the agent one of them; the host wins when one point is left.
+
+    A round of the game takes two rounds of its protocol.
+    """
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -21,7 +73,7 @@ class HironakaSettings:
     max_value: int = option(
         19, "Largest coordinate of a random start; they are whole numbers from 0 to this, both included.", ge=1, le=2**20
     )
-    max_rounds: int = option(1000, "A game that is not over after so many rounds is cut off (truncated, nobody has won).", ge=1)
+    max_rounds: int = option(100, "A game that is not over after so many rounds is cut off (truncated, nobody has won).", ge=1)
     polytope: Literal["minimal", "exact"] = option(
         "minimal",
         "Which points stay after a move: those that no other point is below in every coordinate, or the vertices alone (slow, scipy).",
@@ -37,7 +89,38 @@ class HironakaSettings:
     host_reward: Literal["win", "win_and_points"] = option(
         "win", "The host's pay in a round: 1 if it ends the game; with points also the number of points that went."
     )
-    agent_reward: Literal["lose", "survive"] = option(
-        "lose", "The agent's pay in a round: -1 if the game ends, else 0; or 1 if it goes on, else 0."
+    agent_reward: Literal["lose", "lose_and_points", "survive"] = option(
+        "lose",
+        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1 if the game goes on.",
     )
     precision: Literal["single", "double"] = option("single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size.")
+    data_seed: int = option(0, "Random starts come from this.", ge=0)
+    num_train: int = option(65_536, "Random starts to train on.", ge=1)
+    num_test: int = option(512, "Random starts that are held out.", ge=1)
+    rho_games: int = option(200, "Games of each pair of players from which an evaluation takes games per round (0: none).", ge=0)
+    agents: dict[str, HironakaAgentSettings] = option(dict, "Host and agent; `_default` serves the one not named.")
+
+
+def hironaka_faults(settings: HironakaSettings) -> Iterator[str]:
+    """What is wrong with who plays, each fault with the key, below `scenario`, that it is about."""
+    defaults = HironakaAgentSettings()
+    for source, agent in settings.agents.items():
+        unused = (
+            ("view", "encoder", "point_width", "width", "depth", "layers", "shared_body")
+            if agent.kind == "scripted"
+            else ("player", "others")
+        )
+        for key in unused:
+            if getattr(agent, key) != getattr(defaults, key):
+                yield f"agents.{source}.{key}: a {agent.kind} player has no use for it, leave it out"
+        if agent.kind == "learned" and agent.encoder == "flat" and agent.point_width != defaults.point_width:
+            yield f"agents.{source}.point_width: counts with encoder set only, leave it out"
+        for key in ("width", "depth"):
+            if agent.layers and getattr(agent, key) != getattr(defaults, key):
+                yield f"agents.{source}.{key}: layers stands there too and takes its place, leave one of the two out"
+    for role in ROLES:
+        source = role if role in settings.agents else "_default"
+        agent = settings.agents.get(source, defaults)
+        for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
+            if agent.kind == "scripted" and name not in SCRIPTED[role]:
+                yield f"agents.{source}.{key}: got {name}, which is no {role}, expected one of {', '.join(SCRIPTED[role])}"

@@ -45,10 +45,11 @@ SHIPPED: dict[str, ShippedProtocol] = {
     "message_game": ShippedProtocol(_PAIR, min_rounds=None, period=1),
     "matrix_game": ShippedProtocol(_PLAYERS, max_rounds=1, period=1, verifier_turn=None),
     "kuhn_poker": ShippedProtocol(_PLAYERS, max_rounds=3, fixed_length=True, verifier_turn=None),
+    "hironaka": ShippedProtocol(("host", "agent"), max_rounds=200, fixed_length=True, verifier_turn=None),
 }
 """By name."""
 
-BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game"}
+BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game", "hironaka": "hironaka"}
 """Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
 
 ADVERSARY, SIMULATOR = "adversarial_verifier", "simulator"

@@ -2,8 +2,8 @@
 
 Decisions that matter here:
 
-- Names, values and errors come from files and processes of others: jinja2 escapes them, a content security policy forbids the page to
-  load or run anything, and matplotlib gets them without mathematics.
+- Names, values and errors come from files and processes of others: jinja2 escapes them, the content security policy of all our pages
+  forbids it to load or run anything, and matplotlib gets them without mathematics.
 - A mean of seeds is drawn only where all seeds of the setting have a value: where some have been stopped, the mean of the others is no
   learning curve.
 """
@@ -40,17 +40,16 @@ _WIDE_RANGE = 100.0  # ratio of largest to smallest value from which a grid gets
 def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> Path:
     """Write ``sweep.html`` into `folder` and return its path. Raises UserError when it cannot be written."""
     # here, not above: what starts a sweep must not wait for matplotlib
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
+    from nip_ray.evaluation.report.page import rendered
     from nip_ray.runs.folder import environment, write_atomically
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder, so the page of the sweep cannot be written; name a sweep's folder")
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     header, rows = table_rows(summary)
-    page = pages.get_template("page.html.j2").render(
+    page = rendered(
+        "page.html.j2",
+        folder=Path(__file__).parent,
+        kind="sweep",
         title=spec.name[:100],
         sentence=headline(summary),
         note=summary.note,

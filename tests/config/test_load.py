@@ -160,7 +160,10 @@ def test_numbers_with_an_exponent(text: str) -> None:
         ({"scenario": {"data": {"graph_sizes": 7}}}, "scenario.data.graph_sizes: got 7, expected list of integers"),
         ({"scenario": {"agents": {"prover": 5}}}, "scenario.agents.prover: got 5, expected mapping"),
         ({"scenario": {"name": "graph_isomorfism"}}, "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?"),
-        ({"scenario": {"name": "chess"}}, "scenario.name: got 'chess', there are graph_isomorphism, message_game"),
+        (
+            {"scenario": {"name": "chess"}},
+            "scenario.name: got 'chess', there are graph_isomorphism, image_classification, message_game, matrix_game, hironaka",
+        ),
         ({"scenario": "message_game"}, "scenario: got 'message_game', expected mapping"),
         ({"name": "two words"}, "name: got 'two words', expected text matching"),
         ({"name": ""}, "name: got '', expected text matching"),

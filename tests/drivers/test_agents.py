@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_ray.drivers.agents import make_agent
-from nip_ray.drivers.agents.dqn import DQNAgent, ReplayRing
+from nip_ray.drivers.agents.dqn import DQNAgent
 from nip_ray.drivers.agents.gae import advantages
 from nip_ray.drivers.agents.heads import NormalHead, head_for
 from nip_ray.drivers.contract import Agent, Tracker, Transition
@@ -122,38 +122,25 @@ def test_discrete_actions_that_start_elsewhere_are_counted_from_there() -> None:
         assert set(taken.tolist()) == {5, 6, 7}
 
 
-def test_a_ring_keeps_the_newest_transitions() -> None:
-    ring = ReplayRing(5, 1)
-    for first in range(0, 12, 3):
-        numbers = np.arange(first, first + 3)
-        rows = {
-            "observation": numbers[:, None],
-            "next_observation": numbers[:, None],
-            "action": numbers,
-            "reward": numbers,
-            "terminated": numbers,
-        }
-        ring.add(rows)
-    assert sorted(ring.sample(np.arange(0, 1, 0.2) + 0.1)["action"].tolist()) == [7, 8, 9, 10, 11]
-    many = np.arange(100, 117)
-    ring.add({"observation": many[:, None], "next_observation": many[:, None], "action": many, "reward": many, "terminated": many})
-    assert sorted(ring.arrays["action"].tolist()) == [112, 113, 114, 115, 116]
-
-
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_aims_at_the_reward_and_the_value_of_a_next_state_that_is_not_terminal(double: bool) -> None:
     settings = LearnerSettings(algorithm=DQNAgentSettings(double=double, discount_factor=0.8), network=NetworkSettings((8,)))
     agent: Any = make_agent(settings, BOX, TWO, 1, 0, 0)
     assert isinstance(agent, DQNAgent)
     with torch.no_grad():  # a target network of another mind, so that double and plain differ
-        for parameter in agent._target_parameters:
+        for parameter in agent.target.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     after = torch.randn(20, 2)
-    batch = {"next_observation": after, "reward": torch.arange(20.0), "terminated": (torch.arange(20) % 2).float()}
+    batch = {
+        "next_observation": after,
+        "reward": torch.arange(20.0),
+        "discount": 0.8 * (torch.arange(20) % 2 == 0).float(),
+        "next_legal": torch.ones(20, 2, dtype=torch.bool),
+    }
     with torch.no_grad():
         judged, chosen = agent.target(after), agent.online(after).argmax(-1)
         value = judged[torch.arange(20), chosen] if double else judged.max(-1).values
-        found = agent._targets(batch)
+        found = agent.targets(batch)
     expected = torch.arange(20.0) + torch.where(torch.arange(20) % 2 == 1, torch.zeros(20), 0.8 * value)
     assert torch.allclose(found, expected, atol=1e-5)
 
@@ -162,8 +149,10 @@ def test_the_ring_of_dqn_holds_transitions_alone() -> None:
     agent: Any = make_agent(DQN, BOX, TWO, 3, 0, 0)
     driver = SequentialDriver(counting(3), agent, quiet(40))
     driver.train()
-    stored = {name: array[: agent.ring.size] for name, array in agent.ring.arrays.items()}
-    assert agent.ring.size == driver.env_steps < 120
+    stored = agent.replay.state_dict()["ring"]["rows"]
+    assert agent.replay.size == driver.env_steps < 120
+    assert (stored["discount"] > 0).any()
+    assert (stored["discount"] == 0).any()
     assert (stored["next_observation"][:, 1] == stored["observation"][:, 1] + 1).all()
     assert (stored["next_observation"][:, 0] == stored["observation"][:, 0]).all()
     driver.close()
@@ -206,7 +195,7 @@ def test_spaces_that_do_not_fit_are_refused() -> None:
     pairs = gymnasium.spaces.MultiDiscrete([2, 2])
     for learner, observation, action, words in (
         (PPO, BOX, pairs, "expected a Discrete space or a Box"),
-        (PPO, pairs, TWO, "expected a Box or Discrete space"),
+        (PPO, pairs, TWO, "expected a Box, MultiBinary or Discrete space"),
         (DQN, BOX, BOX, "needs a Discrete action space"),
         (RANDOM, BOX, gymnasium.spaces.Box(-np.inf, np.inf, (1,)), "bounded Box"),
     ):

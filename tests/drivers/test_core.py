@@ -10,6 +10,8 @@ import pytest
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.players import IndependentPlayers
 from nip_ray.drivers.contract import Agent
+from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.runner import DRIVERS
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import TrainingError, UserError
@@ -177,4 +179,48 @@ def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
     driver = SequentialDriver(env, Recorder("a", [], 3), quiet(3))
     with pytest.raises(TrainingError, match="copy=True"):
         driver.train()
+    driver.close()
+
+
+def test_an_environment_without_copies_is_refused() -> None:
+    single = gymnasium.make("CartPole-v1")
+    for name, driver in DRIVERS.items():
+        with pytest.raises(UserError, match="CartPole-v1 is a single environment without copies"):
+            driver(single, agents(PPO, copies=1), quiet(1, name=name))
+    with pytest.raises(UserError, match="without copies"):
+        SequentialDriver(Recipe(lambda copies: single, 6), agents(PPO), quiet(1))
+    single.close()
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_an_environment_is_closed_at_exit_where_that_is_asked_for(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooks: list[Any] = []
+    monkeypatch.setattr("atexit.register", hooks.append)
+    driver, calls, _ = watched(3, [3], close_environment_at_exit=wanted)
+    for hook in hooks:
+        hook()
+    assert ("env.close" in calls) is wanted
+    assert driver.timestep == 0
+
+
+def test_what_is_about_rows_in_infos_is_cut_to_each_learners_own() -> None:
+    marked = {"left": np.array([True, False, True]), "right": np.array([True, True, False])}
+    calls: list[str] = []
+
+    class Marking(Watched):
+        def step(self, actions: Any) -> Any:
+            *rest, _ = super().step(actions)
+            over = rest[2] | rest[3]
+            return *rest, {"valid": marked, "outcomes": {"won": np.where(over, [1.0, 0.0, np.nan], 9.0)}, "whole": np.arange(3)}
+
+    recorders = [Recorder("a", calls, 1), Recorder("b", calls, 2)]
+    driver = SequentialDriver(Marking(counting(3), calls), recorders, quiet(60), [1, 2])
+    driver.train()
+    infos = recorders[1].seen[0].infos
+    assert infos["valid"]["left"].tolist() == [False, True]
+    assert infos["outcomes"]["won"].shape == (2,)
+    assert infos["whole"].tolist() == [0, 1, 2]
+    row = driver.core.row()
+    assert row["learner_0/won"] == 1
+    assert row["learner_1/won"] == 0  # of the copy that it is about
     driver.close()

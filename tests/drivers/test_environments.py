@@ -66,6 +66,7 @@ def test_copies_of_a_loop_play_the_same_episodes_in_a_slice_and_in_the_whole() -
     [
         (EnvironmentSettings(id="CartPol-v1"), "did you mean CartPole"),
         (EnvironmentSettings(id="no_such_module:Env-v0"), "expected one that Gymnasium knows"),
+        (EnvironmentSettings(id="nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHos-v0"), "did you mean nip_ray/HironakaHost"),
         (EnvironmentSettings(id="Pendulum-v1", vectorization="vector_entry_point"), "no vector form of its own"),
         (EnvironmentSettings(vectorization="vector_entry_point", autoreset="same_step"), "can only next_step; try vectorization: sync"),
         (EnvironmentSettings(vectorization="sync", options={"gravity_of_the_moon": 1.6}), "CartPole-v1 cannot be made"),

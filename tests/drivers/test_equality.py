@@ -60,6 +60,9 @@ def test_a_learner_is_not_touched_by_its_neighbour() -> None:
 
 @pytest.mark.parametrize("environment", [CARTPOLE, SHARED, pytest.param(SYNC, marks=pytest.mark.slow)], ids=["own", "shared", "own-loops"])
 def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(environment: EnvironmentSettings, ray_session: None) -> None:
+    """And one that dies is named."""
+    import ray
+
     learners = agents(PPO, DQN)
     driver = ParallelDriver(environment, learners, quiet(48), seed=5)
     try:
@@ -79,6 +82,9 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(env
         assert rows[-1]["env_steps_total"] == driver.env_steps
         assert {"learner_0/policy_loss", "learner_1/value_loss", "learner_1/return_mean"} <= set().union(*rows)
         evaluated = driver.evaluate(30)
+        ray.kill(driver._seats[1]._actor)
+        with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
+            driver.evaluate(30)
     finally:
         driver.close()
     again = SequentialDriver(environment, learners, quiet(48), seed=5)
@@ -87,26 +93,13 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(env
     again.close()
 
 
-def test_a_process_that_dies_is_named(ray_session: None) -> None:
-    import ray
-
-    driver = ParallelDriver(CARTPOLE, agents(PPO, PPO), quiet(40))
-    try:
-        driver.train(8)
-        ray.kill(driver._seats[1]._actor)
-        with pytest.raises(LearnerLost, match="learner_1: its process is gone"):
-            driver.train()
-    finally:
-        driver.close()
-
-
 def broken(copies: int) -> Any:
     raise ValueError("no such simulator")
 
 
 def test_an_error_in_a_process_is_told(ray_session: None) -> None:
     with pytest.raises(TrainingError, match="learner_0: ValueError: no such simulator"):
-        ParallelDriver(Recipe(broken, 6), agents(PPO, PPO), quiet(40))
+        ParallelDriver(Recipe(broken, 6), agents(PPO), quiet(40))
     with pytest.raises(UserError, match="need 60 processors"):
         ParallelDriver(CARTPOLE, agents(PPO, PPO), quiet(40, threads_per_learner=30))
 
@@ -114,15 +107,22 @@ def test_an_error_in_a_process_is_told(ray_session: None) -> None:
 RESUME = """
 import sys
 from pathlib import Path
-import torch
-from tests.drivers.test_equality import {environment}, resumed
-resumed({environment}, Path(sys.argv[1]), {env!r})
+from tests.drivers.test_equality import STOPPED, resumed
+for name in STOPPED:
+    resumed(name, Path(sys.argv[1]) / name)
 """
+STOPPED = {"vector": (CARTPOLE, DQN), "sync": (SYNC, DQN), "pendulum": (PENDULUM, PPO)}
+"""Environment and second learner of runs that are stopped."""
 
 
-def resumed(environment: EnvironmentSettings, folder: Path, env: str) -> None:
+def stopping(name: str) -> SequentialDriver:
+    settings, second = STOPPED[name]
+    return SequentialDriver(settings, agents(PPO, second, env=settings.id), quiet(48), seed=5)
+
+
+def resumed(name: str, folder: Path) -> None:
     """Go on from the checkpoint in `folder` to the end, and save that."""
-    driver = SequentialDriver(environment, agents(PPO, learner_for(env), env=env), quiet(48), seed=5)
+    driver = stopping(name)
     found = load_checkpoint(folder)
     driver.load_state_dict({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]})
     driver.train()
@@ -136,26 +136,19 @@ def save(driver: SequentialDriver, folder: Path) -> None:
     save_checkpoint(folder, driver.timestep, {"driver": state, "agents": {"all": learned}}, {}, "x", None)
 
 
-def learner_for(env: str) -> Any:
-    return DQN if env == "CartPole-v1" else PPO
-
-
-@pytest.mark.parametrize(
-    ("environment", "env"),
-    [("CARTPOLE", "CartPole-v1"), ("SYNC", "CartPole-v1"), ("PENDULUM", "Pendulum-v1")],
-    ids=["vector", "sync", "pendulum"],
-)
-def test_a_stop_and_a_new_process_leave_no_trace(environment: str, env: str, tmp_path: Path) -> None:
-    settings = globals()[environment]
-    driver = SequentialDriver(settings, agents(PPO, learner_for(env), env=env), quiet(48), seed=5)
-    driver.train(21)  # in the middle of a stretch and of episodes
-    save(driver, tmp_path)
-    driver.close()
-    source = RESUME.format(environment=environment, env=env)
-    done = subprocess.run([sys.executable, "-c", source, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+def test_a_stop_and_a_new_process_leave_no_trace(tmp_path: Path) -> None:
+    for name in STOPPED:
+        driver = stopping(name)
+        driver.train(21)  # in the middle of a stretch and of episodes
+        save(driver, tmp_path / name)
+        driver.close()
+    done = subprocess.run([sys.executable, "-c", RESUME, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    found = load_checkpoint(tmp_path, 48)
-    assert same({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]}, sequential(settings, PPO, learner_for(env), env=env))
+    for name, (settings, second) in STOPPED.items():
+        found = load_checkpoint(tmp_path / name, 48)
+        assert same(
+            {**found.tensors["driver"], "agents": found.tensors["agents"]["all"]}, sequential(settings, PPO, second, env=settings.id)
+        )
 
 
 def test_an_environment_whose_state_cannot_be_read_goes_on_with_fresh_episodes() -> None:

@@ -6,12 +6,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import SyncVectorEnv
 
 from nip_ray.drivers.environments import make_environment
 from nip_ray.drivers.snapshots import put_snapshot, take_snapshot
 from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
 from nip_ray.settings.drivers import EnvironmentSettings
-from tests.drivers.small import counting
+from tests.drivers.small import Counting, counting
 
 ENVIRONMENTS = {
     "vector": EnvironmentSettings(),
@@ -67,6 +68,21 @@ def test_an_environment_may_keep_its_own_state() -> None:
         def load_state_dict(self, state: dict[str, int]) -> None:
             self.value = state["value"]
 
+    class One(Counting):
+        def __init__(self) -> None:
+            super().__init__(0)
+            self.world = object()
+
+        def state_dict(self) -> dict[str, int]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            self.count = state["count"]
+
+    loops = [SyncVectorEnv([One, One]) for _ in range(2)]
+    loops[0].envs[1].count = 5  # type: ignore[attr-defined]
+    put_snapshot(loops[1], take_snapshot(loops[0]) or {})
+    assert [one.count for one in loops[1].envs] == [0, 5]  # type: ignore[attr-defined]
     one, other = Own(), Own()
     one.value = 7
     put_snapshot(other, take_snapshot(one) or {})

@@ -1,12 +1,14 @@
 """The report, from synthetic run folders: what it says, what it survives, and that nothing in a run can reach out of the page."""
 
+import base64
+import hashlib
 import json
 import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -115,40 +117,54 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str]] = []
-        self.text, self.style, self._in_style = "", "", False
+        self.text, self.style, self.script, self._within = "", "", "", ""
         self.feed(path.read_text(encoding="utf-8"))
         self.text = " ".join(self.text.split())
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.attributes += [(name, value or "") for name, value in attrs]
-        self._in_style = tag == "style"
+        self._within = tag
 
     def handle_endtag(self, tag: str) -> None:
-        self._in_style = False
+        self._within = ""
 
     def handle_data(self, data: str) -> None:
-        if self._in_style:
-            self.style += data
+        if self._within in ("style", "script"):
+            setattr(self, self._within, getattr(self, self._within) + data)
         else:
             self.text += f" {data}"
 
 
 def assert_self_contained(page: Page) -> None:
-    assert not {"script", "link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert not {"link", "iframe", "object", "embed", "base", "form"} & set(page.tags)
+    assert page.tags.count("script") == page.tags.count("style") == 1
     for name, value in page.attributes:
         assert not name.startswith("on"), name
+        assert name != "style", value
         if name in ("src", "srcset", "href", "xlink:href", "action", "data", "poster", "background"):
-            assert value.startswith("data:image/png;base64,"), (name, value[:60])
-    assert not re.search(r"url\(|@import|https?:", page.style)
+            assert value.startswith(("data:image/png;base64,", "#episode-")), (name, value[:60])
+    assert not re.search(r"url\(|@import|https?:", page.style + page.script)
     policy = next(value for name, value in page.attributes if name == "content" and "default-src" in value)
-    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+    assert "unsafe" not in policy
+    assert policy.split("; ") == [
+        "default-src 'none'",
+        "img-src data:",
+        f"style-src '{digest(page.style)}'",
+        f"script-src '{digest(page.script)}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
+
+def digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def test_a_complete_run(tmp_path: Path) -> None:
-    start = perf_counter()
+    start = process_time()
     path = write_report(run_folder(tmp_path / "run"))
-    assert perf_counter() - start < 20  # a few seconds on an idle machine
+    assert process_time() - start < 10  # about 3 s; of the processor, since others may be at work on the machine
     assert path == tmp_path / "run" / "report.html"
     assert path.stat().st_size < 3_000_000
     page = Page(path)
@@ -225,7 +241,7 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
     page = Page(path)
     assert_self_contained(page)
     assert "<script>alert('x')</script>" in page.text
-    assert "<script" not in path.read_text(encoding="utf-8")
+    assert path.read_text(encoding="utf-8").count("<script") == 1  # our own
     assert "{{ 7 * 7 }}" in page.text  # never taken for a template
     assert {file.parent for file in folder.rglob("*.png")} == {folder / "curves"}
 
@@ -269,7 +285,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         "config.yaml is damaged",
         "evaluation.json is damaged",
         "environment.json is damaged",
-        "partly unreadable",
+        "transcripts/000100.jsonl: line 3 is damaged; left out.",
     ):
         assert words in page.text
     for strange in ({"greedy": 5}, {"greedy": {"verifier/accuracy": {"estimate": "high"}}, "wl_ceiling": "x"}, {"version": 9}):

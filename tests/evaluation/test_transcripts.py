@@ -1,21 +1,25 @@
 """Transcripts against a rollout that is written down by hand, and against random ones of every protocol."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
-from nip_ray.evaluation.transcripts import transcript_records
+from nip_ray.evaluation.report.instances import read_pictures
+from nip_ray.evaluation.transcripts import decision_probabilities, keep_pictures, transcript_records
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE, PROTOCOLS, Protocol, build, start, step
+from tests.builders import graph_agents, graph_scenario, random_pairs, rollout_of, spread_heads
 
 
 def scenario(protocol: Protocol) -> Scenario:
     """All that transcripts ask of one."""
-    return cast(Scenario, SimpleNamespace(protocol=protocol))
+    return cast(Scenario, SimpleNamespace(protocol=protocol, label_I=torch.zeros(1), record_extras=lambda id, said, networks: {}))
 
 
 def random_rollout(protocol: Protocol, batch: int, size: int, linear: bool) -> Rollout:
@@ -121,3 +125,81 @@ def decided(turns: list[dict[str, Any]], protocol: Protocol) -> int:
 def test_limit(limit: int, expected: int) -> None:
     protocol = build("adp")
     assert len(list(transcript_records(scenario(protocol), random_rollout(protocol, 4, 1, False), limit))) == expected
+
+
+class Overheard(nn.Module):
+    """A network whose decisions' probabilities are noted as they are made."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network, self.heard = network, []
+
+    def forward(self, obs: dict[str, torch.Tensor], want_policy: bool, want_value: bool) -> Any:
+        policy, value = self.network(obs, want_policy, want_value)
+        self.heard.append((obs["round"], torch.softmax(policy.decision, -1), policy.may_decide))
+        return policy, value
+
+
+@pytest.mark.parametrize("name", ["nip", "adp", "solo_verifier"])
+def test_probabilities_are_those_by_which_was_decided(name: str) -> None:
+    made = graph_scenario(name)
+    agents = graph_agents(made)
+    verifier = Overheard(spread_heads(agents["verifier"]))
+    rollout = rollout_of(made, {**agents, "verifier": verifier}, 10)
+    chances_BRA3 = decision_probabilities(made, rollout, agents)
+    v = made.protocol.verifier_index
+    heard = 0
+    for round_N, chance_N3, may_N in verifier.heard:
+        r = int(round_N[0])
+        found_N3 = chances_BRA3[rollout.turn_BRA[:, r, v], r, v]
+        assert torch.allclose(found_N3[may_N], chance_N3[may_N], atol=1e-5)
+        assert found_N3[~may_N].isnan().all()
+        heard += int(may_N.sum())
+    assert heard == int((~chances_BRA3.isnan()).all(-1).sum()) > 0
+
+
+def test_a_record_has_probabilities_where_the_decision_could_count() -> None:
+    made = graph_scenario(build("nip", min_rounds=3, max_rounds=5))
+    agents = graph_agents(made)
+    agents["verifier"].train()
+    rollout = rollout_of(made, agents, 6)
+    records = list(transcript_records(made, rollout, 6, agents))
+    assert agents["verifier"].training, "networks are left as they were"
+    assert json.loads(json.dumps(records)) == records
+    for record in records:
+        for one in record["rounds"]:
+            for turn in one["turns"]:
+                assert ("probabilities" in turn) == (turn["agent"] == "verifier" and one["round"] >= 2)
+                if "probabilities" in turn:
+                    assert sum(turn["probabilities"].values()) == pytest.approx(1, abs=1e-3)
+    assert all("probabilities" not in turn for record in transcript_records(made, rollout, 6) for turn in record["rounds"][-1]["turns"])
+
+
+def test_a_pair_is_drawn_as_it_is() -> None:
+    pairs = random_pairs(3)
+    made = graph_scenario("nip", pairs)
+    for number in range(len(pairs)):
+        picture = made.instance_picture(number)
+        assert json.loads(json.dumps(picture)) == picture
+        for side, graph in enumerate(picture["graphs"]):
+            adjacency = torch.zeros(picture["size"], picture["size"], dtype=torch.uint8)
+            for i, j in graph["edges"]:
+                adjacency[i, j] = adjacency[j, i] = 1
+            assert torch.equal(adjacency, pairs.adjacency_P2nn[number, side])
+            assert len(graph["nodes"]) == 4 + [0, 1, 2, 2, 1, 0][number]
+
+
+def test_each_picture_is_kept_once(tmp_path: Path) -> None:
+    made = graph_scenario("nip")
+    keep_pictures(tmp_path, made, [1, 2, 2])
+    first = read_pictures(tmp_path)
+    assert first == {"1": made.instance_picture(1), "2": made.instance_picture(2)}
+    written = (tmp_path / "instances.json").stat().st_mtime_ns
+    keep_pictures(tmp_path, made, [2, 1])
+    assert (tmp_path / "instances.json").stat().st_mtime_ns == written
+    keep_pictures(tmp_path, made, [0])
+    assert read_pictures(tmp_path) == {**first, "0": made.instance_picture(0)}
+    (tmp_path / "instances.json").write_text('{"pictures": {')
+    assert read_pictures(tmp_path) == {}
+    keep_pictures(tmp_path, made, [0])
+    assert list(read_pictures(tmp_path)) == ["0"]

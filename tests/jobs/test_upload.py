@@ -59,7 +59,7 @@ def test_the_upload_has_nothing_else(upload: tuple[list[str], int]) -> None:
 def test_the_package_itself_can_be_sent_without_what_python_made_of_it(tmp_path: Path) -> None:
     """By `py_modules`, for which only the .rayignore in the package counts."""
     files = packed(ROOT / "nip_ray", tmp_path / "package.zip", include_gitignore=False)
-    assert "cli.py" in files
+    assert "cli/__main__.py" in files
     assert not [name for name in files if name.endswith(".pyc")]
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.evaluation.report.contents import _episode
+from nip_ray.evaluation.report import episodes
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.play.dialogue_rules import rulebook, verdict_of
 from nip_ray.play.dialogues import (
@@ -382,9 +382,11 @@ def test_a_transcript_is_what_a_report_shows() -> None:
     asked = {"agent": "verifier", "channel": "main", "message": "Question for Expert: is<U+202E> it?", "decision": "continue"}
     decided = {"agent": "verifier", "channel": "", "message": "Decision: reject", "decision": "reject", "confidence": 0.0}
     assert [one["turns"] for one in rounds] == [[asked], [{"agent": "prover", "channel": "main", "message": "Answer: yes"}], [decided]]
-    shown = _episode(record | {"rounds": rounds})
+    shown = episodes.shown(record | {"rounds": rounds}, 1, {}, {})
     assert (shown["label"], shown["verdict"], shown["correct"], shown["length"]) == ("accept", "reject", False, "3")
-    assert [turn["message"] for turn in shown["turns"]] == [turn["message"] for one in rounds for turn in one["turns"]]
+    assert [turn["message"] for one in shown["rounds"] for turn in one["turns"]] == [
+        turn["message"] for one in rounds for turn in one["turns"]
+    ]
 
 
 def test_a_transcript_says_what_went_wrong() -> None:

@@ -70,7 +70,8 @@ def test_every_checkpoint_as_the_run_itself_tested_it(run: Path) -> None:
 def test_the_figures_are_those_of_evaluate_run(run: Path, pairs: Path, seed: int | None) -> None:
     found = rerun_tests(run, dataset=pairs, seed=seed)
     for figures in found:
-        assert without_file(figures) == evaluate_run(run, dataset=pairs, checkpoint=figures["iteration"], seed=seed)
+        found = evaluate_run(run, dataset=pairs, checkpoint=figures["iteration"], seed=seed)
+        assert without_file(figures) == {key: value for key, value in found.items() if not isinstance(value, dict)}
         assert figures["num_instances"] == 12
 
 

@@ -3,7 +3,9 @@
 Decisions that matter here:
 - nothing random has a state: every draw is seeded by (seed, purpose, block), a block being some hundred draws made at once. A checkpoint
   holds counters, and an agent that is loaded draws what it would have drawn;
-- rollouts and replay lie in numpy arrays, of which torch sees views: to store a row costs a third of a microsecond, not three.
+- rollouts lie in numpy arrays, of which torch sees views: to store a row costs a third of a microsecond, not three;
+- legal actions stand in the observations, as "action_mask" (n, actions), wherever the environment keeps them (see `Copies`). They are no
+  feature: networks do not read them.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +15,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from nip_ray.drivers.contract import Rows, Tracker, Transition
+from nip_ray.drivers.contract import MASK, Rows, Tracker, Transition
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 
@@ -99,8 +101,28 @@ class Draws:
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
-    """(width, function from observations to (n, width) float32 rows). Raises UserError for a space that is neither Box nor Discrete."""
-    if isinstance(space, gymnasium.spaces.Box):
+    """(width, function from observations to (n, width) float32 rows): a Dict's parts one after the other, in their order.
+
+    Observations may come as {"observation", "action_mask"} (see `legal_of`). Raises UserError for a space that is neither Box,
+    MultiBinary nor Discrete, nor a Dict of such.
+    """
+    if isinstance(space, gymnasium.spaces.Dict):
+        parts = {name: encoder(part) for name, part in space.spaces.items() if name != MASK}
+        if not parts:
+            raise UserError("environment: its observations are an empty Dict, expected a Box, Discrete or Dict space with something in it")
+        width = sum(part[0] for part in parts.values())
+        return width, lambda observations: np.concatenate([parts[name][1](observations[name]) for name in parts], -1)
+    width, encode = _flat_encoder(space)
+    return width, lambda observations: encode(observations["observation"] if isinstance(observations, Mapping) else observations)
+
+
+def legal_of(observations: Rows) -> np.ndarray | None:
+    """(n, actions) bool: which actions are legal; None where all are."""
+    return np.asarray(observations[MASK], dtype=bool) if isinstance(observations, Mapping) and MASK in observations else None
+
+
+def _flat_encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
+    if isinstance(space, gymnasium.spaces.Box | gymnasium.spaces.MultiBinary):
         width = int(np.prod(space.shape))
         if space.dtype == np.float32 and len(space.shape) == 1:
             return width, lambda observations: observations  # type: ignore[return-value,arg-type]
@@ -109,7 +131,8 @@ def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
         table = np.eye(int(space.n), dtype=np.float32)
         return int(space.n), lambda observations: table[np.asarray(observations) - int(space.start)]
     raise UserError(
-        f"environment: its observations are a {type(space).__name__}, expected a Box or Discrete space (flatten it by a wrapper)"
+        f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary or Discrete space or a Dict of these "
+        "(use a wrapper)"
     )
 
 

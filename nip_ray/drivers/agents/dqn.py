@@ -1,11 +1,9 @@
-"""Deep Q-learning, with a target network and a replay ring.
-
-Sources: Mnih et al., "Human-level control through deep reinforcement learning", 2015, algorithm 1; van Hasselt et al., "Deep
-reinforcement learning with double Q-learning", 2016, equation 4.
+"""Deep Q-learning over the copies of one scope: `nip_ray.learning.dqn` and `nip_ray.learning.replay` behind the contract of an agent.
 
 Decisions that matter here:
 - only a terminated transition has no value after it. A truncated one has: that of the observation it led to, which is stored with it;
-- the ring holds transitions, not timesteps: steps that are none are left out.
+- the ring holds transitions, not timesteps: steps that are none are left out;
+- what is legal is stored with the next observation, for its value; nothing illegal is chosen, explored or bootstrapped from.
 """
 
 import copy
@@ -15,60 +13,21 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torch.nn import functional as F
 
-from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws, encoder, numpy_view
-from nip_ray.drivers.contract import Rows, Transition, arrays
-from nip_ray.drivers.networks import Plan, mlp
+from nip_ray.drivers.agents.base import BaseAgent, encoder, legal_of
+from nip_ray.drivers.contract import Rows, Transition
+from nip_ray.drivers.networks import Pass, Plan, mlp
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.dqn import epsilon_greedy, greedy, taken, td_loss, td_target, update_target
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
-from nip_ray.seeding import generator, stable_seed
+from nip_ray.learning.replay import Field, Replay
+from nip_ray.seeding import generator
+from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.drivers import DQNAgentSettings, NetworkSettings
 
 
-class ReplayRing:
-    """The newest transitions, in arrays that were made once. size: how many are stored."""
-
-    def __init__(self, capacity: int, width: int) -> None:
-        self.capacity, self.size, self._next = capacity, 0, 0
-        self.arrays = {
-            "observation": np.zeros((capacity, width), dtype=np.float32),
-            "next_observation": np.zeros((capacity, width), dtype=np.float32),
-            "action": np.zeros(capacity, dtype=np.int64),
-            "reward": np.zeros(capacity, dtype=np.float32),
-            "terminated": np.zeros(capacity, dtype=np.float32),
-        }
-        self._tensors = {name: torch.from_numpy(array) for name, array in self.arrays.items()}
-
-    def add(self, rows: Mapping[str, np.ndarray]) -> None:
-        """Store some rows, over the oldest ones where it is full; of more rows than it holds, the last ones."""
-        given = len(rows["reward"])
-        count = min(given, self.capacity)
-        places = (self._next + np.arange(count)) % self.capacity
-        for name, array in self.arrays.items():
-            array[places] = rows[name][given - count :]
-        self._next = (self._next + count) % self.capacity
-        self.size = min(self.size + count, self.capacity)
-
-    def sample(self, share: np.ndarray) -> dict[str, torch.Tensor]:
-        """The transitions at these shares (in [0, 1)) of what is stored."""
-        places = torch.from_numpy((share * self.size).astype(np.int64))
-        return {name: tensor[places] for name, tensor in self._tensors.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is stored."""
-        return {"next": self._next, "stored": {name: array[: self.size].copy() for name, array in self.arrays.items()}}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`."""
-        stored = arrays(state["stored"])
-        self._next, self.size = int(state["next"]), len(stored["reward"])
-        for name, array in self.arrays.items():
-            array[: self.size] = stored[name]
-
-
 class DQNAgent(BaseAgent):
-    """A learner by DQN. Raises UserError for actions that are not Discrete and observations that are neither Box nor Discrete."""
+    """A learner by DQN. Raises UserError for actions that are not Discrete and observations that no network of ours reads (`encoder`)."""
 
     def __init__(
         self,
@@ -84,33 +43,48 @@ class DQNAgent(BaseAgent):
         )
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise UserError(f"learners: dqn needs a Discrete action space, and the environment's is a {type(action_space).__name__}")
-        self.settings = settings
+        self.settings, self._seed = settings, seed
         width, self._encode = encoder(observation_space)
         self._num_actions, self._start = int(action_space.n), int(action_space.start)
         self.online = mlp(width, self._num_actions, network, 1.0, generator(seed, "weights"))
         self._parameters = list(self.online.parameters())
         self._optimizer = FlatOptimizer([ParameterGroup("critic", "all", self._parameters, 1.0)], settings.learning_rate)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self._target_parameters = list(self.target.parameters())
         self._value, self._target_value = Plan(self.online, network), Plan(self.target, network)
-        self.ring = ReplayRing(settings.memory_size, width)
+        self._online_pass = Pass(self.online, network)
+        self._rule = DQNSettings(loss=settings.loss, double=settings.double)
+        self.replay = Replay(
+            {
+                "observation": Field((width,)),
+                "next_observation": Field((width,)),
+                "next_legal": Field((self._num_actions,), torch.bool),
+                "action": Field((), torch.int64),
+                "reward": Field(),
+                "discount": Field(),
+            },
+            settings.memory_size,
+        )
+        self._all_legal = torch.ones(num_copies, self._num_actions, dtype=torch.bool)
         self.acted = self.updates = 0
-        self._seed, self._explore = seed, Draws(seed, "explore", lambda random: self._draw(random, (BLOCK, num_copies)))
-        self._replay = Draws(seed, "replay", lambda random: random.random((BLOCK, settings.gradient_steps, settings.batch_size)))
-
-    def _draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        return random.random(shape), random.integers(0, self._num_actions, shape)
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
-        """Actions, one row a copy: the best ones, or each an even draw with the probability of exploration at this timestep."""
+        """Actions, one row a copy: the best legal ones, or each an even draw with the probability of exploration at this timestep."""
         with torch.inference_mode():
-            best = numpy_view(self._value(torch.from_numpy(self._encode(observations))).argmax(-1))
-        if explore:
-            evaluation = None if self.training else np.random.default_rng(stable_seed(self._seed, "evaluate", timestep))
-            share, drawn = self._explore.at(self.acted) if evaluation is None else self._draw(evaluation, best.shape)
-            best = np.where(share < self.exploration(timestep, timesteps), drawn, best)
+            value = self._value(torch.from_numpy(self._encode(observations)))
+            legal = self._legal(observations, len(value))
+            if explore:
+                purpose = ("explore", self.acted) if self.training else ("evaluate", timestep)
+                chosen = epsilon_greedy(value, legal, self.exploration(timestep, timesteps), generator(self._seed, *purpose))
+            else:
+                chosen = greedy(value, legal)
         self.acted += self.training
-        return best + self._start if self._start else best
+        return chosen.numpy() + self._start
+
+    def _legal(self, observations: Rows, count: int) -> torch.Tensor:
+        legal = legal_of(observations)
+        if legal is not None:
+            return torch.from_numpy(legal)
+        return self._all_legal if count == self.num_copies else self._all_legal[:1].expand(count, -1)
 
     def exploration(self, timestep: int, timesteps: int) -> float:
         """The share of random actions in a timestep; outside training, that of the end."""
@@ -126,73 +100,73 @@ class DQNAgent(BaseAgent):
         """Store what is a transition, in training."""
         if not self.training:
             return
+        ended = np.asarray(transition.terminated)
         rows = {
-            "observation": self._encode(transition.observations),
-            "next_observation": self._encode(transition.next_observations),
-            "action": np.asarray(transition.actions) - self._start,
-            "reward": np.asarray(transition.rewards),
-            "terminated": np.asarray(transition.terminated),
+            "observation": torch.from_numpy(self._encode(transition.observations)),
+            "next_observation": torch.from_numpy(self._encode(transition.next_observations)),
+            "next_legal": self._legal(transition.next_observations, len(ended)),
+            "action": torch.from_numpy(np.asarray(transition.actions) - self._start),
+            "reward": torch.from_numpy(np.asarray(transition.rewards, dtype=np.float32)),
+            "discount": torch.from_numpy(np.where(ended, 0.0, self.settings.discount_factor).astype(np.float32)),
         }
-        self.ring.add(rows if transition.valid is None else {name: part[transition.valid] for name, part in rows.items()})
+        if transition.valid is not None:
+            valid = torch.from_numpy(transition.valid)
+            rows = {name: part[valid] for name, part in rows.items()}
+        self.replay.add(rows)
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
         """Learn, and move the target network, when it is time."""
-        if not self.training or timestep < self.settings.learning_starts or not self.ring.size:
+        if not self.training or timestep < self.settings.learning_starts or not self.replay.size:
             return
         if timestep % self.settings.update_interval == 0:
             self.update(timestep, timesteps)
         if timestep % self.settings.target_update_interval == 0:
-            with torch.no_grad():
-                torch._foreach_lerp_(tuple(self._target_parameters), tuple(self._parameters), self.settings.polyak)
+            update_target(self.target, self.online, self.settings.polyak)
 
     def update(self, timestep: int, timesteps: int) -> None:
         """Gradient steps on draws from the ring. Raises TrainingError where the loss is not finite."""
-        total = 0.0
-        for share in self._replay.at(self.updates):
-            batch = self.ring.sample(share)
-            with torch.inference_mode():
-                target = self._targets(batch)
-            value = self.online(batch["observation"]).gather(-1, batch["action"][:, None]).squeeze(-1)
-            loss = F.mse_loss(value, target.clone())
-            self._optimizer.set_gradients(torch.autograd.grad(loss, self._parameters))
+        draws, steps, total = generator(self._seed, "replay", self.updates), self.settings.gradient_steps, 0.0
+        for _ in range(steps):
+            batch = self.replay.sample(self.settings.batch_size, draws).rows
+            target = self.targets(batch)
+            output = self._online_pass.forward(batch["observation"])
+            loss, _ = td_loss(taken(output, batch["action"]), target, self._rule)
+            self._optimizer.set_gradients(self._online_pass.backward(torch.autograd.grad(loss, output)[0]))
             clip_gradients([self._optimizer], self.settings.grad_norm_clip)
             self._optimizer.step()
             total += loss.item()
         self.updates += 1
         if not np.isfinite(total):
             raise TrainingError(f"the loss of DQN's update {self.updates} is not finite; a smaller learning_rate may help")
-        self.track_data("value_loss", total / self.settings.gradient_steps)
+        self.track_data("value_loss", total / steps)
         self.track_data("exploration", self.exploration(timestep, timesteps))
 
-    def _targets(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """(n,): reward plus the discounted value of the best next action, by the target network."""
-        after = self._target_value(batch["next_observation"])
-        if self.settings.double:
-            best = self._value(batch["next_observation"]).argmax(-1, keepdim=True)
-            after = after.gather(-1, best).squeeze(-1)
-        else:
-            after = after.amax(-1)
-        return batch["reward"] + self.settings.discount_factor * (1 - batch["terminated"]) * after
+    @torch.no_grad()
+    def targets(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """(n,): what the values of some transitions ought to be."""
+        after = batch["next_observation"]
+        chooses = self._value(after) if self.settings.double else None
+        return td_target(batch["reward"], batch["discount"], self._target_value(after), batch["next_legal"], chooses)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights of both networks, optimizer, counters, the ring."""
         return {
             **super().state_dict(),
             "parameters": [parameter.detach().clone() for parameter in self._parameters],
-            "target": [parameter.detach().clone() for parameter in self._target_parameters],
+            "target": [parameter.detach().clone() for parameter in self.target.parameters()],
             "optimizer": self._optimizer.state_dict(),
             "acted": self.acted,
             "updates": self.updates,
-            "ring": self.ring.state_dict(),
+            "replay": self.replay.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         super().load_state_dict(state)
         with torch.no_grad():
-            for parameters, name in ((self._parameters, "parameters"), (self._target_parameters, "target")):
+            for parameters, name in ((self._parameters, "parameters"), (self.target.parameters(), "target")):
                 for parameter, stored in zip(parameters, state[name], strict=True):
                     parameter.copy_(stored)
         self._optimizer.load_state_dict(state["optimizer"])
         self.acted, self.updates = int(state["acted"]), int(state["updates"])
-        self.ring.load_state_dict(state["ring"])
+        self.replay.load_state_dict(state["replay"])

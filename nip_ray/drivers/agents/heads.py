@@ -12,6 +12,7 @@ from nip_ray.errors import UserError
 from nip_ray.learning.policy import gumbel_noise
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_FORBIDDEN = -1e9
 
 
 class DiscreteHead:
@@ -40,10 +41,11 @@ class DiscreteHead:
         """(n,)."""
         return torch.log_softmax(logits, -1).gather(-1, action[:, None]).squeeze(-1)
 
-    def log_prob_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) and the mean entropy (nats)."""
+    def log_prob_and_entropy(self, logits: Tensor, action: Tensor, learned: bool = True) -> tuple[Tensor, Tensor]:
+        """(n,) and the mean entropy (nats). learned: the entropy has a gradient, too, which costs as much as all the rest of this."""
         log_prob = torch.log_softmax(logits, -1)
-        return log_prob.gather(-1, action[:, None]).squeeze(-1), -(log_prob.exp() * log_prob).sum(-1).mean()
+        counted = log_prob if learned else log_prob.detach()
+        return log_prob.gather(-1, action[:, None]).squeeze(-1), -(counted.exp() * counted).sum(-1).mean()
 
 
 class NormalHead:
@@ -74,9 +76,14 @@ class NormalHead:
         scaled = (action.reshape(len(mean), -1) - mean) * (-self.log_std).exp()
         return (-0.5 * scaled.square() - self.log_std - _HALF_LOG_TWO_PI).sum(-1)
 
-    def log_prob_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
-        """(n,) and the entropy (nats)."""
+    def log_prob_and_entropy(self, mean: Tensor, action: Tensor, learned: bool = True) -> tuple[Tensor, Tensor]:
+        """(n,) and the entropy (nats). learned: as for `DiscreteHead`."""
         return self.log_prob(mean, action), (self.log_std + 0.5 + _HALF_LOG_TWO_PI).sum()
+
+
+def allowed(logits: Tensor, legal: Tensor) -> Tensor:
+    """(n, actions) logits of which the illegal ones (legal: bool) have probability 0. Finite, so that 0 log 0 is 0 in an entropy."""
+    return torch.where(legal, logits, _FORBIDDEN)
 
 
 def head_for(space: Any) -> DiscreteHead | NormalHead:

@@ -7,6 +7,7 @@ Decisions that matter here:
   very weights that acted. A timestep then costs one small chain of calls;
 - a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the last step of a
   stretch. Steps that are no transitions are neither learned from nor bridged;
+- illegal actions have probability 0 in play and in learning, so that ratios and entropies are about legal ones;
 - a pass shuffles all transitions anew. Advantages are normalised over the whole stretch.
 """
 
@@ -18,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nip_ray.drivers.agents.base import BaseAgent, encoder, numpy_view
+from nip_ray.drivers.agents.base import BaseAgent, encoder, legal_of, numpy_view
 from nip_ray.drivers.agents.gae import advantages
-from nip_ray.drivers.agents.heads import head_for
+from nip_ray.drivers.agents.heads import allowed, head_for
 from nip_ray.drivers.contract import Rows, Transition, arrays
-from nip_ray.drivers.networks import Plan, mlp
+from nip_ray.drivers.networks import Pass, Plan, mlp
 from nip_ray.errors import TrainingError
 from nip_ray.learning.advantages import normalise
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
@@ -59,12 +60,14 @@ class PPOAgent(BaseAgent):
         self._parameters = [*self.policy.parameters(), *self.value.parameters(), *self._head.parameters]
         self._optimizer = FlatOptimizer([ParameterGroup("actor", "all", self._parameters, 1.0)], settings.learning_rate)
         self._act, self._judge = Plan(self.policy, network), Plan(self.value, network)
+        self._policy_pass, self._value_pass = Pass(self.policy, network), Pass(self.value, network)
         self._losses = PPOSettings(
             clip_epsilon=settings.ratio_clip,
             clip_value=False if settings.value_clip is None else settings.value_clip,
             critic_loss="l2",
             kl_target=settings.kl_target or 0.01,
         )
+        self._one = torch.ones(())
         self.learning_rate, self.updates, self._filled = settings.learning_rate, 0, 0
         self._buffers = self._new_buffers(width)
         self._noise: np.ndarray | None = None
@@ -82,12 +85,25 @@ class PPOAgent(BaseAgent):
             "valid": np.zeros(shape, dtype=bool),
         }
 
+    @property
+    def _legal(self) -> np.ndarray | None:
+        return self._buffers.get("legal")
+
+    def _keep_legal(self, num_actions: int) -> None:
+        """Keep what was legal from now on: the first observation with a mask says that there are such."""
+        self._buffers["legal"] = np.ones((self.settings.rollouts, self.num_copies, num_actions), dtype=bool)
+
     # ------------------------------------------------------------------------------------------------------- acting
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
-        """Actions, one row a copy, as the environment takes them."""
+        """Actions, one row a copy, as the environment takes them; legal ones, where it tells."""
+        legal = legal_of(observations)
+        if legal is not None and self._legal is None:
+            self._keep_legal(legal.shape[-1])
         with torch.inference_mode():
             logits = self._act(torch.from_numpy(self._encode(observations)))
+            if legal is not None:
+                logits = allowed(logits, torch.from_numpy(legal))
             noise = self._noise_of(timestep, len(logits)) if explore else None
             self._raw = numpy_view(self._head.sample(logits, noise))
         return self._head.for_environment(self._raw)
@@ -118,6 +134,9 @@ class PPOAgent(BaseAgent):
         buffers["terminated"][at] = transition.terminated
         buffers["truncated"][at] = transition.truncated
         buffers["valid"][at] = True if transition.valid is None else transition.valid
+        if self._legal is not None:
+            legal = legal_of(transition.observations)
+            self._legal[at] = True if legal is None else legal
         self._filled = at + 1
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
@@ -152,9 +171,12 @@ class PPOAgent(BaseAgent):
         last = stored["truncated"] & ~stored["terminated"]  # rows whose successor is not the next row's observation
         last[-1] = True
         rows = np.concatenate([stored["observation"].reshape(steps * copies, -1), stored["next_observation"][last]])
+        legal = None if self._legal is None else torch.from_numpy(stored["legal"].reshape(steps * copies, -1))
         with torch.inference_mode():
             value = numpy_view(self._judge(torch.from_numpy(rows))).reshape(-1)
             logits = self._act(torch.from_numpy(rows[: steps * copies]))
+            if legal is not None:
+                logits = allowed(logits, legal)
         value_TB = value[: steps * copies].reshape(steps, copies)
         next_value_TB = np.concatenate([value_TB[1:], value_TB[-1:]])
         next_value_TB[last] = value[steps * copies :]
@@ -178,6 +200,8 @@ class PPOAgent(BaseAgent):
             "advantage": torch.from_numpy(advantage_TB.reshape(-1)),
             "target": torch.from_numpy((advantage_TB + value_TB).reshape(-1)),
         }
+        if legal is not None:
+            made["legal"] = legal
         places = torch.from_numpy(valid)
         made = {name: part[places] for name, part in made.items()}
         return {**made, "advantage": normalise(made["advantage"])}
@@ -185,13 +209,16 @@ class PPOAgent(BaseAgent):
     def _minibatch(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One gradient step; (policy loss, value loss, entropy, kl, clipped share, gradient norm)."""
         setting = self.settings
-        logits = self.policy(batch["observation"])
-        value = self.value(batch["observation"]).squeeze(-1)
-        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"])
+        output, value = self._policy_pass.forward(batch["observation"]), self._value_pass.forward(batch["observation"])
+        logits = allowed(output, batch["legal"]) if "legal" in batch else output
+        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"], setting.entropy_loss_scale > 0)
         policy_loss, _, clipped = objective(log_prob, batch["log_prob"], batch["advantage"], self._losses, torch.zeros(()))
-        value_loss = critic(value, batch["value"], batch["target"], self._losses)
-        loss = policy_loss + setting.value_loss_scale * value_loss - setting.entropy_loss_scale * entropy
-        self._optimizer.set_gradients(torch.autograd.grad(loss, self._parameters))
+        value_loss = critic(value.squeeze(-1), batch["value"], batch["target"], self._losses)
+        losses, weights = [policy_loss, value_loss], [self._one, self._one * setting.value_loss_scale]
+        if setting.entropy_loss_scale:
+            losses, weights = [*losses, entropy], [*weights, self._one * -setting.entropy_loss_scale]
+        by_output, by_value, *by_head = torch.autograd.grad(losses, [output, value, *self._head.parameters], weights)
+        self._optimizer.set_gradients([*self._policy_pass.backward(by_output), *self._value_pass.backward(by_value), *by_head])
         norm = clip_gradients([self._optimizer], setting.grad_norm_clip)
         self._optimizer.step()
         log_ratio = (log_prob - batch["log_prob"]).detach()
@@ -238,5 +265,7 @@ class PPOAgent(BaseAgent):
         self.learning_rate, self.updates, self._noise = float(state["learning_rate"]), int(state["updates"]), None
         stored = arrays(state["stored"])
         self._filled = len(stored["reward"])
+        if "legal" in stored and self._legal is None:
+            self._keep_legal(stored["legal"].shape[-1])
         for name, buffer in self._buffers.items():
             buffer[: self._filled] = stored[name]

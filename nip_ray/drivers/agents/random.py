@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws
+from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws, legal_of
 from nip_ray.drivers.contract import Rows
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
@@ -40,10 +40,15 @@ class RandomAgent(BaseAgent):
         return random.uniform(space.low, space.high, (*shape, *space.shape)).astype(space.dtype)
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
-        """Actions, one row a copy."""
+        """Actions, one row a copy; of the legal ones, where the environment tells."""
+        purpose = ("legal", self.acted) if self.training else ("evaluate", timestep)
+        self.acted += self.training
+        if (legal := legal_of(observations)) is not None and isinstance(self.action_space, gymnasium.spaces.Discrete):
+            share = np.random.default_rng(stable_seed(self._seed, *purpose)).random((len(legal), 1))
+            return (legal.cumsum(-1) > share * legal.sum(-1, keepdims=True)).argmax(-1) + int(self.action_space.start)
         if not self.training:
-            return self._draw(np.random.default_rng(stable_seed(self._seed, "evaluate", timestep)), (len(observations),))
-        self.acted += 1
+            count = len(next(iter(observations.values())) if isinstance(observations, Mapping) else observations)
+            return self._draw(np.random.default_rng(stable_seed(self._seed, *purpose)), (count,))
         return self._draws.at(self.acted - 1)
 
     def state_dict(self) -> dict[str, Any]:

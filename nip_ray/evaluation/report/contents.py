@@ -1,17 +1,15 @@
 """What a page holds besides its headline and curves: plain strings and numbers that the template only has to place."""
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nip_ray.evaluation.report.findings import Figure, Findings, exact_figures, held_out
+from nip_ray.evaluation.report.episodes import browser, short
+from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out
 from nip_ray.evaluation.report.panels import agents, group_values
-from nip_ray.evaluation.report.source import MAX_TEXT, Record, RunSource, finite
+from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, interval_words, percent_words
+from nip_ray.evaluation.report.trust import trust, under_attack
 
-WRONG_SHOWN, EPISODES_SHOWN = 8, 12
-ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
 GROUP_ROWS_SHOWN = 60
-TEXT_SHOWN = 2000  # characters of a message of words
 
 NAMES = {
     "verifier/accuracy": "Accuracy",
@@ -25,7 +23,6 @@ NAMES = {
     "simulator/decision_distance": "Simulator's distance: decisions",
     "simulator/symbol_distance": "Simulator's distance: what was said",
 }
-VERDICTS = {0: "reject", 1: "accept", 2: "undecided"}
 GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after which the two graphs differ; -1: they are isomorphic."}
 
 
@@ -41,18 +38,12 @@ def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
         "figures": _figure_rows(source),
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
         "groups": _group_tables(source),
-        "episodes": _episodes(source.transcripts),
-        "num_transcripts": len(source.transcripts),
-        "transcripts_name": source.transcripts_name,
+        "trust": trust(source, findings.accuracy is not None),
+        "transcripts": browser(source),
+        "machine": _machine(source),
         "config": short(source.config_text, MAX_TEXT),
         "environment": short(json.dumps(source.environment, indent=2, ensure_ascii=False), MAX_TEXT) if source.environment else "",
     }
-
-
-def short(value: object, limit: int = 160) -> str:
-    """`value` as text of at most `limit` characters."""
-    text = str(value)
-    return text if len(text) <= limit else f"{text[:limit]} …"
 
 
 def seconds(duration: float) -> str:
@@ -79,7 +70,10 @@ def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
     for name in ("accuracy", "completeness", "soundness", "undecided"):
         figure = held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}")
         if figure is not None:
-            tiles.append((name, _share(figure.estimate), _interval(figure, shares=True)))
+            tiles.append((name, percent_words(figure.estimate), interval_words(figure, True)))
+    for side in ("soundness", "completeness"):
+        if (figure := under_attack(source, side)) is not None:
+            tiles.append((f"{side} under attack", percent_words(figure.estimate), interval_words(figure, True)))
     return tiles
 
 
@@ -103,6 +97,22 @@ def _facts(source: RunSource) -> list[tuple[str, str]]:
         ("time", _time_spent(source)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _machine(source: RunSource) -> list[tuple[str, str]]:
+    """What it ran on, and with which versions."""
+    told = source.environment
+    names = {
+        "platform": "system",
+        "usable_processors": "processors",
+        "gpus": "GPUs",
+        "python": "Python",
+        "started": "started",
+        "commit": "commit",
+    }
+    rows = [(label, short(told[key], 100)) for key, label in names.items() if told.get(key) not in (None, "", [])]
+    versions = [f"{package} {short(told[package], 40)}" for package in ("nip_ray", "torch", "ray", "numpy") if told.get(package)]
+    return [*rows, ("packages", ", ".join(versions))] if versions else rows
 
 
 def _speed(source: RunSource) -> str:
@@ -158,90 +168,8 @@ def _row(source: RunSource, name: str, label: str, shares: bool) -> dict[str, An
 
 
 def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
-    return ("", "") if figure is None else (_number(figure.estimate, shares), _interval(figure, shares))
-
-
-def _share(share: float) -> str:
-    return f"{100 * share:.1f}\u2009%"
+    return ("", "") if figure is None else (_number(figure.estimate, shares), interval_words(figure, shares))
 
 
 def _number(value: float, shares: bool) -> str:
-    return _share(value) if shares else f"{value:.3g}"
-
-
-def _interval(figure: Figure, shares: bool) -> str:
-    if figure.lower is None or figure.upper is None:
-        return ""
-    if shares:
-        return f"{100 * figure.lower:.1f} to {100 * figure.upper:.1f}"
-    return f"{figure.lower:.3g} to {figure.upper:.3g}"
-
-
-def _episodes(transcripts: Sequence[Record]) -> list[dict[str, Any]]:
-    """A few episodes, the wrong ones first: most of the places for them, some for right ones."""
-    wrong = [record for record in transcripts if record.get("correct") is False]
-    right = [record for record in transcripts if record.get("correct") is not False]
-    chosen = wrong[: max(WRONG_SHOWN, EPISODES_SHOWN - len(right))]
-    return [_episode(record) for record in [*chosen, *right[: EPISODES_SHOWN - len(chosen)]]]
-
-
-def _episode(record: Record) -> dict[str, Any]:
-    rounds, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
-    label = VERDICTS.get(_code(record.get("label")), short(record.get("label")))
-    return {
-        "instance": short(record.get("instance", "?")),
-        "label": label,
-        "verdict": VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict"))),
-        "in_words": any(isinstance(turn.get("message"), str) for turn in _raw_turns(rounds)),
-        "judged": "verdict" in record,  # not in a game without a verifier
-        "correct": record.get("correct") is True,
-        "length": short(record.get("length", "?")),
-        "rewards": ", ".join(f"{short(agent, 40)} {short(reward, 20)}" for agent, reward in list(rewards.items())[:8])
-        if isinstance(rewards, dict)
-        else "",
-        "turns": [turn for one in rounds[:ROUNDS_SHOWN] for turn in _turns(one)] if isinstance(rounds, list) else [],
-        "cut": isinstance(rounds, list) and len(rounds) > ROUNDS_SHOWN,
-    }
-
-
-def _raw_turns(rounds: Any) -> list[Mapping[str, Any]]:
-    """All turns that are shaped like turns."""
-    found = [one.get("turns") for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
-    return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
-
-
-def _turns(one: Any) -> list[dict[str, str]]:
-    """The turns of one round; what is not shaped like one is passed over."""
-    turns = one.get("turns") if isinstance(one, dict) else None
-    if not isinstance(turns, list):
-        return []
-    return [_turn(one, turn) for turn in turns[:TURNS_SHOWN] if isinstance(turn, dict)]
-
-
-def _turn(one: Mapping[str, Any], turn: Mapping[str, Any]) -> dict[str, str]:
-    message, decision = turn.get("message"), turn.get("decision")
-    said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
-    decided = "" if decision is None else {2: "continue"}.get(_code(decision), VERDICTS.get(_code(decision), short(decision)))
-    certain = finite(turn.get("confidence"))
-    if decided and certain not in (None, 0.0, 1.0):
-        decided = f"{decided} ({certain:.0%} sure of accept)"
-    flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
-    return {
-        "round": short(one.get("round", ""), 10),
-        "agent": short(turn.get("agent", ""), 40),
-        "channel": short(turn.get("channel", ""), 40),
-        "message": f"{said} [{', '.join(flags)}]" if flags else said,
-        "decision": decided,
-    }
-
-
-def _symbols(message: Any) -> str:
-    """A message as text: symbols of a list, or what else it is."""
-    if isinstance(message, list):
-        return " ".join(short(symbol, 40) for symbol in message[:32])
-    return "" if message is None else short(message, TEXT_SHOWN)
-
-
-def _code(value: Any) -> int:
-    """A decision code, -1 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value in VERDICTS else -1
+    return percent_words(value) if shares else f"{value:.3g}"

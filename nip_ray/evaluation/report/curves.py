@@ -1,10 +1,22 @@
 """Learning curves as PNG pictures, for light and for dark pages."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from nip_ray.evaluation.report.panels import Panel, Series
-from nip_ray.evaluation.report.pictures import Theme, picture, plain
+from nip_ray.evaluation.report.pictures import DARK, LIGHT, Theme, data_uri, picture, plain
+
+
+def both_themes(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Of each panel its name and title, the light PNG file, and both pictures as they stand in a page: "light" and "dark"."""
+    made = []
+    for panel in panels:
+        png = draw(panel, LIGHT)
+        made.append({"name": panel.name, "title": panel.title, "png": png, "light": data_uri(png), "dark": data_uri(draw(panel, DARK))})
+    return made
 
 
 def draw(panel: Panel, theme: Theme) -> bytes:
@@ -26,6 +38,8 @@ def _add(axes: Axes, series: Series, theme: Theme, base):  # type: ignore[no-unt
     colour = theme.palette[series.colour % len(theme.palette)]
     label, x_N, y_N = plain(series.label) or None, series.x_N, series.y_N
     marker = "o" if len(x_N) == 1 else None
+    if series.spread is not None:
+        axes.fill_between(x_N, *series.spread, color=colour, alpha=0.18, linewidth=0, zorder=2)
     if series.style == "area":
         top = y_N if base is None else base + y_N
         bottom = 0 if base is None else base

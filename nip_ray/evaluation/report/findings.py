@@ -2,28 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from nip_ray.evaluation.report.panels import agents
-from nip_ray.evaluation.report.source import RunSource, finite
+from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words
+from nip_ray.evaluation.report.trust import attackers, under_attack
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A figure as it stands in evaluation.json, or without interval and n as it stands in metrics.jsonl."""
-
-    estimate: float
-    lower: float | None = None
-    upper: float | None = None
-    n: int | None = None
-
-    def against(self, mark: float) -> str:
-        """Whether its interval lies "above" or "below" a mark, or neither: "beside" (also where there is no interval)."""
-        if self.lower is not None and self.lower > mark:
-            return "above"
-        return "below" if self.upper is not None and self.upper < mark else "beside"
 
 
 @dataclass(frozen=True)
@@ -47,7 +31,7 @@ def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
     """A figure of the last evaluation. mode: "greedy" or "sampled"; name: a key without prefix."""
     table = source.evaluation.get(mode)
     if isinstance(table, dict):
-        return _figure(table.get(name))
+        return figure_of(table.get(name))
     key = f"{MODES[mode]}/{name}"
     last = next((row[key] for row in reversed(source.rows) if key in row), None)
     return None if last is None else Figure(last)
@@ -59,8 +43,7 @@ def find(source: RunSource) -> Findings:
     if _is_game(source):
         return Findings(_game_sentence(source), [], ["Other seeds: this is one run."], None, chance, ceiling, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
-    always = ["Soundness against provers other than those of this run: no attacker was trained against the finished verifier."]
-    always.append("Other seeds: this is one run.")
+    attacked, always = _attacked(source)
     if mode is None:
         sentence = f"No held-out evaluation was made. {_training_sentence(source)}".strip()
         return Findings(sentence, [], ["Anything about instances that it was not trained with.", *always], None, chance, ceiling, "plain")
@@ -68,9 +51,11 @@ def find(source: RunSource) -> Findings:
     assert accuracy is not None
     alone = agents(source.rows) == ["verifier"]
     shown, not_shown, tone = _claims(accuracy, chance, ceiling, alone)
-    right = f"On {_instances(source, accuracy)} the verifier decided {percent(accuracy.estimate)} correctly"
+    right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
+    broken = under_attack(source, "soundness")
+    tone = "plain" if tone == "good" and broken is not None and broken.against(0.5) != "above" else tone
     sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, ceiling, alone)}."
-    return Findings(sentence, shown, [*not_shown, *always], accuracy, chance, ceiling, tone)
+    return Findings(sentence, [*shown, *attacked], [*not_shown, *always], accuracy, chance, ceiling, tone)
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
@@ -97,18 +82,6 @@ def _game_sentence(source: RunSource) -> str:
     return "No evaluation was made."
 
 
-def percent(share: float) -> str:
-    """A share as a reader wants it."""
-    return f"{100 * share:.1f}\u00a0%"
-
-
-def _figure(record: Any) -> Figure | None:
-    if not isinstance(record, dict) or (estimate := finite(record.get("estimate"))) is None:
-        return None
-    n = finite(record.get("n"))
-    return Figure(estimate, finite(record.get("lower")), finite(record.get("upper")), None if n is None else int(n))
-
-
 def _chance(source: RunSource) -> float:
     """The share of the more frequent label, 1/2 where the counts are unknown."""
     for mode in MODES:
@@ -125,6 +98,28 @@ def _ceiling(source: RunSource) -> float | None:
         key = "eval/verifier/wl_ceiling"
         ceiling = next((row[key] for row in reversed(source.rows) if key in row), None)
     return ceiling
+
+
+def _attacked(source: RunSource) -> tuple[list[str], list[str]]:
+    """(shown, not shown) of attacks on the finished verifier. It withstands one in which it is right more often than not, beyond doubt."""
+    shown, not_shown = [], []
+    for side, right in (("soundness", "rejected what it ought to reject"), ("completeness", "accepted what it ought to accept")):
+        figure = under_attack(source, side)
+        if figure is None:
+            continue
+        count = len(attackers(source, side))
+        strongest = "an attacker" if count < 2 else f"the strongest of {count} attackers"
+        sure = "" if figure.lower is None or figure.upper is None else f" (95\u00a0% interval {interval_words(figure, True)})"
+        told = f"against {strongest} it {right} in {percent_words(figure.estimate)}{sure}."
+        if figure.against(0.5) == "above":
+            shown.append(f"{side.capitalize()} under attack: {told}")
+        else:
+            not_shown.append(f"{side.capitalize()} under attack: {told}")
+    if under_attack(source, "soundness") is None:
+        not_shown.append("Soundness against provers other than those of this run: no attacker was trained against the finished verifier.")
+    else:
+        not_shown.append("Soundness against attackers that were not tried: a stronger one may exist.")
+    return shown, [*not_shown, "Other seeds: this is one run."]
 
 
 def _claims(accuracy: Figure, chance: float, ceiling: float | None, alone: bool) -> tuple[list[str], list[str], str]:
@@ -159,18 +154,18 @@ def _comparison(accuracy: Figure, chance: float, ceiling: float | None, alone: b
     if accuracy.lower is None:
         words["beside"] = "beside"
     first = accuracy.against(chance)
-    text = f"{words[first]} chance ({percent(chance)})"
+    text = f"{words[first]} chance ({percent_words(chance)})"
     if ceiling is None or abs(ceiling - chance) < 1e-9:
         return text
     second = accuracy.against(ceiling)
     joint = "but" if first == "above" and second != "above" and not alone else "and"
-    return f"{text} {joint} {words[second]} the {percent(ceiling)} that it could reach {'at best' if alone else 'alone'}"
+    return f"{text} {joint} {words[second]} the {percent_words(ceiling)} that it could reach {'at best' if alone else 'alone'}"
 
 
 def _how_sure(accuracy: Figure, mode: str) -> str:
     if accuracy.lower is None or accuracy.upper is None:
         return f"{mode} play, interval unknown"
-    return f"95\u00a0% interval {percent(accuracy.lower)} to {percent(accuracy.upper)}, {mode} play"
+    return f"95\u00a0% interval {percent_words(accuracy.lower)} to {percent_words(accuracy.upper)}, {mode} play"
 
 
 def _instances(source: RunSource, accuracy: Figure) -> str:
@@ -185,7 +180,7 @@ def _training_sentence(source: RunSource) -> str:
         return ""
     mean = sum(values) / len(values)
     span = "in the last iteration" if len(values) == 1 else f"over the last {len(values)} iterations"
-    return f"In training the verifier decided {percent(mean)} correctly {span}; that says nothing of other instances."
+    return f"In training the verifier decided {percent_words(mean)} correctly {span}; that says nothing of other instances."
 
 
 def _last(rows: Sequence[dict[str, float]], key: str, count: int) -> list[float]:

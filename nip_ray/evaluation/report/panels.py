@@ -20,13 +20,17 @@ MAX_AGENTS = 8
 
 @dataclass(frozen=True)
 class Series:
-    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the legend."""
+    """Values y_N over iterations x_N. colour: index into the palette. A series without a label is not named in the legend.
+
+    spread: lower and upper ends (N,) of a band around the values.
+    """
 
     label: str
     x_N: Floats
     y_N: Floats
     colour: int
     style: Style = "line"
+    spread: tuple[Floats, Floats] | None = None
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ disk filled up, deserves a report too.
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import yaml
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import CONFIG, METRICS, VERSION
+from nip_ray.evaluation.report.instances import read_pictures
+from nip_ray.runs.folder import CONFIG, METRICS, VERSION, RunFolder
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
+CROSS_PLAY = "cross_play.json"
 MAX_TRANSCRIPT_BYTES = 20_000_000  # a report shows a handful of episodes; more than this is not read
 
 Row = dict[str, float]
@@ -29,7 +32,8 @@ class RunSource:
 
     rows: the finite numbers of each iteration, in order, the newest row where an iteration was repeated after a resume.
     config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {} without one.
-    transcripts: records of `transcripts_name`, the newest file. notes: what was missing or damaged, one sentence each.
+    transcripts: records of `transcripts_name`, the newest file. pictures: instance -> what is drawn of it. cross_play: cross_play.json, {}
+    without one. notes: what was missing or damaged, one sentence each.
     """
 
     run_dir: Path
@@ -40,11 +44,16 @@ class RunSource:
     evaluation: Record
     transcripts: list[Record]
     transcripts_name: str
+    pictures: Mapping[str, Record]
+    cross_play: Record
     notes: list[str]
 
 
-def read_run(run_dir: Path) -> RunSource:
-    """Everything a report needs. Raises UserError when `run_dir` holds no run."""
+def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
+    """Everything a report needs. transcripts: which file of them, as in 000050 (None: the newest that can be read).
+
+    Raises UserError when `run_dir` holds no run, or the file of transcripts that was asked for is missing or damaged.
+    """
     notes: list[str] = []
     rows = _metric_rows(run_dir / METRICS, notes)
     config_text = _text(run_dir / CONFIG, notes)
@@ -52,9 +61,52 @@ def read_run(run_dir: Path) -> RunSource:
     if evaluation and (evaluation.get("format"), evaluation.get("version")) != ("nip_ray.evaluation", 1):
         notes.append("evaluation.json has another format or version than this report reads; it was left out.")
         evaluation = {}
-    transcripts, name = _newest_transcripts(run_dir / "transcripts", notes)
+    if transcripts is None:
+        records, name = _newest_transcripts(run_dir / "transcripts", notes)
+    else:
+        records, name = _chosen_transcripts(run_dir, transcripts), f"{transcripts}.jsonl"
     environment = _object(run_dir / "environment.json", notes)
-    return RunSource(run_dir, rows, config_text, _parsed(config_text, notes), environment, evaluation, transcripts, name, notes)
+    crossed = _object(run_dir / CROSS_PLAY, notes) if (run_dir / CROSS_PLAY).is_file() else {}
+    parsed, pictures = _parsed(config_text, notes), read_pictures(run_dir)
+    return RunSource(run_dir, rows, config_text, parsed, environment, evaluation, records, name, pictures, crossed, notes)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure as it stands in evaluation.json, or without interval and n as it stands in metrics.jsonl."""
+
+    estimate: float
+    lower: float | None = None
+    upper: float | None = None
+    n: int | None = None
+
+    def against(self, mark: float) -> str:
+        """Whether its interval lies "above" or "below" a mark, or neither: "beside" (also where there is no interval)."""
+        if self.lower is not None and self.lower > mark:
+            return "above"
+        return "below" if self.upper is not None and self.upper < mark else "beside"
+
+
+def figure_of(record: Any) -> Figure | None:
+    """A record {estimate, lower, upper, n} of evaluation.json; None for anything else, and where there is no estimate."""
+    if not isinstance(record, dict) or (estimate := finite(record.get("estimate"))) is None:
+        return None
+    n = finite(record.get("n"))
+    return Figure(estimate, finite(record.get("lower")), finite(record.get("upper")), None if n is None else int(n))
+
+
+def percent_words(share: float) -> str:
+    """A share as a reader wants it, in one piece."""
+    return f"{100 * share:.1f}\u00a0%"
+
+
+def interval_words(figure: Figure, shares: bool) -> str:
+    """The ends of an interval, of shares in per cent; "" where it is unknown."""
+    if figure.lower is None or figure.upper is None:
+        return ""
+    if shares:
+        return f"{100 * figure.lower:.1f} to {100 * figure.upper:.1f}"
+    return f"{figure.lower:.3g} to {figure.upper:.3g}"
 
 
 def finite(value: object) -> float | None:
@@ -71,7 +123,8 @@ def finite(value: object) -> float | None:
 def _metric_rows(path: Path, notes: list[str]) -> list[Row]:
     if not path.is_file():
         raise UserError(f"{path.parent}: not a run folder (it has no metrics.jsonl); give the folder that `nip-ray train` printed")
-    found, damaged = _json_lines(path)
+    found, lost = _json_lines(path)
+    damaged = len(lost)
     by_iteration: dict[float, Row] = {}
     for record in found:
         row = {key: number for key, value in record.items() if (number := finite(value)) is not None}
@@ -86,11 +139,11 @@ def _metric_rows(path: Path, notes: list[str]) -> list[Row]:
     return [by_iteration[iteration] for iteration in sorted(by_iteration)]
 
 
-def _json_lines(path: Path) -> tuple[list[Record], int]:
-    """The JSON objects of a file's lines, and how many lines are none, or of a newer format."""
+def _json_lines(path: Path) -> tuple[list[Record], list[int]]:
+    """The JSON objects of a file's lines, and the numbers of the lines that are none, or of a newer format."""
     records: list[Record] = []
-    damaged = 0
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+    damaged: list[int] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -100,7 +153,7 @@ def _json_lines(path: Path) -> tuple[list[Record], int]:
         if isinstance(record, dict) and record.get("version", VERSION) == VERSION:
             records.append(record)
         else:
-            damaged += 1
+            damaged.append(number)
     return records, damaged
 
 
@@ -142,6 +195,13 @@ def _iteration_and_name(path: Path) -> tuple[int, str]:
     return (int(found[1]) if found else -1, path.name)
 
 
+def _chosen_transcripts(run_dir: Path, name: str) -> list[Record]:
+    try:
+        return RunFolder(run_dir, None).read_transcripts(name)
+    except ValueError as error:
+        raise UserError(f"--transcripts: {error}") from None
+
+
 def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str]:
     """Records of the newest file that holds any: NNNNNN.jsonl or WORD-NNNNNN.jsonl, by iteration."""
     files = sorted(folder.glob("*.jsonl"), key=_iteration_and_name, reverse=True)
@@ -151,7 +211,8 @@ def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], s
             continue
         records, damaged = _json_lines(path)
         if damaged:
-            notes.append(f"transcripts/{path.name} is partly unreadable.")
+            lines = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(map(str, damaged[:5]))} are"
+            notes.append(f"transcripts/{path.name}: {lines} damaged{' (and more)' if len(damaged) > 5 else ''}; left out.")
         if records:
             return records, path.name
     return [], ""

@@ -17,7 +17,7 @@ Decisions that matter here:
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from operator import methodcaller
@@ -135,7 +135,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """RLlib's checks, and ours. Raises UserError when no experiment was given."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
-        if self.minibatch_size is None or self.minibatch_size < 1:
+        rule = {f.name for f in fields(self.settings_class)}
+        if "minibatch_size" in rule and (self.minibatch_size is None or self.minibatch_size < 1):
             raise UserError(f"minibatch_size: {self.minibatch_size}: must be at least 1 frame")
         super().validate()
 
@@ -241,13 +242,18 @@ class ProtocolAlgorithm(Algorithm):
             samples = group.local_env_runner.sample(iteration=iteration)
             self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
             return samples
+        return self._all_shares(lambda workers: PlayShares(workers, iteration))
+
+    def _all_shares(self, request: Callable[[tuple[int, ...]], Any]) -> list[RolloutSamples]:
+        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play their shares."""
         shares: dict[int, RolloutSamples] = {}
         wanted = range(1, self.config.num_env_runners + 1)
         attempts_left = _ATTEMPTS
         while missing := [worker for worker in wanted if worker not in shares]:
             if not attempts_left:
-                raise TrainingError(f"env runners {missing} gave nothing in iteration {iteration + 1}, and no other runner could stand in")
-            found = self._ask_for(missing, iteration, self._healthy_runners())
+                now = self.train_iteration + 1
+                raise TrainingError(f"env runners {missing} gave nothing in iteration {now}, and no other runner could stand in")
+            found = self._ask_for(missing, request, self._healthy_runners())
             attempts_left = _ATTEMPTS if found else attempts_left - 1
             shares |= found
         return [shares[worker] for worker in wanted]
@@ -273,12 +279,12 @@ class ProtocolAlgorithm(Algorithm):
                 time.sleep(0.1)
         return healthy
 
-    def _ask_for(self, missing: list[int], iteration: int, healthy: list[int]) -> dict[int, RolloutSamples]:
+    def _ask_for(self, missing: list[int], request: Callable[[tuple[int, ...]], Any], healthy: list[int]) -> dict[int, RolloutSamples]:
         """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
         plan: dict[int, list[int]] = {}
         for i, worker in enumerate(missing):
             plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
-        answers = self._ask_runners({runner: PlayShares(tuple(workers), iteration) for runner, workers in plan.items()})
+        answers = self._ask_runners({runner: request(tuple(workers)) for runner, workers in plan.items()})
         found = {}
         for samples, metrics in answers.values():
             self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
@@ -315,6 +321,13 @@ class ProtocolAlgorithm(Algorithm):
 
     # ---------------------------------------------------------------------------------------------------------- learn
 
+    def learn_from(self, samples: list[RolloutSamples]) -> dict[str, float]:
+        """Learn from rollouts that somebody else played, as one iteration; its figures ``learn/<agent>/<name>``."""
+        found = self._learn(samples)
+        self.train_iteration += 1
+        self.env_steps_total += sum(sample.env_steps() for sample in samples)
+        return found
+
     def _learn(self, samples: list[RolloutSamples]) -> dict[str, float]:
         """Update all learners with all samples; returns flat metrics ``learn/<agent>/<name>``."""
         arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
@@ -324,15 +337,22 @@ class ProtocolAlgorithm(Algorithm):
             results = [self.learner_group._learner.update(episodes=samples, **arguments)]
         else:
             results = self._foreach_learner(Update(ray.put(samples), arguments))
+        flat = self._learned(results, arguments.get("updated", self.scenario.protocol.agents))
+        flat["learn/lr"] = arguments["lr"]
+        return flat
+
+    def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
+        """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
+
+        RLlib's logger goes on naming those who rest now.
+        """
         flat: dict[str, float] = {}
-        learned = arguments.get("updated", self.scenario.protocol.agents)  # RLlib's logger goes on naming those who rest now
         for agent in sorted(set(results[0]) & set(learned)):
             for name in results[0][agent]:
                 values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
                     flat[f"learn/{agent}/{name}"] = fmean(values)
         self.metrics.aggregate(results[:1], key=LEARNER_RESULTS)
-        flat["learn/lr"] = arguments["lr"]
         return flat
 
     def _share_modules(self) -> None:

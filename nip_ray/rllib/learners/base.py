@@ -53,6 +53,7 @@ class ProtocolLearner(TorchLearner):
     def build(self) -> None:
         """Modules, optimizers, and the statistics of the current update."""
         super().build()
+        torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.scenario: Scenario = scenario_of(self.experiment, self._device)
         self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
@@ -64,6 +65,8 @@ class ProtocolLearner(TorchLearner):
         self.compared: Compared | None = None  # under zero knowledge: the turns whose similarity is paid for
 
     # ------------------------------------------------------------------------------------------------ for subclasses
+
+    remedy = "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"  # of figures that are not finite
 
     @cached_property
     def settings(self) -> Any:
@@ -141,7 +144,7 @@ class ProtocolLearner(TorchLearner):
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
         self.sums, self.norms, self.once = {}, {}, {}
         if not self.updated:
-            return self._results(rollout, iteration)
+            return self._results(rollout.env_steps(), iteration)
         for network in self.networks.values():
             learning_mode(network)
         prepared = self.prepare(rollout)
@@ -153,7 +156,7 @@ class ProtocolLearner(TorchLearner):
                 self.after_minibatch(prepared)
         refresh_statistics({agent: (self.networks[agent], data.rows) for agent, data in prepared.items() if agent in self.updated})
         self.after_update(prepared)
-        return self._results(rollout, iteration)
+        return self._results(rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_size / rounds copies; a remainder joins the last."""
@@ -216,8 +219,8 @@ class ProtocolLearner(TorchLearner):
     def training_state(self) -> dict[str, Any]:
         """All that learning needs to go on: weights and optimizers on the CPU, and what subclasses add."""
         return {
-            "modules": {agent: _cpu(network.state_dict()) for agent, network in self.networks.items()},
-            "optimizers": {agent: _cpu(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},
+            "modules": {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items()},
+            "optimizers": {agent: cpu_copy(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},
             "extra": self.extra_state(),
         }
 
@@ -276,7 +279,7 @@ class ProtocolLearner(TorchLearner):
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
             flat.grad = piece
 
-    def _results(self, rollout: Rollout, iteration: int) -> Any:
+    def _results(self, env_steps: int, iteration: int) -> Any:
         """Log means over the minibatches, refuse what is not finite, and return the reduced metrics."""
         names = self.metric_names()
         found: dict[str, dict[str, float]] = {}
@@ -292,12 +295,12 @@ class ProtocolLearner(TorchLearner):
             bad = [name for name, value in found[agent].items() if not math.isfinite(value)]
             raise TrainingError(
                 f"iteration {iteration + 1}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
-                "Lower algorithm.lr, set a lower algorithm.max_grad_norm, and check the rewards"
+                f"{self.remedy}"
             )
         for agent, values in found.items():
             for name, value in values.items():
                 self.metrics.log_value((agent, name), value, window=1)
-        self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), rollout.env_steps(), reduce="sum")
+        self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), env_steps, reduce="sum")
         return self.metrics.reduce()
 
     def _first_not_finite(self, agent: str) -> float:
@@ -336,10 +339,10 @@ def refresh_statistics(found: Mapping[str, tuple[nn.Module, AgentRows]]) -> None
             learning_mode(network)
 
 
-def _cpu(state: Any) -> Any:
+def cpu_copy(state: Any) -> Any:
     """A detached copy of a nested state on the CPU."""
     if isinstance(state, Tensor):
         return state.detach().cpu().clone()
     if isinstance(state, Mapping):
-        return {key: _cpu(value) for key, value in state.items()}
-    return [_cpu(value) for value in state] if isinstance(state, list | tuple) else state
+        return {key: cpu_copy(value) for key, value in state.items()}
+    return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state

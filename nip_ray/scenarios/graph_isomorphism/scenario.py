@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +109,13 @@ class GraphIsomorphism(Scenario):
         """A node's graph and its degree: nodes of different pairs have nothing else in common."""
         degree_NV = self.adjacency_IGVV[id_N].sum(-1).flatten(1).long()
         return degree_NV.gather(1, symbol_N[:, None])[:, 0] + symbol_N // self.num_nodes * self.num_nodes
+
+    def instance_picture(self, id: int) -> dict[str, Any]:
+        """The pair: "graphs", each with the numbers of its nodes and its edges; symbol s names node s % size of graph s // size."""
+        graphs = []
+        for adjacency_VV, mask_V in zip(self.adjacency_IGVV[id].cpu(), self.node_mask_IGV[id].cpu()):
+            graphs.append({"nodes": mask_V.nonzero().flatten().tolist(), "edges": adjacency_VV.triu(1).nonzero().tolist()})
+        return {"kind": "graphs", "size": self.num_nodes, "graphs": graphs}
 
     def ceiling(self, split: str) -> float | None:
         """The best accuracy of the verifier's message-passing layers alone; see `wl_ceiling`."""

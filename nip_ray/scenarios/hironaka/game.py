@@ -127,7 +127,12 @@ class Game:
         host_B = ended_B.float()
         if self.settings.host_reward == "win_and_points":
             host_B = host_B + (old.count_B - count_B)  # no point goes where nothing moves
-        agent_B = -ended_B.float() if self.settings.agent_reward == "lose" else (open_B & ~over_B).float()
+        if self.settings.agent_reward == "survive":
+            agent_B = (open_B & ~over_B).float()
+        else:
+            agent_B = -ended_B.float()
+            if self.settings.agent_reward == "lose_and_points":
+                agent_B = agent_B - (old.count_B - count_B)
         return Outcome(host_B, agent_B, ended_B, open_B & cut_B, moved_B)
 
     def features(self, state: State) -> Tensor:

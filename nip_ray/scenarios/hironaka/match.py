@@ -170,8 +170,13 @@ def _counted(played: Played, rounds: int) -> MatchResult:
 def rho(host: Player, agent: Player, games: int = 100, seed: int = 0, settings: HironakaSettings | None = None, device: str = "cpu") -> Rho:
     """Both estimates from `games` random games of at most `settings.max_rounds` rounds (100 without settings)."""
     game = Game(settings or HironakaSettings(max_rounds=100), device)
-    played = play_out(game, host, agent, games, generator(seed, "rho", device=game.device))
-    histogram_L = torch.bincount(played.length_G.cpu(), minlength=game.settings.max_rounds + 1)
+    return rho_of(play_out(game, host, agent, games, generator(seed, "rho", device=game.device)), game.settings.max_rounds)
+
+
+def rho_of(played: Played, max_rounds: int) -> Rho:
+    """Both estimates from games that were played out, of at most `max_rounds` rounds each."""
+    games = len(played.length_G)
+    histogram_L = torch.bincount(played.length_G.cpu(), minlength=max_rounds + 1)
     at_start, unfinished = int((played.length_G == 0).sum()), int((~played.over_G).sum())
     total = int(played.length_G.sum())
     begun = games - at_start

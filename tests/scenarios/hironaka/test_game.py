@@ -156,7 +156,7 @@ def test_trimming_selecting_and_putting_back_lose_nothing() -> None:
 
 def test_a_game_outgrows_single_precision_without_end_or_infinity() -> None:
     """The two points differ in a coordinate that is never chosen, while the others grow like Fibonacci numbers, to 2^138."""
-    game = Game()
+    game = Game(HironakaSettings(max_rounds=1000))
     state = game.start(tensor([[(1, 2, 5), (2, 4, 0)]]))
     for step in range(200):
         state, _ = game.step(state, torch.tensor([0]), torch.tensor([step % 2]))

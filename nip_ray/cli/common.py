@@ -1,0 +1,124 @@
+"""What the files of verbs share: the application they register with, common options, errors as exit codes, and printing."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.errors import TrainingError, UserError
+
+app = typer.Typer(
+    name="nip-ray",
+    help="Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@contextmanager
+def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
+    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: what an interrupted run can go on from."""
+    try:
+        yield
+    except UserError as error:
+        raise exit_with(f"error: {error}", 2) from None
+    except TrainingError as error:
+        raise exit_with(f"error: {error}", 1) from None
+    except KeyboardInterrupt:
+        folder = run_dir()
+        hint = f", `nip-ray resume {quote(str(folder))}` goes on" if folder is not None and is_run(folder) else ""
+        raise exit_with(f"interrupted{hint}", 130) from None
+
+
+def exit_with(message: str, code: int) -> typer.Exit:
+    """What to raise to end with this exit code, once `message` is on stderr as one line."""
+    typer.echo("; ".join(line.strip() for line in message.splitlines() if line.strip()), err=True)
+    return typer.Exit(code)
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run's config is there."""
+    return (folder / "config.yaml").is_file()
+
+
+def check_run_dir(folder: Path) -> None:
+    """UserError where `folder` is not a run's."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder, name the folder of a run, for example one in runs/")
+    if not is_run(folder):
+        raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made")
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table on stdout; the first column is text, the others are figures."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE, show_header=any(header), pad_edge=False)
+    for column, name in enumerate(header):
+        table.add_column(name, justify="right" if column else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object; what is not finite becomes null, which every reader knows."""
+    from nip_ray.runs.folder import json_ready
+
+    typer.echo(json.dumps(json_ready(value), allow_nan=False))
+
+
+def number(value: Any) -> str:
+    """A figure as tables show it: four places, a dash for none."""
+    return f"{value:.4f}" if isinstance(value, float) else "-" if value is None else str(value)
+
+
+def numbers(option: str, text: str, kind: type[int] | type[float]) -> tuple[float, ...]:
+    """The numbers of a list with commas; UserError names `option` where one is none."""
+    try:
+        return tuple(kind(part) for part in text.replace(",", " ").split())
+    except ValueError:
+        raise UserError(f"{option} {text}: expected {'whole ' if kind is int else ''}numbers with commas between them") from None
+
+
+@contextmanager
+def progress_bar(title: str, shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on stderr, as a function of (done, total); None where nobody watches."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from nip_ray import __version__
+
+        typer.echo(f"nip-ray {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """Options of `nip-ray` itself."""

@@ -1,0 +1,150 @@
+"""`nip-ray evaluate` and `nip-ray cross-play`: what a verifier can do, against liars, and among strangers."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors, number, print_json, print_table
+from nip_ray.errors import UserError
+
+
+@app.command()
+def evaluate(
+    run_dir: RunDir,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instances (default: the run's held-out ones)", show_default=False)
+    ] = None,
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="N", help="Iteration (default: the newest checkpoint)", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)] = None,
+    all_checkpoints: Annotated[
+        bool, typer.Option("--all-checkpoints", help="Examine every checkpoint, and keep the figures in RUN_DIR/reruns.")
+    ] = False,
+    attack: Annotated[bool, typer.Option("--attack", help="Train liars against the verifier, and say whether they fool it.")] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change a key of evaluation, as in evaluation.attack.seeds=4", show_default=False),
+    ] = None,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Examine the verifier of a checkpoint, or of all, on held-out instances."""
+    with errors():
+        from nip_ray.runs.mirror import local_run
+        from nip_ray.runs.sources import run_folder
+
+        if all_checkpoints:
+            if checkpoint is not None:
+                raise UserError("--all-checkpoints and --checkpoint: give one of them")
+            if attack or settings:
+                raise UserError("--all-checkpoints: an attack, and --set, are for one checkpoint; leave them out")
+            folder = local_run(run_dir)
+            check_run_dir(folder)
+            _rerun(folder, dataset, seed, as_json)
+            return
+        # whatever a library prints: stdout is for the figures
+        with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
+            check_run_dir(folder)
+            from nip_ray.runs.evaluate import evaluate_run
+
+            figures = evaluate_run(
+                folder,
+                dataset=dataset,
+                checkpoint=checkpoint,
+                seed=seed,
+                attacked=attack,
+                settings=settings or [],
+                quiet=quiet or as_json,
+            )
+        if as_json:
+            print_json(figures)
+            return
+        print_table(["", ""], [[key, number(value)] for key, value in figures.items() if not isinstance(value, dict)])
+        print_table(["", "estimate", "from", "to", "of"], list(_records(figures)))
+        _print_attack(figures)
+
+
+@app.command("cross-play")
+def cross_play(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False)],
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False)
+    ] = None,
+    sampled: Annotated[bool, typer.Option("--sampled", help="Sampled actions instead of the most likely ones.")] = False,
+    max_instances: Annotated[int | None, typer.Option(metavar="N", min=1, help="So many instances only", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of sampled actions and of intervals.")] = 0,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let the verifiers of some runs meet the provers of others."""
+    with errors():
+        for run_dir in run_dirs:
+            check_run_dir(run_dir)
+        with redirect_stdout(sys.stderr):
+            from nip_ray.runs.cross_play import cross_play as play
+            from nip_ray.runs.folder import write_document
+
+            found = play(run_dirs, dataset=dataset, greedy=not sampled, max_instances=max_instances, seed=seed)
+            if out is not None:
+                write_document(out, found)
+        if as_json:
+            print_json(found)
+            return
+        cells = {(cell["verifier"], cell["prover"]): cell["accuracy"] for cell in found["matrix"]}
+        names = [run["name"] for run in found["runs"]]
+        print_table(["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names])
+        rows = [[f"{row['verifiers']} with {row['provers']}", _interval(row["accuracy"])] for row in found["by_group"]]
+        print_table(["interquartile mean of accuracy among strangers", ""], rows)
+
+
+def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
+    """A row for every record in the parts of an evaluation, but those of the attack."""
+    for key, value in figures.items():
+        if key == "attack" or not isinstance(value, dict):
+            continue
+        if "estimate" in value:
+            yield [f"{prefix}{key}", *(number(value[part]) for part in ("estimate", "lower", "upper", "n"))]
+        else:
+            yield from _records(value, f"{prefix}{key}/")
+
+
+def _print_attack(figures: Mapping[str, Any]) -> None:
+    """Who tried to fool the verifier, and how often it was right."""
+    for goal in ("soundness", "completeness"):
+        table = figures.get("attack", {}).get(goal)
+        if table is None:
+            continue
+        rows = [
+            [row["name"] + (" (chosen)" if row["chosen"] else ""), row["mode"], _interval(row["selection"]), _interval(row["held_out"])]
+            for row in table["attackers"]
+        ]
+        for name, key in (("against all of them at once", "any_attacker"), ("whatever is said", "every_message")):
+            if table[key] is not None:
+                rows.append([name, "", "", _interval(table[key])])
+        print_table([f"{goal}: right verdicts against", "", "training", "held out"], rows)
+
+
+def _interval(record: Mapping[str, Any]) -> str:
+    if record["estimate"] is None:
+        return "-"
+    ends = "" if record["lower"] is None else f" [{record['lower']:.3f}, {record['upper']:.3f}]"
+    return f"{record['estimate']:.3f}{ends}"
+
+
+def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool) -> None:
+    """Examine all checkpoints of a run and print what came of it."""
+    with redirect_stdout(sys.stderr):
+        from nip_ray.runs.rerun import rerun_tests
+
+        rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=as_json)
+    if as_json:
+        print_json({"checkpoints": rows})
+        return
+    shown = [key for key in rows[-1] if key.startswith("eval") and key.count("/") == 2 and "=" not in key]
+    print_table(["", *(str(row["iteration"]) for row in rows)], [[key, *(number(row.get(key)) for row in rows)] for key in shown])
+    typer.echo(f"kept in {rows[-1]['file']}")

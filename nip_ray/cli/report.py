@@ -1,0 +1,54 @@
+"""`nip-ray report`, `compare` and `watch`: the page of a run, of several, and of one that is going on."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_ray.cli.common import RunDir, app, check_run_dir, errors
+
+
+@app.command()
+def report(
+    run_dir: RunDir,
+    transcripts: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which transcripts to show, as in 000050 (default: the newest)", show_default=False),
+    ] = None,
+) -> None:
+    """Write report.html of a run anew."""
+    with errors():
+        check_run_dir(run_dir)
+        from nip_ray.evaluation.report import write_report
+
+        typer.echo(str(write_report(run_dir, transcripts)))
+
+
+@app.command()
+def compare(
+    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the page.")] = Path("comparison.html"),
+    cross_play: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)
+    ] = None,
+) -> None:
+    """Put several runs on one page: curves with their seeds' bands, figures with intervals."""
+    with errors():
+        for run_dir in run_dirs:
+            check_run_dir(run_dir)
+        from nip_ray.evaluation.report.compare import write_comparison
+
+        typer.echo(str(write_comparison(run_dirs, out, cross_play)))
+
+
+@app.command()
+def watch(
+    run_dir: RunDir,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+) -> None:
+    """Serve the page of a run that is going on, on 127.0.0.1, until Ctrl-C."""
+    with errors():
+        check_run_dir(run_dir)
+        from nip_ray.runs.watch import watch as serve
+
+        serve(run_dir, port, told=lambda url: typer.echo(url))

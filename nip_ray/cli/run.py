@@ -1,0 +1,45 @@
+"""`nip-ray run`: learners on copies of an environment, by one of the drivers."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.cli.common import Quiet, app, errors, number, print_table
+from nip_ray.errors import UserError
+
+
+@app.command()
+def run(
+    runner: Annotated[Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)],
+    run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train learners on the copies of an environment, Gymnasium's or an experiment's, by the driver that RUNNER names."""
+    folder: Path | None = run_dir
+    with errors(lambda: folder):
+        from nip_ray.drivers.runner import folder_of, run_runner
+        from nip_ray.drivers.spec import load_runner
+
+        checked = load_runner(runner, settings or [])
+        folder = folder_of(checked, run_dir)
+        result = run_runner(checked, folder, quiet=quiet)
+        _print_result(result.run_dir, result.metrics, quiet)
+
+
+def resume_run(run_dir: Path, iterations: int | None, settings: Sequence[str], quiet: bool) -> None:
+    """`nip-ray resume` for the folder of such a run."""
+    if iterations is not None:
+        raise UserError("--iterations: the timesteps of this run stand in its runner file, rates fall over them; start a new run")
+    from nip_ray.drivers.runner import resume_runner
+
+    result = resume_runner(run_dir, settings, quiet=quiet)
+    _print_result(result.run_dir, result.metrics, quiet)
+
+
+def _print_result(run_dir: Path, metrics: Mapping[str, Any], quiet: bool) -> None:
+    if not quiet:
+        print_table(["", ""], [[key, number(value)] for key, value in metrics.items() if key.startswith("eval")])
+        typer.echo(f"run     {run_dir}")

@@ -1,0 +1,73 @@
+"""`nip-ray sweep`: many runs and what came of them."""
+
+import json
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.cli.common import AsJson, Quiet, app, errors, exit_with, print_json, print_table
+from nip_ray.errors import UserError
+
+
+@app.command()
+def sweep(
+    config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
+    resume_dir: Annotated[
+        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the sweep in DIR instead.", show_default=False)
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    storage: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Instead of the file's sweep.storage_path.", show_default=False)
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, say what would be run, and stop.")] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run every setting of FILE with every seed, and say which is best."""
+    folder = resume_dir
+    with errors():
+        if (config is None) == (resume_dir is None):
+            raise UserError("name a sweep file, or --resume DIR to go on with a sweep, and not both")
+        if config is None:
+            if settings or storage or dry_run:
+                raise UserError("--resume goes on with a sweep as it was begun: leave out --set, --storage and --dry-run")
+            from nip_ray.sweeps.run import resume_sweep
+
+            assert resume_dir is not None
+            with redirect_stdout(sys.stderr):
+                result = resume_sweep(resume_dir, quiet=quiet)
+        else:
+            from nip_ray.sweeps.spec import load_sweep, sweep_to_yaml
+
+            overrides = [*(settings or []), *([f"sweep.storage_path={json.dumps(str(storage))}"] if storage is not None else [])]
+            spec = load_sweep(config, overrides)
+            if dry_run:
+                typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)
+                return
+            from nip_ray.sweeps.run import free_folder, run_sweep
+
+            folder = free_folder(spec)
+            with redirect_stdout(sys.stderr):
+                result = run_sweep(spec, folder, quiet=quiet)
+        _print_sweep(result, as_json, quiet)
+        if result.interrupted:
+            raise exit_with(f"interrupted, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 130)
+
+
+def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:
+    """What a sweep came to, and where everything is."""
+    from nip_ray.sweeps import summary
+
+    if as_json:
+        print_json({"folder": str(result.folder), **summary.as_json(result.summary)})
+    elif not quiet:
+        header, rows = summary.table_rows(result.summary)
+        print_table(header, rows)
+        typer.echo(summary.headline(result.summary))
+        for name, file in (("sweep", ""), ("best", "best"), ("page", "sweep.html")):
+            if (result.folder / file).exists():
+                typer.echo(f"{name:6}{result.folder / file}")

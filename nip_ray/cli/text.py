@@ -1,0 +1,69 @@
+"""`nip-ray judge` and `nip-ray serve-model`: language models that judge, and one that is served from here."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_ray.cli.common import AsJson, RunDir, app, check_run_dir, errors, number, print_json, print_table
+from nip_ray.errors import UserError
+
+
+@app.command()
+def judge(
+    run_dir: RunDir,
+    judges: Annotated[str | None, typer.Option(metavar="NAME,...", help="Which (default: all that fit)", show_default=False)] = None,
+    provider: Annotated[
+        str | None, typer.Option(metavar="NAME", help="A provider of the run's config (default: the verifier's)", show_default=False)
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="The judge's model (default: the verifier's)", show_default=False)] = None,
+    iteration: Annotated[int | None, typer.Option(metavar="N", help="Iteration (default: the last)", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls it takes and what they can cost, and stop.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a language model judge what the agents of a run said."""
+    with errors():
+        check_run_dir(run_dir)
+        from nip_ray.text.judge_run import judge_run
+
+        names = None if judges is None else [name.strip() for name in judges.split(",")]
+        figures = judge_run(run_dir, names, provider=provider, model=model, iteration=iteration, dry_run=dry_run)
+        if as_json:
+            print_json(figures)
+        else:
+            print_table(["", ""], [[key, number(value)] for key, value in figures.items()])
+
+
+@app.command("serve-model")
+def serve_model(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).", show_default=False)],
+    model: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of a model (default: a small one made here)", show_default=False)
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    folder: Annotated[Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")] = Path("served"),
+    num_gpus: Annotated[float, typer.Option(min=0, help="GPUs for answering, and as many for fine-tuning.")] = 0,
+    engine: Annotated[str, typer.Option(help="auto, torch or vllm.")] = "auto",
+    max_batch_size: Annotated[int, typer.Option(min=1, help="Replies generated at once.")] = 32,
+    api_key_variable: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Environment variable with the key that callers must show", show_default=False)
+    ] = None,
+) -> None:
+    """Serve a local language model by the OpenAI protocol: chat, files, fine-tuning jobs."""
+    with errors():
+        if model is not None and not (model / "config.json").is_file():
+            raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")
+        if engine not in ("auto", "torch", "vllm"):
+            raise UserError(f"--engine {engine}: expected auto, torch or vllm")
+        from nip_ray.serving.app import serve_model as serve
+
+        serve(
+            model,
+            port,
+            host,
+            num_gpus=num_gpus,
+            engine=engine,
+            max_batch_size=max_batch_size,
+            folder=folder,
+            api_key_variable=api_key_variable,
+        )

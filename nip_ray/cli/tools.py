@@ -1,0 +1,54 @@
+"""`nip-ray doctor` and `nip-ray schema`: the machine, and what configs may say."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_ray.cli.common import AsJson, app, errors, print_json
+from nip_ray.errors import UserError
+
+
+@app.command()
+def doctor(
+    storage: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where runs are to be kept (default: runs)", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say whether a local run would work here, and what to mend."""
+    from nip_ray.runs import doctor as examination
+
+    findings = examination.examine(storage)
+    if as_json:
+        print_json(examination.as_json(findings))
+    else:
+        for one in findings:
+            typer.echo(f"{one.status:8} {one.name}: {one.what}" + (f"\n{'':9}mend: {one.mend}" if one.mend else ""))
+    if not examination.verdict(findings):
+        raise typer.Exit(1)
+
+
+@app.command()
+def schema(
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)] = None,
+    plugins: Annotated[
+        list[str] | None,
+        typer.Option("--plugin", metavar="FILE", help="With the scenarios and algorithms of this file; repeatable.", show_default=False),
+    ] = None,
+) -> None:
+    """The JSON schema of configs, for editors."""
+    with errors():
+        from nip_ray.config.plugins import import_plugins
+        from nip_ray.config.schema import config_schema
+
+        import_plugins(plugins or [])
+        text = json.dumps(config_schema(), indent=2)
+        if out is None:
+            typer.echo(text)
+            return
+        try:
+            out.write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be") from error

@@ -1,0 +1,118 @@
+"""`nip-ray train` and `nip-ray resume`: a run begins, a run goes on."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
+from typing import Annotated, Any
+
+import typer
+
+from nip_ray.cli.common import Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.errors import UserError
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)],
+    iterations: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
+    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
+    dump_full: Annotated[bool, typer.Option("--dump-full", help="Print the config with every key written out, strict, and stop.")] = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
+    folder: Path | None = None
+    with errors(lambda: folder):
+        from nip_ray.config.load import config_to_yaml, load_config
+
+        flags = {"iterations": iterations, "seed": seed, "profiling.enabled": "true" if profile else None}
+        overrides = [*(settings or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
+        checked = load_config(config, [*overrides, *(["strict=false"] if dump_full else [])])
+        if dump_full:
+            from nip_ray.config.strict import full_yaml
+
+            typer.echo(full_yaml(checked), nl=False)
+            return
+        if dry_run:
+            typer.echo(config_to_yaml(checked), nl=False)
+            return
+        folder = _free_run_dir(checked.name, checked.seed) if run_dir is None else _new_run_dir(run_dir)
+        from nip_ray.runs.experiment import run_experiment
+
+        result = run_experiment(checked, folder, quiet=quiet)
+        _print_result(result.run_dir, result.iterations, result.metrics, quiet)
+
+
+@app.command()
+def resume(
+    run_dir: RunDir,
+    iterations: Annotated[
+        int | None, typer.Option(min=1, help="Go on to this iteration (default: the config's)", show_default=False)
+    ] = None,
+    new_run_dir: Annotated[
+        Path | None,
+        typer.Option("--run-dir", metavar="DIR", help="Where a run that is fetched from a bucket is put.", show_default=False),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="A.B=C", help="Change a key that may change (runtime, learners, budget ...)", show_default=False),
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Go on with an interrupted run: the same numbers as if there had been no interruption (CPU, same seed)."""
+    folder: Path | None = None
+    with errors(lambda: folder):
+        from nip_ray.runs.mirror import local_run
+
+        folder = local_run(run_dir, new_run_dir)
+        check_run_dir(folder)
+        from nip_ray.drivers.spec import is_runner_folder
+
+        if is_runner_folder(folder):
+            from nip_ray.cli.run import resume_run
+
+            resume_run(folder, iterations, settings or [], quiet)
+            return
+        from nip_ray.runs.experiment import resume_experiment
+
+        result = resume_experiment(folder, iterations=iterations, settings=settings or [], quiet=quiet)
+        _print_result(result.run_dir, result.iterations, result.metrics, quiet)
+
+
+def _new_run_dir(folder: Path) -> Path:
+    """`folder`, which must be new or empty, but for what a killed process may have left (hidden files)."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--run-dir {folder}: is a file, name a new or empty folder")
+    if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        hint = f"`nip-ray resume {quote(str(folder))}` goes on with it, or " if is_run(folder) else ""
+        raise UserError(f"--run-dir {folder}: is not empty, {hint}name a new or empty folder")
+    return folder
+
+
+def _free_run_dir(name: str, seed: int) -> Path:
+    """runs/NAME-seedSEED, or with -2, -3 ... behind it: the first that does not exist."""
+    first = Path("runs") / f"{name}-seed{seed}"
+    folder, number = first, 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}-{number}")
+    return folder
+
+
+def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], quiet: bool) -> None:
+    """What a run ends with: its held-out figures and where everything is."""
+    if quiet:
+        return
+    shown = [key for key in metrics if key.startswith("eval/verifier/") and key.count("/") == 2]
+    shown = shown or [key for key in metrics if key.startswith("eval")]  # a game without a verifier
+    held_out = [[key, number(metrics[key])] for key in shown]
+    if held_out:
+        print_table([f"held out, after iteration {iterations}", ""], held_out)
+    typer.echo(f"run     {run_dir}")
+    if (run_dir / "report.html").is_file():
+        typer.echo(f"report  {run_dir / 'report.html'}")

@@ -1,0 +1,120 @@
+"""Which scenarios and algorithms a config can name: those that ship, and those that a plugin adds.
+
+Decisions that matter here:
+
+- An addition is a settings class like those that ship, and joins the union of `ExperimentConfig` itself. So its keys are checked,
+  suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not there from the start.
+- All that is expected of a settings class is asked when it is added, in one error: not when the first config names it.
+- A class of the same module and name takes the place of the former: it comes from the same cell of a notebook, run again.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, Union, get_args, get_origin
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
+from nip_ray.errors import UserError
+
+Part = Literal["scenario", "algorithm"]
+
+ADDED: dict[Part, dict[str, type]] = {"scenario": {}, "algorithm": {}}
+"""Part of a config -> the name that chooses an addition -> its settings class."""
+
+_SHIPPED: Mapping[Part, tuple[type, ...]] = {part: branches(ExperimentConfig.model_fields[part].annotation) for part in ADDED}
+_RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm", "clip_gradients")
+
+
+def known(part: str) -> tuple[str, ...]:
+    """Every name that `part` can have now, those that ship first."""
+    return tuple(map(tag_of, branches(ExperimentConfig.model_fields[part].annotation)))
+
+
+def add(part: Part, settings: type) -> str:
+    """Let configs name `settings`, a frozen settings dataclass, as their `part`; returns the name.
+
+    Raises one UserError that lists everything that `settings` lacks, or says that its name is taken.
+    """
+    faults = list(_class_faults(settings)) or list(_FAULTS[part](settings))
+    if faults:
+        raise UserError(f"{part} settings {getattr(settings, '__name__', settings)}: " + "; ".join(faults))
+    name = tag_of(settings)
+    if name in map(tag_of, _SHIPPED[part]) or not _same_place(ADDED[part].get(name, settings), settings):
+        raise UserError(f"{part} {name!r} is registered already; choose another name")
+    if ADDED[part].get(name) is not settings:
+        ADDED[part][name] = settings
+        _rebuild(part)
+    return name
+
+
+def forget(part: Part, name: str) -> None:
+    """Take an addition back."""
+    if ADDED[part].pop(name, None) is not None:
+        _rebuild(part)
+
+
+def _rebuild(part: Part) -> None:
+    union: Any = Union[(*_SHIPPED[part], *ADDED[part].values())]
+    ExperimentConfig.model_fields[part].annotation = union
+    ExperimentConfig.model_rebuild(force=True)
+    keys_of.cache_clear()
+
+
+def _same_place(one: type, other: type) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+
+
+# --------------------------------------------------------------------------------------------------------------- faults
+
+
+def _class_faults(settings: Any) -> Iterator[str]:
+    """What every settings class of a union has."""
+    if not (isinstance(settings, type) and dataclasses.is_dataclass(settings) and settings.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
+        yield "must be a frozen dataclass (`@dataclass(frozen=True)`) whose fields are made with `option(default, description)`"
+        return
+    keys = keys_of(settings)
+    name = keys.get("name")
+    if name is None or get_origin(name.annotation) is not Literal or get_args(name.annotation) != (name.default,):
+        yield "needs a field `name: Literal['mine'] = option('mine', ...)`, by which configs choose it"
+    yield from _key_faults(settings)
+
+
+def _key_faults(settings: type, prefix: str = "") -> Iterator[str]:
+    """What cannot be checked or described below a settings class."""
+    if getattr(settings, "__pydantic_config__", {}).get("extra") != "forbid":
+        yield f"{settings.__name__} needs `__pydantic_config__ = FORBID_UNKNOWN`, or misspelt keys would be ignored"
+    for key in keys_of(settings).values():
+        if not _describable(key):
+            yield f"{prefix}{key.name}: a config cannot hold {key.annotation}; use int, float, bool, str, Literal, tuple, dict or settings"
+            continue
+        for member in branches(value_annotation(key.annotation) or key.annotation):
+            yield from _key_faults(member, f"{prefix}{key.name}.")
+
+
+def _describable(key: Key) -> bool:
+    try:
+        return bool(key.expects)
+    except (KeyError, TypeError, IndexError):
+        return False
+
+
+def _scenario_faults(settings: type) -> Iterator[str]:
+    agents = keys_of(settings).get("agents")
+    members = branches(value_annotation(agents.annotation)) if agents is not None else ()
+    if len(members) != 1:
+        yield "needs a field `agents: dict[str, X] = option(dict, ...)`, X being the settings class of one agent"
+        return
+    below = keys_of(members[0])
+    if "kind" not in below or "learned" not in get_args(below["kind"].annotation):
+        yield f"{members[0].__name__} needs a field `kind: Literal['learned', ...]`"
+    if {"agent_lr_factor.actor", "agent_lr_factor.critic"} - {path for path, _ in walk(members[0])}:
+        yield f"{members[0].__name__} needs a field `agent_lr_factor: LrFactors = option(LrFactors, ...)`"
+
+
+def _algorithm_faults(settings: type) -> Iterator[str]:
+    missing = [name for name in _RULE_KEYS if name not in keys_of(settings)]
+    if missing:
+        yield f"lacks {', '.join(missing)}, which every learner reads; derive it from PolicyGradientSettings"
+
+
+_FAULTS = {"scenario": _scenario_faults, "algorithm": _algorithm_faults}

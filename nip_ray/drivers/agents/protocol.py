@@ -1,0 +1,225 @@
+"""A learner that plays for every agent of a protocol and learns by one of our algorithms: PPO, REINFORCE, the Stackelberg family, solo.
+
+Decisions that matter here:
+- it learns from whole episodes: when the last copy of its batch has ended, the batch goes to the algorithm as the rollout of one
+  iteration. With all copies, the same seed and the same number of them it learns, bit for bit, what `nip-ray train` learns;
+- a batch that is cut (all copies were reset) is forgotten. The next one is played, and learned from, in its place;
+- the algorithm is RLlib's object with everything in this process: no runner plays, no process or cluster is started.
+"""
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.drivers.agents.base import BaseAgent
+from nip_ray.drivers.contract import Rows, Transition, arrays
+from nip_ray.errors import UserError
+from nip_ray.learning.policy import Policy, gumbel_noise
+from nip_ray.play.core import compared, noise_width
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Dialogue
+from nip_ray.protocols import CONTINUE
+from nip_ray.rllib.samples import RolloutSamples
+from nip_ray.rllib.shared import scenario_of
+from nip_ray.seeding import generator
+
+
+class ProtocolAgent(BaseAgent):
+    """The agents of a protocol on n copies, and the algorithm by which they learn. algorithm: RLlib's object.
+
+    experiment: a dumped `ExperimentConfig` for a learner that stands alone (`nip_ray.drivers.experiments.alone`).
+    Raises UserError for an algorithm that insists on playing itself.
+    """
+
+    def __init__(self, experiment: Mapping[str, Any], num_copies: int) -> None:
+        config = ExperimentConfig.model_validate(experiment)
+        self.algorithm = _build(config)
+        runner = self.algorithm.env_runner_group.local_env_runner
+        super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies, (dict(experiment), num_copies))
+        learner = self.algorithm.learner_group._learner
+        self.networks, self._device = learner.networks, learner._device
+        self.scenario = scenario_of(runner.experiment, self._device)
+        self.protocol = self.scenario.protocol
+        self._seed, self._silent = config.seed, runner.skip_silent_messages
+        self._rounds: list[dict[str, np.ndarray]] = []  # of the batch in progress, what learning needs of each and nobody can rebuild
+        self._chosen: dict[str, np.ndarray] = {}
+        self._noise: torch.Generator | None = None
+        self._end: Mapping[str, Any] | None = None
+
+    @property
+    def updates(self) -> int:
+        """Batches learned from."""
+        return int(self.algorithm.train_iteration)
+
+    # ------------------------------------------------------------------------------------------------------- acting
+
+    @torch.no_grad()
+    def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> dict[str, Any]:
+        """Actions of every agent; see `nip_ray.drivers.experiments.ProtocolCopies`."""
+        shown = {name: self._tensor(observations[name]) for name in ("id", "seed", "round")}
+        said, count = self._said(observations), len(observations["id"])
+        noise = self._noise_of(timestep) if explore else None
+        actions: dict[str, dict[str, Any]] = {agent: self._nothing(agent, count) for agent in self.protocol.agents}
+        log_prob_BA = np.zeros((count, len(actions)), dtype=np.float32)
+        policies: dict[str, tuple[Tensor, Policy]] = {}
+        for a, agent in enumerate(self.protocol.agents):
+            where = np.flatnonzero(observations["turn"][agent])
+            if not len(where):
+                continue
+            copy_N = self._tensor(where)
+            policy = self._policy(agent, copy_N, shown, said)
+            draw = None if noise is None else gumbel_noise((count, noise_width(policy)), noise)[copy_N]
+            action = policy.sample(draw)
+            scored = policy.silenced(action) if self._silent else policy
+            log_prob_BA[where, a] = scored.log_prob(action).cpu().numpy()
+            for name, part in action.items():
+                actions[agent][name][where] = part.cpu().numpy()
+            policies[agent] = copy_N, policy
+        self._chosen = {"log_prob": log_prob_BA}
+        if self.protocol.zero_knowledge is None:
+            return actions
+        similarity_B, distance_B2 = compared(self.protocol.zero_knowledge, policies, shown["id"])
+        self._chosen["simulation"] = distance_B2.cpu().numpy()
+        return {**actions, "similarity": similarity_B.cpu().numpy()}
+
+    def _policy(self, agent: str, copy_N: Tensor, shown: Mapping[str, Tensor], said: Dialogue) -> Policy:
+        network = self.networks[agent]
+        if network.training:  # learning left it so
+            network.eval()
+        id_N, round_N, seed_N = shown["id"][copy_N], shown["round"][copy_N], shown["seed"][copy_N]
+        return network(self.scenario.observe(agent, id_N, said.rows(copy_N), round_N, seed_N), True, False)[0]
+
+    def _noise_of(self, timestep: int) -> torch.Generator:
+        """One stream for a batch, as the core draws it."""
+        if not self.training:
+            return generator(self._seed, "evaluate", timestep, device=self._device)
+        if self._noise is None:
+            self._noise = generator(self._seed, "play", self.updates, 0, device=self._device)
+        return self._noise
+
+    def _nothing(self, agent: str, count: int) -> dict[str, Any]:
+        factors = len(self.protocol.writes[agent]) * self.scenario.message_size
+        made: dict[str, Any] = {"message": np.zeros((count, factors), dtype=np.int64)}
+        if self.scenario.linear_symbols:
+            made["linear"] = np.zeros((count, factors), dtype=np.int64)
+        if agent in self.protocol.deciders:
+            made["decision"] = np.full(count, CONTINUE, dtype=np.int64)
+        return made
+
+    def _said(self, observations: Mapping[str, Any]) -> Dialogue:
+        linear = observations.get("linear")
+        return Dialogue(self._tensor(observations["main"]), None if linear is None else self._tensor(linear))
+
+    def _tensor(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+    # ----------------------------------------------------------------------------------------------------- learning
+
+    def begin(self) -> None:
+        """The batch in progress is forgotten."""
+        self._rounds, self._noise, self._end = [], None, None
+
+    def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
+        """Note whose turn it was and what it paid, in training; what was said stands in the last observation."""
+        if not self.training or (transition.valid is not None and not transition.valid.any()):  # waiting for other learners' copies
+            return
+        agents = self.protocol.agents
+        turn_BA = np.stack([transition.observations["turn"][agent] for agent in agents], -1)
+        reward_BA = np.stack([transition.rewards[agent] for agent in agents], -1).astype(np.float32)
+        self._rounds.append({"turn": turn_BA, "reward": reward_BA, **self._chosen})
+        if transition.next_observations["over"].all():
+            self._end = transition.next_observations
+
+    def post_interaction(self, timestep: int, timesteps: int) -> None:
+        """Learn when the last episode of the batch has ended."""
+        if self.training and self._end is not None:
+            self.update(timestep, timesteps)
+
+    def update(self, timestep: int, timesteps: int) -> None:
+        """Learn from the batch, and forget it. Raises TrainingError where a gradient is not finite."""
+        assert self._end is not None, "a batch is learned from when all of its episodes have ended"
+        rollout = self._rollout(self._end)
+        for name, value in self.algorithm.learn_from([RolloutSamples(rollout, 0)]).items():
+            if math.isfinite(value):  # an agent without a single turn has figures of nothing
+                self.track_data(name.removeprefix("learn/"), value)
+        self.begin()
+
+    def _rollout(self, end: Mapping[str, Any]) -> Rollout:
+        protocol, said = self.protocol, self._said(end)
+        missing = protocol.max_rounds - len(self._rounds)
+
+        def whole(name: str, fill: float) -> Tensor:
+            played = np.stack([one[name] for one in self._rounds], 1)
+            return self._tensor(np.pad(played, [(0, 0), (0, missing), (0, 0)], constant_values=fill))
+
+        id_B = self._tensor(end["id"])
+        parts: dict[str, Any] = {
+            "id_B": id_B,
+            "seed_B": self._tensor(end["seed"]),
+            "y_B": self.scenario.label_I[id_B],
+            "main_BRACM": said.main,
+            "linear_BRACM": said.linear,
+            "decision_BRA": self._tensor(end["decision"]),
+            "turn_BRA": whole("turn", False),
+            "reward_BRA": whole("reward", 0),
+            "log_prob_BRA": whole("log_prob", 0),
+            "length_B": self._tensor(end["round"]),
+            "verdict_B": self._tensor(end["verdict"]),
+        }
+        if protocol.zero_knowledge is not None:
+            parts["simulation_BR2"] = whole("simulation", -1)
+        if protocol.cuts:
+            parts["cut_B"] = self._tensor(end["cut"])
+        assert {f.name for f in fields(Rollout)} >= set(parts)
+        return Rollout(**parts)
+
+    # -------------------------------------------------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, counters, and what is noted of the batch in progress."""
+        return {
+            **super().state_dict(),
+            "training": self.algorithm.training_state(),
+            "rounds": [{name: np.array(part) for name, part in one.items()} for one in self._rounds],
+            "noise": None if self._noise is None else self._noise.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        super().load_state_dict(state)
+        self.algorithm.load_training_state(state["training"])
+        self._rounds, self._end, self._noise = [arrays(one) for one in state["rounds"]], None, None
+        if state["noise"] is not None:
+            self._noise = torch.Generator(device=self._device)
+            self._noise.set_state(torch.as_tensor(state["noise"]))
+
+
+def check_drivable(name: str) -> None:
+    """Raises UserError for an algorithm whose iterations are more than a rollout and an update."""
+    from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
+
+    drivable = [key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step]  # type: ignore[union-attr]
+    if name not in drivable:
+        raise UserError(
+            f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; "
+            f"expected one of {', '.join(drivable)}, or `nip-ray train`"
+        )
+
+
+def _build(config: ExperimentConfig) -> Any:
+    """The algorithm, alone in this process."""
+    from nip_ray.rllib.algorithms import ALGORITHMS
+
+    for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
+        logging.getLogger(name).setLevel(logging.ERROR)
+    check_drivable(config.algorithm.name)
+    settings = ALGORITHMS[config.algorithm.name]().experiment(config)
+    settings.debugging(log_level="ERROR")
+    return settings.build_algo()

@@ -1,0 +1,298 @@
+"""Copies of a protocol of ours as an environment for drivers, and the experiment that a runner file names.
+
+Decisions that matter here:
+- a timestep is one round of every copy. Copies play in batches: whose episode has ended waits, and makes no transitions, until all of
+  its batch have ended; then all begin anew. So a batch is what the core calls a rollout, of whole episodes;
+- what is shown are ids and tokens, not what agents make of them: learners have the scenario, and rebuild observations as they do
+  elsewhere. It is the same for games with positions, which follow from tokens;
+- batch k of all copies of all learners plays the episodes that a run's iteration k plays, and a learner's slice of them is the same in
+  an environment of its own and in one that all share. Evaluation plays held-out instances;
+- a state is ids and tokens, too: what was said is played again.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import branches, keys_of, tag_of
+from nip_ray.config.load import apply_overrides, config_from_dict, load_config, plain
+from nip_ray.config.rules import check
+from nip_ray.drivers.contract import Agent, arrays
+from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.scopes import Scope
+from nip_ray.errors import UserError
+from nip_ray.learning.policy import Action
+from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
+from nip_ray.rllib.shared import scenario_of
+from nip_ray.runs.experiment import with_absolute_paths
+from nip_ray.runs.progress import say
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.drivers import ExperimentAgentSettings, ExperimentEnvironmentSettings, RunnerSettings
+
+TRAIN, TEST = "train", "test"
+
+
+class ProtocolCopies:
+    """n copies of a scenario's protocol, with the interface of `nip_ray.drivers.environments.Copies`.
+
+    first, total: the place of its first copy among the copies of all learners, and how many those are. observations: what the copies
+    show, n rows of "id", "seed", "round" (int64), "over", "cut" (bool), "verdict" (int64), "turn" (agent -> bool), "main" (R, A, C, M),
+    "decision" (R, A) and, where there is one, "linear" (R, A, C, M).
+
+    Actions are agent -> {"message", "linear", "decision"}, a row a copy, whatever its turn; under zero knowledge also "similarity" (n,).
+    """
+
+    def __init__(self, scenario: Scenario, num_copies: int, total: int | None = None) -> None:
+        self.scenario, self.protocol = scenario, scenario.protocol
+        self.num_copies = self.num_envs = num_copies
+        self.first, self.total = 0, total or num_copies
+        self.observations: Any = None
+        self._play = BatchedPlay(scenario)
+        self._seed, self._split = 0, TRAIN
+        self._batches = {TRAIN: 0, TEST: 0}  # how many were begun
+
+    def placed(self, first: int) -> "ProtocolCopies":
+        """These copies, the first of which is number `first` of all."""
+        self.first = first
+        return self
+
+    def reset(self, seed: int, *purpose: str | int) -> None:
+        """Begin a new batch: of held-out instances, from the first on, where the purpose is "evaluation", else the next of training."""
+        self._seed, self._split = seed, TEST if purpose[:1] == ("evaluation",) else TRAIN
+        if self._split == TEST:
+            self._batches[TEST] = 0
+        self._begin()
+
+    def state(self) -> None:
+        """There is no global state: critics that see more have their own ways."""
+
+    @torch.no_grad()
+    def step(self, actions: Mapping[str, Any]) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
+        """One round; see `Copies.step`. infos["outcomes"]: what the verdicts of the episodes that ended are worth."""
+        play, open_B = self._play, ~self._play.state.ended_B
+        similarity = actions.get("similarity")
+        chosen = {agent: (copy_N, _rows(actions[agent], copy_N)) for agent in self.protocol.agents if len(copy_N := self._turns(agent))}
+        outcome = play.step(chosen, None if similarity is None else torch.from_numpy(similarity))
+        state = play.state
+        over_B = open_B & state.ended_B
+        cut_B = over_B & state.exhausted_B if self.protocol.cuts else torch.zeros_like(over_B)
+        reward_AB = outcome.reward_BA.t().contiguous().numpy()
+        agents = self.protocol.agents
+        terminated, truncated = dict.fromkeys(agents, (over_B & ~cut_B).numpy()), dict.fromkeys(agents, cut_B.numpy())
+        infos = {"outcomes": self._outcomes()} if bool(over_B.any()) else {}
+        self.observations = led_to = self._shown()
+        if play.finished:
+            self._begin()
+        return led_to, dict(zip(agents, reward_AB, strict=True)), terminated, truncated, self._valid(open_B), infos
+
+    def render(self) -> None:
+        """Nothing: transcripts are for those who want to read."""
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+    def snapshot(self) -> dict[str, Any] | None:
+        """Where the copies stand, in values that a checkpoint holds; None where they have not begun."""
+        if self.observations is None:
+            return None
+        said = {name: np.array(self.observations[name]) for name in ("main", "linear", "decision") if name in self.observations}
+        return {"seed": self._seed, "split": self._split, "batches": dict(self._batches), "round": self._play.round, **said}
+
+    def restore(self, stored: Mapping[str, Any] | None) -> bool:
+        """The inverse of `snapshot`: whether the copies are again in the episodes that they were in."""
+        if stored is None:
+            return False
+        self._seed, self._split = int(stored["seed"]), str(stored["split"])
+        self._batches = {split: int(count) for split, count in stored["batches"].items()}
+        self._batches[self._split] -= 1
+        self._begin()
+        said = {name: torch.from_numpy(arrays(stored[name])) for name in ("main", "linear", "decision") if name in stored}
+        for r in range(int(stored["round"])):
+            self._play_again(said, r)
+        self.observations = self._shown()
+        return True
+
+    # ------------------------------------------------------------------------------------------------------ the parts
+
+    def _begin(self) -> None:
+        number = self._batches[self._split]
+        self._batches[self._split] = number + 1
+        # every learner is examined on the same instances
+        first, total = (self.first, self.total) if self._split == TRAIN else (0, self.num_copies)
+        own = slice(first, first + self.num_copies)
+        id_E = instance_ids(self.scenario, self._split, self._seed, number * total, total)
+        self._play.reset(id_E[own], episode_seeds(self._seed, number * total, total)[own])
+        self.observations = self._shown()
+
+    def _shown(self) -> dict[str, Any]:
+        play, state = self._play, self._play.state
+        shown = {
+            "id": play.id_B.numpy(),
+            "seed": state.seed_B.numpy(),
+            "round": state.round_B.numpy(),
+            "over": state.ended_B.numpy(),
+            "cut": state.exhausted_B.numpy(),
+            "verdict": play.decision_B.numpy(),
+            "turn": {agent: play.turn_B(agent).numpy() for agent in self.protocol.agents},
+            "main": play.main_BRACM.numpy().copy(),  # written in place by the next round
+            "decision": play.decision_BRA.numpy().copy(),
+        }
+        return shown if play.linear_BRACM is None else {**shown, "linear": play.linear_BRACM.numpy().copy()}
+
+    def _turns(self, agent: str) -> Tensor:
+        return self._play.turn_B(agent).nonzero().flatten()
+
+    def _valid(self, open_B: Tensor) -> np.ndarray | None:
+        return None if bool(open_B.all()) else open_B.numpy()
+
+    def _outcomes(self) -> dict[str, np.ndarray]:
+        """Name -> (n,): how right each verdict is; NaN where it is not about a copy."""
+        if self.protocol.verifier is None:
+            return {}
+        verdict_B, y_B = self._play.decision_B.numpy(), self._play.state.y_B.numpy()
+        right_B = (verdict_B == y_B).astype(np.float64)
+        return {
+            "verifier/accuracy": right_B,
+            "verifier/completeness": np.where(y_B == ACCEPT, right_B, np.nan),
+            "verifier/soundness": np.where(y_B == REJECT, right_B, np.nan),
+            "verifier/undecided": (verdict_B == CONTINUE).astype(np.float64),
+        }
+
+    @torch.no_grad()
+    def _play_again(self, said: Mapping[str, Tensor], r: int) -> None:
+        """Round `r` as it was; what it paid is known already."""
+        chosen: dict[str, tuple[Tensor, Action]] = {}
+        for a, agent in enumerate(self.protocol.agents):
+            copy_N, writes = self._turns(agent), list(self.protocol.writes[agent])
+            if not len(copy_N):
+                continue
+            action = {"message": said["main"][copy_N, r, a][:, writes].flatten(1).clamp_min(0)}
+            if "linear" in said:
+                action["linear"] = said["linear"][copy_N, r, a][:, writes].flatten(1).clamp_min(0)
+            if agent in self.protocol.deciders:
+                action["decision"] = said["decision"][copy_N, r, a]
+            chosen[agent] = copy_N, action
+        similarity_B = None if self.protocol.zero_knowledge is None else torch.zeros(self.num_copies)
+        self._play.step(chosen, similarity_B)
+
+
+def _rows(action: Mapping[str, np.ndarray], copy_N: Tensor) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(part)[copy_N] for name, part in action.items()}
+
+
+# --------------------------------------------------------------------------------------------------------- from settings
+
+
+def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None = None) -> ExperimentConfig:
+    """The config that settings name, with their changes; `stored` instead: a file that a run's folder keeps, changes and all.
+
+    Raises UserError for a config that is none, or one of language models.
+    """
+    found = load_config(settings.config if stored is None else stored, settings.changes if stored is None else (), checked=False)
+    if not isinstance(found, ExperimentConfig):
+        raise UserError(f"environment.config: {settings.config} is about language models, expected an experiment of agents with networks")
+    return with_absolute_paths(found) if stored is None else found
+
+
+def experiment_recipe(settings: ExperimentEnvironmentSettings, experiment: ExperimentConfig) -> Recipe:
+    """How to make the copies of an experiment, here or in another process."""
+    return Recipe(partial(_make, experiment.model_dump(mode="json"), settings.num_copies), settings.num_copies, settings.shared)
+
+
+def _make(dumped: dict[str, Any], total: int, num_copies: int) -> ProtocolCopies:
+    return ProtocolCopies(scenario_of(dumped), num_copies, total)
+
+
+def own_experiment(experiment: ExperimentConfig, changes: Sequence[str], where: str) -> ExperimentConfig:
+    """The experiment with what one learner has of its own. Of another algorithm it keeps the settings that both have.
+
+    Raises UserError, which begins with `where`, for what is wrong with that.
+    """
+    if not changes:
+        return experiment
+    try:
+        data = apply_overrides(plain(experiment), changes)
+        if isinstance(data["algorithm"], dict) and data["algorithm"].get("name") != experiment.algorithm.name:
+            data = apply_overrides(data | {"algorithm": _shared_settings(experiment, data["algorithm"].get("name"))}, changes)
+        found = config_from_dict(data)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    assert isinstance(found, ExperimentConfig)
+    if _alone_agent(found) != _alone_agent(experiment):
+        raise UserError(f"{where}: solo training is a protocol of its own, put algorithm.name and algorithm.agent into environment.changes")
+    return found
+
+
+def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
+    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too."""
+    kinds = {tag_of(kind): keys_of(kind) for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
+    return {"name": name} | {
+        key: value for key, value in plain(experiment.algorithm).items() if key in kinds.get(name, ()) and key != "name"
+    }
+
+
+def _alone_agent(experiment: ExperimentConfig) -> str | None:
+    """Who plays alone, if anybody does."""
+    return str(getattr(experiment.algorithm, "agent")) if experiment.algorithm.name == "solo" else None  # noqa: B009
+
+
+def experiment_agents(settings: RunnerSettings, experiment: ExperimentConfig, scopes: Sequence[Scope], fresh: bool) -> list[Agent]:
+    """The learners of a runner file, each for its scope. fresh: with the first weights that their configs name (else they get a state).
+
+    The first learner's seed is the runner's, so that alone it is the learner of `nip-ray train`.
+    Raises UserError for changes and weights that do not fit.
+    """
+    from nip_ray.drivers.agents.protocol import ProtocolAgent, check_drivable
+
+    owns = []
+    for place, learner in enumerate(settings.learners):
+        assert isinstance(learner.algorithm, ExperimentAgentSettings)
+        where, seed = f"learners.{place}.algorithm.changes", stable_seed(settings.seed, "learner", place) % 2**31
+        own = own_experiment(experiment, learner.algorithm.changes, where)
+        check_drivable(own.algorithm.name)
+        owns.append(_checked(alone(own, seed if place else settings.seed, scopes[place][1] - scopes[place][0]), f"learners.{place}"))
+    made: list[Agent] = []
+    for own in owns:
+        agent = ProtocolAgent(own.model_dump(mode="json"), own.play.num_copies)
+        if fresh and (own.pretraining.agents or own.initial_weights):
+            _put_first_weights(agent, own, Path(settings.experiment.storage_path))
+        made.append(agent)
+    return made
+
+
+def _checked(experiment: ExperimentConfig, where: str) -> ExperimentConfig:
+    """The experiment. Raises UserError for what cannot work on so many copies (a minibatch of more frames than they play)."""
+    try:
+        check(experiment)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return experiment
+
+
+def _put_first_weights(agent: Any, experiment: ExperimentConfig, storage: Path) -> None:
+    """Pretrained bodies, then weights of other runs, as at the beginning of `nip-ray train`."""
+    from nip_ray.runs.initial_weights import initial_weights, put_weights
+    from nip_ray.runs.pretraining import pretrain
+
+    cache = storage / "pretrained" if experiment.pretraining.cache is None else Path(experiment.pretraining.cache)
+    pretrained = pretrain(experiment, cache) if experiment.pretraining.agents else {}
+    taken, notes = initial_weights(experiment)
+    for note in (*notes, *(note for found in pretrained.values() for note in found.notes)):
+        say(f"warning: {note}")
+    put_weights(agent.algorithm, {**{name: found.weights for name, found in pretrained.items()}, **taken})
+
+
+def alone(experiment: ExperimentConfig, seed: int, num_copies: int) -> ExperimentConfig:
+    """The experiment for a learner that plays and learns where it stands: its own seed and copies, no processes of its own."""
+    play = replace(experiment.play, num_copies=num_copies, num_env_runners=0)
+    learners = replace(experiment.learners, num_learners=0)
+    return experiment.model_copy(update={"seed": seed, "play": play, "learners": learners})

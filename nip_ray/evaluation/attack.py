@@ -1,0 +1,294 @@
+"""Soundness and completeness under attack: how often a frozen verifier is right whoever tries to fool it.
+
+Decisions that matter here:
+- the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the held-out ones.
+  So no choice enters its interval, which is the exact one of a share. Every other attacker is measured as well, for the table, and with
+  them the harder question how often the verifier is right against all of them at once (`any_attacker`: each instance has its own liar);
+- a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
+- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection; where a protocol has none of
+  that kind, all provers do. The others go on as they were trained: in a debate the honest side may answer;
+- where the messages of an episode are few enough, all of them are tried (`every_message`): no prover whatever does better against the
+  greedy verifier on these instances, so it bounds what training more or longer could find.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attackers import FORBIDDEN, Attacker, Target, Uniform, silence, train_attacker
+from nip_ray.evaluation.intervals import Proportion, proportion
+from nip_ray.evaluation.staged import Player, Turn, stage_all
+from nip_ray.learning.policy import Action
+from nip_ray.play.core import BatchedPlay, episode_seeds
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.attack import AttackSettings
+
+LABELS = {"soundness": REJECT, "completeness": ACCEPT}
+"""The label of the instances that a goal is about, which is also the right verdict."""
+_WORDS = {REJECT: "reject", ACCEPT: "accept"}
+_MOST_PLAYS = 100_000  # episodes of trying every message
+
+Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
+"""(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
+Report = Callable[[int, str], None]
+"""Called with (training iterations done, of `num_iterations`, and what is going on)."""
+
+
+@dataclass(frozen=True)
+class Victim:
+    """Who is attacked, with what the attack may use.
+
+    networks: of all agents, as they are. fresh: makes attackers. scripts: name -> networks of provers that need no training, beside the
+    random, the silent and the run's own, which are always there. held_out: the instances that the verifier is measured on.
+    """
+
+    scenario: Scenario
+    networks: Mapping[str, nn.Module]
+    fresh: Fresh
+    scripts: Mapping[str, Mapping[str, nn.Module]]
+    held_out: Tensor
+    seed: int
+
+
+def attacked(victim: Victim, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
+    """The entries that an attack adds to `evaluation.json`: `soundness_under_attack`, `completeness_under_attack`, `attack`.
+
+    docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
+    training instances.
+    """
+    began = time.perf_counter()
+    refuse_unfit(victim.scenario.protocol)
+    document: dict[str, Any] = {}
+    details: dict[str, Any] = {"verifier": settings.verifier, "settings": _plain(settings)}
+    goals = [goal for goal in settings.goals if bool((victim.scenario.label_I[victim.held_out] == LABELS[goal]).any())]
+    for number, goal in enumerate(goals):
+        before = number * num_iterations(settings) // len(settings.goals)
+
+        def tell(iterations: int, what: str, before: int = before, goal: str = goal) -> None:
+            if report is not None:
+                report(before + iterations, f"{goal}: {what}")
+
+        found = _Attack(victim, settings, goal)
+        record, table = found.run(tell)
+        document[f"{goal}_under_attack"] = record
+        details[goal] = table
+    return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
+
+
+def refuse_unfit(protocol: Protocol) -> None:
+    """Raises UserError for a protocol in which nobody can be fooled, or nobody could do it."""
+    if protocol.verifier is None:
+        raise UserError(f"--attack: {protocol.name} is a game without a verifier, whom nobody can fool; leave it out")
+    if not protocol.provers:
+        raise UserError(f"--attack: {protocol.name} has no prover who could fool the verifier; leave it out")
+
+
+def num_iterations(settings: AttackSettings) -> int:
+    """Training iterations of all attackers together."""
+    return len(settings.goals) * settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
+
+
+def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
+    """The provers who are paid for the verdict `wanted`; all of them where none is."""
+    paid = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
+    return paid or protocol.provers
+
+
+class _Attack:
+    """One goal: its instances, and everybody who tries."""
+
+    def __init__(self, victim: Victim, settings: AttackSettings, goal: str) -> None:
+        self.victim, self.settings, self.goal = victim, settings, goal
+        self.label = LABELS[goal]
+        self.wanted = 1 - self.label
+        scenario = victim.scenario
+        self.device = scenario.label_I.device
+        self.seed = stable_seed(victim.seed, "attack", goal)
+        self.agents = attacking_agents(scenario.protocol, self.wanted)
+        self.play = BatchedPlay(scenario, str(self.device))
+        self.held_out = self._of_label(victim.held_out.to(self.device))[: settings.max_instances]
+        self.train, self.selection = self._divided(self._of_label(scenario.ids("train")))
+
+    def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(the record of the attacker that counts, the table of all)."""
+        rows, right = [], []
+        for attacker in self._attackers(tell):
+            chosen, share = self._best_mode(attacker)
+            verdict_B = self._verdicts(chosen, self.held_out)
+            right.append(verdict_B == self.label)
+            rows.append({**_described(chosen), **self._figures(verdict_B), "selection": share.record(), "curve": list(chosen.curve)})
+        winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], row))
+        for number, row in enumerate(rows):
+            row["chosen"] = number == winner
+        record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
+        table = {
+            "agents": list(self.agents),
+            "label": self.label,
+            "wanted": _WORDS[self.wanted],
+            "attackers": rows,
+            "any_attacker": _share(torch.stack(right).all(0)).record(),
+            "every_message": self._every_message(),
+        }
+        return record, table
+
+    # ---------------------------------------------------------------------------------------------------- the attackers
+
+    def _attackers(self, tell: Callable[[int, str], None]) -> Iterator[Attacker]:
+        """Trained ones first: among equals the first counts."""
+        done = 0
+        for kind, size, seed in self._to_train():
+            name = f"{kind}/seed={seed}" if kind == "continued" else f"{kind}/size={size}/seed={seed}"
+            networks = self._beginners(kind, size, stable_seed(self.seed, name))
+            if networks is None:
+                continue
+
+            def report(iterations: int, pay: float, done: int = done, name: str = name) -> None:
+                tell(done + iterations, name)
+
+            target = Target(self.victim.scenario, self._others(), self.wanted, self.train)
+            curve = train_attacker(target, networks, self.settings, stable_seed(self.seed, name), report)
+            done += self.settings.iterations
+            yield Attacker(name, kind, networks, size=size, seed=seed, iterations=self.settings.iterations, curve=curve)
+        own = {agent: self.victim.networks[agent] for agent in self.agents}
+        yield Attacker("own", "own", own)
+        yield Attacker("random", "random", {agent: Uniform(network) for agent, network in own.items()})
+        yield Attacker("silent", "silent", own, greedy=True, meddle=silence)
+        for name, networks in self.victim.scripts.items():
+            yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
+
+    def _to_train(self) -> Iterator[tuple[str, int, int]]:
+        yield from (("fresh", size, seed) for size in self.settings.sizes for seed in range(self.settings.seeds))
+        if self.settings.continued:
+            yield from (("continued", 1, seed) for seed in range(self.settings.seeds))
+
+    def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
+        """What training begins with; None where the run's own provers are scripts, with nothing to go on from."""
+        made = {agent: network.to(self.device) for agent, network in self.victim.fresh(self.agents, size, seed).items()}
+        if kind == "continued":
+            for agent, network in made.items():
+                own = self.victim.networks[agent].state_dict()
+                if _shapes(own) != _shapes(network.state_dict()):
+                    return None
+                network.load_state_dict(own)
+        return made
+
+    def _others(self) -> dict[str, nn.Module]:
+        return {agent: network for agent, network in self.victim.networks.items() if agent not in self.agents}
+
+    # --------------------------------------------------------------------------------------------------------- measures
+
+    def _best_mode(self, attacker: Attacker) -> tuple[Attacker, Proportion]:
+        """The attacker in the mode in which it fools more of the instances kept back, and the share of right verdicts there."""
+        modes = [attacker]
+        if attacker.kind in ("fresh", "continued", "own"):
+            modes = [replace(attacker, greedy=True), replace(attacker, greedy=False)]
+        shares = [_share(self._verdicts(mode, self.selection) == self.label) for mode in modes]
+        best = min(range(len(modes)), key=lambda number: (shares[number].estimate, number))
+        return modes[best], shares[best]
+
+    def _verdicts(self, attacker: Attacker, id_B: Tensor) -> Tensor:
+        """(B,) what the verifier decides, each instance played once."""
+        players = {**self._sitting("verdicts"), **attacker.players(self.seed, self.device)}
+        return stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout.verdict_B
+
+    def _sitting(self, purpose: str) -> dict[str, Player]:
+        """Everybody who does not attack: greedy or sampled as the settings say."""
+        noise = None if self.settings.verifier == "greedy" else generator(self.seed, purpose, device=self.device)
+        return {agent: Player(network, noise) for agent, network in self._others().items()}
+
+    def _episode_seeds(self, count: int) -> Tensor:
+        return episode_seeds(stable_seed(self.seed, "measured"), 0, count)
+
+    def _figures(self, verdict_B: Tensor) -> dict[str, Any]:
+        shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}
+        return {name: _share(verdict_B == verdict).record() for name, verdict in shares.items()}
+
+    def _every_message(self) -> dict[str, Any] | None:
+        """The share of held-out instances that are judged rightly whatever is said; None where there is too much that could be said."""
+        scenario = self.victim.scenario
+        slots = message_slots(scenario, self.agents)
+        count = (scenario.num_symbols + 1) ** len(slots)  # each symbol, or nothing
+        wide = scenario.linear_symbols > 0 or self.settings.verifier != "greedy"
+        if wide or not slots or count > self.settings.max_messages or count * len(self.held_out) > _MOST_PLAYS:
+            return None
+        right_B = torch.ones(len(self.held_out), dtype=torch.bool, device=self.device)
+        own = {agent: self.victim.networks[agent] for agent in self.agents}
+        for said in product((None, *range(scenario.num_symbols)), repeat=len(slots)):
+            script = Script(dict(zip(slots, said, strict=True)))
+            attacker = Attacker("every message", "script", own, greedy=True, meddle=script)
+            right_B &= self._verdicts(attacker, self.held_out) == self.label
+        return _share(right_B).record()
+
+    # -------------------------------------------------------------------------------------------------------- instances
+
+    def _of_label(self, id_I: Tensor) -> Tensor:
+        return id_I[self.victim.scenario.label_I[id_I] == self.label]
+
+    def _divided(self, id_I: Tensor) -> tuple[Tensor, Tensor]:
+        """(to train on, kept back), at random."""
+        if len(id_I) < 2:
+            raise UserError(f"--attack: {len(id_I)} training instances with y = {self.label} are too few to attack {self.goal}; give more")
+        kept = min(self.settings.selection_instances, len(id_I) // 2)
+        id_I = id_I[torch.randperm(len(id_I), generator=generator(self.seed, "kept back")).to(id_I.device)]
+        return id_I[kept:], id_I[:kept]
+
+
+@dataclass(frozen=True)
+class Script:
+    """Says what was written down beforehand. said: (agent, round, factor) -> number of a symbol, counted among those that can be said there
+    (a number too large begins again), or None for silence.
+    """
+
+    said: Mapping[tuple[str, int, int], int | None]
+
+    def __call__(self, turn: Turn) -> Action:
+        """The turn's action with these symbols in it."""
+        message_NF = turn.action["message"].clone()
+        for factor in range(message_NF.shape[1]):
+            number = self.said.get((turn.agent, turn.round, factor))
+            if number is None:
+                message_NF[:, factor] = -1
+                continue
+            legal_NS = turn.policy.message[:, factor] > FORBIDDEN
+            wanted_N = number % legal_NS.sum(1) + 1
+            message_NF[:, factor] = ((legal_NS.cumsum(1) == wanted_N[:, None]) & legal_NS).long().argmax(1)
+        return {**turn.action, "message": message_NF}
+
+
+def message_slots(scenario: Scenario, agents: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(agent, round, factor) of every symbol that these agents may have to choose in an episode."""
+    protocol = scenario.protocol
+    found = []
+    for agent in agents:
+        ever_RC = protocol.turn_table_SKAC[:, :, protocol.agents.index(agent)].any(0)
+        for r, place in product(range(protocol.max_rounds), range(len(protocol.writes[agent]))):
+            if bool(ever_RC[r, protocol.writes[agent][place]]):
+                found += [(agent, r, place * scenario.message_size + m) for m in range(scenario.message_size)]
+    return found
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: part.shape for name, part in state.items()}
+
+
+def _plain(settings: AttackSettings) -> dict[str, Any]:
+    """As JSON has it: lists for tuples."""
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(settings).items()}
+
+
+def _described(attacker: Attacker) -> dict[str, Any]:
+    mode = "greedy" if attacker.greedy else "sampled"
+    trained = {"size": attacker.size, "seed": attacker.seed, "iterations": attacker.iterations}
+    return {"name": attacker.name, "kind": attacker.kind, **trained, "mode": mode}
+
+
+def _share(right_B: Tensor) -> Proportion:
+    return proportion(int(right_B.sum()), len(right_B))

@@ -1,0 +1,178 @@
+"""Liars: provers trained against a verifier that no longer learns, and scripts that need no training.
+
+Decisions that matter here:
+- an attacker is trained by proximal policy optimisation, with the losses and advantages of every experiment's PPO, in this process. Only
+  the attackers learn; everybody else's weights are not touched;
+- it is paid the *probability* of the verdict that it wants, at each of the verifier's turns whose decision counts, not for the verdict
+  that was drawn. The expectation is the same (whoever is asked again is paid again, with the chance of being asked again), the variance
+  smaller, and a verifier that is nearly sure still says which lie is the better one;
+- it trains against sampled decisions, whichever verifier is measured: a verifier that always does the likeliest gives no such hint.
+Source: Schulman et al., "Proximal policy optimization algorithms", 2017, equation 7.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.errors import TrainingError
+from nip_ray.evaluation.staged import Meddle, Player, Staged, Turn, stage
+from nip_ray.learning.advantages import normalise, own_turn_advantages
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients
+from nip_ray.learning.modes import learning_mode, refresh_norms
+from nip_ray.learning.policy import Action, Policy
+from nip_ray.learning.ppo import critic, objective
+from nip_ray.play.batch import AgentRows, own_rows
+from nip_ray.play.core import BatchedPlay, episode_seeds
+from nip_ray.play.scenario import Scenario
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.attack import AttackSettings
+from nip_ray.settings.ppo import PPOSettings
+
+FORBIDDEN = -1e8
+"""Logits below this are of symbols that cannot be said."""
+
+_LAST_LR = 0.1  # of the first
+_MAX_GRAD_NORM = 0.5
+
+Report = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent or manual. size, seed: of a trained
+    one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them.
+    """
+
+    name: str
+    kind: str
+    networks: Mapping[str, nn.Module]
+    greedy: bool = False
+    meddle: Meddle | None = None
+    size: float | None = None
+    seed: int | None = None
+    iterations: int = 0
+    curve: tuple[float, ...] = ()
+
+    def players(self, seed: int, device: torch.device) -> dict[str, Player]:
+        """Its part in a play; `seed`: of what it draws."""
+        noise = None if self.greedy else generator(seed, "attacker", self.name, device=device)
+        return {agent: Player(network, noise, meddle=self.meddle) for agent, network in self.networks.items()}
+
+
+class Uniform(nn.Module):
+    """Plays uniformly over what `twin`, a network for the same seat, may say."""
+
+    def __init__(self, twin: nn.Module) -> None:
+        super().__init__()
+        self.twin = twin
+
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy, None]:
+        """A policy without preferences, and no value."""
+        policy, _ = self.twin(obs, True, False)
+        level = [None if x is None else torch.where(x > FORBIDDEN, 0.0, x) for x in (policy.message, policy.linear, policy.decision)]
+        return replace(policy, message=level[0], linear=level[1], decision=level[2]), None
+
+
+def silence(turn: Turn) -> Action:
+    """Nothing is heard of the turn."""
+    return {name: part if name == "decision" else torch.full_like(part, -1) for name, part in turn.action.items()}
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training. wanted: the verdict
+    that attackers are paid for. ids: the training instances that they learn on.
+    """
+
+    scenario: Scenario
+    others: Mapping[str, nn.Module]
+    wanted: int
+    ids: Tensor
+
+
+def train_attacker(
+    target: Target, networks: Mapping[str, nn.Module], settings: AttackSettings, seed: int, report: Report
+) -> tuple[float, ...]:
+    """Train `networks` (agent -> network, on the scenario's device) in place; returns their mean pay in each iteration.
+
+    report: called with (iterations done, mean pay) after each. The same seed gives the same attackers (CPU). Raises TrainingError when
+    weights do not stay finite.
+    """
+    rule = PPOSettings(
+        lr=settings.lr,
+        gamma=1.0,
+        entropy_coefficient=settings.entropy_coefficient,
+        skip_silent_messages=False,
+        max_grad_norm=_MAX_GRAD_NORM,
+    )
+    play = BatchedPlay(target.scenario, str(target.scenario.label_I.device))
+    optimizers = {agent: FlatOptimizer(network.groups(), settings.lr) for agent, network in networks.items()}  # type: ignore[operator]
+    for network in target.others.values():
+        network.eval()
+    curve = []
+    for iteration in range(settings.iterations):
+        for optimizer in optimizers.values():
+            optimizer.set_learning_rate(settings.lr * (1 - (1 - _LAST_LR) * iteration / settings.iterations))
+        played = _played(play, target, networks, settings, seed, iteration)
+        pay_BR = played.chance_BR3[:, :, target.wanted]
+        for agent, network in networks.items():
+            rows = own_rows(target.scenario, played.rollout, agent)
+            if len(rows.copy_N):
+                _learn(network, optimizers[agent], rows, pay_BR, settings, rule, stable_seed(seed, "learn", agent, iteration))
+        curve.append(float(pay_BR.sum(1).mean()))
+        report(iteration + 1, curve[-1])
+    for agent, network in networks.items():
+        network.eval()
+        if not all(bool(torch.isfinite(part).all()) for part in network.parameters()):
+            raise TrainingError(f"attack: the weights of {agent!r} are not finite any more; lower evaluation.attack.lr")
+    return tuple(curve)
+
+
+def _played(
+    play: BatchedPlay, target: Target, networks: Mapping[str, nn.Module], settings: AttackSettings, seed: int, iteration: int
+) -> Staged:
+    """One iteration's episodes, everybody's actions sampled."""
+    noise = generator(seed, "play", iteration, device=play.device)
+    for network in networks.values():
+        network.eval()
+    players = {agent: Player(network, noise) for agent, network in {**target.others, **networks}.items()}
+    chosen = torch.randint(len(target.ids), (settings.copies,), generator=generator(seed, "instances", iteration))
+    return stage(
+        play, players, target.ids[chosen.to(target.ids.device)], episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
+    )
+
+
+@torch.enable_grad()
+def _learn(
+    network: nn.Module,
+    optimizer: FlatOptimizer,
+    rows: AgentRows,
+    pay_BR: Tensor,
+    settings: AttackSettings,
+    rule: PPOSettings,
+    seed: int,
+) -> None:
+    """Some passes over one agent's turns of an iteration."""
+    with torch.no_grad():
+        _, value_N = network(rows.obs, False, True)
+        advantage_BR, target_BR = own_turn_advantages(pay_BR, rows.spread(value_N), rows.row_BR >= 0, rule.gamma, rule.lam)
+        at = (rows.copy_N, rows.round_N)
+        advantage_N, target_N = advantage_BR[at], target_BR[at]
+    learning_mode(network)
+    permute, beta = generator(seed, "minibatches"), torch.zeros((), device=value_N.device)
+    with torch.random.fork_rng(devices=[value_N.device] if value_N.device.type == "cuda" else []):
+        torch.manual_seed(stable_seed(seed, "noise"))
+        for _ in range(settings.num_epochs):
+            order_N = torch.randperm(len(value_N), generator=permute).to(value_N.device)
+            for row_K in order_N.tensor_split(max(1, len(order_N) // settings.minibatch_size)):
+                policy, new_K = network(rows.obs_of(row_K))
+                log_policy = policy.normalised()
+                log_prob_K = log_policy.log_prob(rows.action_of(row_K))
+                actor, _, _ = objective(log_prob_K, rows.log_prob_N[row_K], normalise(advantage_N[row_K]), rule, beta)
+                loss = actor + critic(new_K, value_N[row_K], target_N[row_K], rule) - rule.entropy_coefficient * log_policy.entropy().mean()
+                optimizer.set_gradients(torch.autograd.grad(loss, optimizer.parameters, allow_unused=True))
+                clip_gradients([optimizer], rule.max_grad_norm)
+                optimizer.step()
+    refresh_norms(network, rows.obs)

@@ -1,0 +1,75 @@
+"""What the provers' messages are worth: the accuracy that is lost when the verifier hears something else.
+
+Decisions that matter here:
+- everybody does the likeliest, on the same instances and under the same episode seeds: the losses are paired, instance by instance;
+- `silenced`: the verifier hears nothing. `shuffled`: in each round it hears what the provers said in the same round about another instance,
+  drawn at random among those of the batch, so that symbols are as frequent as ever and mean nothing. `other_instance`: the provers are
+  shown another instance (the next one of the same batch) all the time, and answer the verifier's questions about that one;
+- a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it hears what it never
+  heard in training loses by `silenced` and not by the others.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.evaluation.aggregates import paired_difference
+from nip_ray.evaluation.attackers import silence
+from nip_ray.evaluation.intervals import proportion
+from nip_ray.evaluation.staged import BATCH, Meddle, Player, Turn, stage_all
+from nip_ray.learning.policy import Action
+from nip_ray.play.core import BatchedPlay
+from nip_ray.seeding import generator
+
+WAYS = ("silenced", "shuffled", "other_instance")
+
+
+def message_value(
+    play: BatchedPlay, networks: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, right_B: Tensor, seed: int
+) -> dict[str, Any]:
+    """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`; {} where there is no verifier, or no prover.
+
+    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds).
+    """
+    protocol = play.protocol
+    if protocol.verifier is None or not protocol.provers:
+        return {}
+    heard_B = right_B.cpu().numpy()
+    found: dict[str, Any] = {"heard": proportion(int(heard_B.sum()), len(heard_B)).record()}
+    for way in WAYS:
+        players = {agent: Player(network) for agent, network in networks.items()}
+        for prover in protocol.provers:
+            players[prover] = _changed(way, networks[prover], id_B, generator(seed, "shuffled", prover))
+        rollout = stage_all(play, players, id_B, seed_B).rollout
+        changed_B = (rollout.verdict_B == rollout.y_B).cpu().numpy()
+        accuracy = proportion(int(changed_B.sum()), len(changed_B))
+        found[way] = {"accuracy": accuracy.record(), "lost": paired_difference(heard_B, changed_B).record()}
+    return found
+
+
+def _changed(way: str, network: nn.Module, id_B: Tensor, order: torch.Generator) -> Player:
+    if way == "other_instance":
+        return Player(network, shown_B=_neighbours(id_B))
+    return Player(network, meddle=silence if way == "silenced" else _shuffling(order))
+
+
+def _neighbours(id_B: Tensor) -> Tensor:
+    """Each instance's successor in its batch, the last one's being the first."""
+    return torch.cat([part.roll(-1) for part in id_B.split(BATCH)])
+
+
+def _shuffling(order: torch.Generator) -> Meddle:
+    """Whoever speaks in a round hears himself quoted on another instance: a permutation of the copies in which he has the turn."""
+
+    def shuffled(turn: Turn) -> Action:
+        count = len(turn.copy_N)
+        # a random cycle: nobody keeps his own
+        round_trip_N = torch.randperm(count, generator=order)
+        source_N = torch.empty_like(round_trip_N)
+        source_N[round_trip_N] = round_trip_N.roll(1)
+        source_N = source_N.to(turn.copy_N.device)
+        return {name: part if name == "decision" else part[source_N] for name, part in turn.action.items()}
+
+    return shuffled

@@ -1,0 +1,293 @@
+"""Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures with intervals.
+
+Decisions that matter here:
+- a group's figure is the interquartile mean over its seeds, with an interval by drawing seeds again (Agarwal et al. 2021): with three
+  seeds a mean is one lucky seed away from any other. A run that is alone in its group has its own figure and its own interval;
+- a curve's line is the mean at iterations that all seeds of the group have, its band their range. Where some have stopped, the mean of
+  the others is no learning curve;
+- groups are named by the settings in which they differ, which is what a comparison is about.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.report.contents import NAMES
+from nip_ray.evaluation.report.episodes import short
+from nip_ray.evaluation.report.findings import exact_figures, held_out
+from nip_ray.evaluation.report.panels import Panel, Series, agents
+from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, interval_words, percent_words, read_run
+from nip_ray.evaluation.report.trust import heat_map, under_attack
+
+MAX_RUNS, MAX_GROUPS = 64, 8
+SETTINGS_NAMED, SETTINGS_LISTED = 3, 60
+_FREE = ("seed", "name", "tracking", "runtime", "checkpoint", "evaluation", "profiling", "fault_tolerance")
+_UNDER_ATTACK = {f"{side}_under_attack": f"{side.capitalize()} under attack" for side in ("soundness", "completeness")}
+_CURVES = (
+    ("eval/verifier/accuracy", "Accuracy, held-out", "share of episodes"),
+    ("train/verifier/accuracy", "Accuracy, training", "share of episodes"),
+    ("eval/verifier/completeness", "Completeness, held-out", "share of episodes"),
+    ("eval/verifier/soundness", "Soundness, held-out", "share of episodes"),
+    ("train/verifier/undecided", "Undecided, training", "share of episodes"),
+    ("train/episode_length", "Episode length, training", "rounds"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run with the name that tells it from the others."""
+
+    name: str
+    source: RunSource
+
+    @property
+    def seed(self) -> str:
+        """As its config has it."""
+        return short(self.source.config.get("seed", "?"), 20)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but their seed. settings: dotted key -> value, of all but what may differ."""
+
+    label: str
+    runs: Sequence[Run]
+    settings: Mapping[str, Any]
+
+
+def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
+    """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be shown with them.
+
+    Raises UserError for fewer than two runs, one that is none, a file of cross-play that cannot be read, and an `out` that cannot be
+    written.
+    """
+    from nip_ray.runs.folder import write_atomically
+
+    page = comparison_page(run_dirs, cross_play)
+    if not out.parent.is_dir():
+        raise UserError(f"--out {out}: there is no folder {out.parent}; make it, or name another file")
+    if out.is_dir():
+        raise UserError(f"--out {out}: is a folder; name a file in it, as in {out / 'comparison.html'}")
+    write_atomically(out, page.encode("utf-8", errors="replace"))
+    return out
+
+
+def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) -> str:
+    """The page itself; see `write_comparison`."""
+    from nip_ray.evaluation.report import curves
+    from nip_ray.evaluation.report.page import rendered
+
+    crossed = {} if cross_play is None else _cross_play(cross_play)
+    groups = grouped(_runs(run_dirs))
+    head, rows = _figures(groups)
+    return rendered(
+        "compare.html.j2",
+        kind="comparison",
+        title=f"{sum(len(group.runs) for group in groups)} runs compared",
+        sentence=_sentence(groups),
+        groups=[{"label": group.label, "seeds": ", ".join(run.seed for run in group.runs), "count": len(group.runs)} for group in groups],
+        settings=_differences(groups)[:SETTINGS_LISTED],
+        head=head,
+        rows=rows,
+        run_rows=[_run_row(run, group) for group in groups for run in group.runs],
+        notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in run.source.notes],
+        curves=curves.both_themes(_panels(groups[:MAX_GROUPS])),
+        crossed=heat_map(crossed),
+    )
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The groups in the order of their first runs, labelled by what tells them apart."""
+    found: dict[str, list[Run]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        own = _flat({key: value for key, value in run.source.config.items() if key not in _FREE})
+        key = json.dumps(own, sort_keys=True, default=str) if own else run.name  # a config that cannot be read is like no other
+        found.setdefault(key, []).append(run)
+        settings[key] = own
+    groups = [Group("", members, settings[key]) for key, members in found.items()]
+    keys = [key for key, _ in _differences(groups)]
+    return [replace(group, label=_label(group, keys, groups)) for group in groups]
+
+
+def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
+    """The settings that tell the group apart, or its first run's name where these are too many, or the same for another group."""
+
+    def told(one: Group) -> str:
+        return ", ".join(f"{key.rpartition('.')[2]} {_value(one.settings.get(key))}" for key in keys[:SETTINGS_NAMED])
+
+    name = short(group.runs[0].source.config.get("name") or group.runs[0].name, 40)
+    if not keys or len(keys) > SETTINGS_NAMED or sum(told(other) == told(group) for other in groups) > 1:
+        others = [short(other.runs[0].source.config.get("name") or other.runs[0].name, 40) for other in groups]
+        return name if others.count(name) == 1 else short(group.runs[0].name, 60)
+    return told(group)
+
+
+def _value(value: Any) -> str:
+    return "–" if value is None else short(value, 30)
+
+
+def _runs(run_dirs: Sequence[Path]) -> list[Run]:
+    paths = [Path(run_dir) for run_dir in run_dirs]
+    resolved = [path.resolve() for path in paths]
+    if len(set(resolved)) < 2:
+        raise UserError("compare: name at least two different runs")
+    if len(set(resolved)) < len(resolved):
+        twice = next(path for path, place in zip(paths, resolved) if resolved.count(place) > 1)
+        raise UserError(f"compare: {twice} is named twice; name each run once")
+    if len(paths) > MAX_RUNS:
+        raise UserError(f"compare: {len(paths)} runs are too many for one page; name at most {MAX_RUNS}")
+    return [Run(name, read_run(path)) for name, path in zip(_names(resolved), paths)]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The folders' own names, with as much of their paths before them as tells all apart."""
+    depth, names = 1, [path.name for path in paths]
+    while len(set(names)) < len(names):
+        depth += 1
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+    return names
+
+
+def _cross_play(path: Path) -> Record:
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"--cross-play {path}: cannot be read ({error.strerror}); name what `nip-ray cross-play --out` wrote") from None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict) or heat_map(found) is None:
+        raise UserError(f"--cross-play {path}: is damaged or no such document; name what `nip-ray cross-play --out` wrote")
+    return found
+
+
+def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value. Lists are values."""
+    if not isinstance(config, dict):
+        return {prefix: config}
+    made: dict[str, Any] = {}
+    for key, value in config.items():
+        made |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return made
+
+
+def _differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
+    """(key, value of each group) of the settings that are not the same in all."""
+    keys = dict.fromkeys(key for group in groups for key in group.settings)
+    rows = [(key, [_value(group.settings.get(key)) for group in groups]) for key in keys]
+    return [(short(key, 80), values) for key, values in rows if len(set(values)) > 1]
+
+
+# ---------------------------------------------------------------------------------------------------------- figures
+
+
+def _run_figure(source: RunSource, key: str) -> Figure | None:
+    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or one under attack."""
+    if key in _UNDER_ATTACK:
+        return under_attack(source, key.partition("_")[0])
+    exact = exact_figures(source).get(key)
+    return Figure(exact) if exact is not None else held_out(source, "greedy", key) or held_out(source, "sampled", key)
+
+
+def group_figure(group: Group, key: str) -> Figure | None:
+    """The interquartile mean over a group's seeds with its interval; of a single run its own figure. n: runs, or the run's episodes."""
+    from nip_ray.evaluation.aggregates import stratified_interval
+
+    found = [figure for run in group.runs if (figure := _run_figure(run.source, key)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return figure_of(stratified_interval([[figure.estimate for figure in found]], seed=0).record())
+
+
+def _labels(groups: Sequence[Group]) -> dict[str, str]:
+    """Key -> label of all figures that some run has."""
+    sources = [run.source for group in groups for run in group.runs]
+    paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
+    exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
+    return {**NAMES, **_UNDER_ATTACK, **paid, **exact}
+
+
+def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The heads of the columns, and a row for each figure that at least one group has."""
+    rows = []
+    for key, label in _labels(groups).items():
+        cells = [_cell(group_figure(group, key), _is_share(key)) for group in groups]
+        if any(figure for figure, _ in cells):
+            rows.append({"label": short(label, 80), "cells": cells})
+    return [group.label for group in groups], rows[:60]
+
+
+def _is_share(key: str) -> bool:
+    return key in _UNDER_ATTACK or (key.startswith("verifier/") and key in NAMES)
+
+
+def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
+    if figure is None:
+        return "", ""
+    return percent_words(figure.estimate) if shares else f"{figure.estimate:.3g}", interval_words(figure, shares)
+
+
+def _run_row(run: Run, group: Group) -> dict[str, Any]:
+    names = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", "soundness_under_attack")
+    last = run.source.rows[-1]
+    cells = [_cell(_run_figure(run.source, name), True) for name in names]
+    return {"name": run.name, "group": group.label, "seed": run.seed, "iterations": f"{last['iteration']:,.0f}", "cells": cells}
+
+
+def _sentence(groups: Sequence[Group]) -> str:
+    """Which group decides best, and whether that is more than luck."""
+    found = [(group, figure) for group in groups if (figure := group_figure(group, "verifier/accuracy")) is not None]
+    if not found:
+        return f"{len(groups)} groups of runs, by everything in their configs but the seed. None has a held-out accuracy."
+    found.sort(key=lambda pair: -pair[1].estimate)
+    best, figure = found[0]
+    sentence = f"{best.label}: {_told(best, figure)}"
+    if len(found) == 1:
+        return f"{sentence}."
+    second, other = found[1]
+    known = figure.lower is not None and other.upper is not None
+    apart = known and figure.lower is not None and other.upper is not None and figure.lower > other.upper
+    words = "above" if apart else "not told apart from" if known else "before"
+    return f"{sentence}, {words} {second.label}: {_told(second, other)}."
+
+
+def _told(group: Group, figure: Figure) -> str:
+    how = f"interquartile mean of {len(group.runs)} seeds" if len(group.runs) > 1 else "one seed"
+    sure = interval_words(figure, True)
+    return f"{percent_words(figure.estimate)} held-out accuracy ({how}{f', 95 % interval {sure}' if sure else ''})"
+
+
+# ----------------------------------------------------------------------------------------------------------- curves
+
+
+def _panels(groups: Sequence[Group]) -> list[Panel]:
+    named = list(_CURVES)
+    names = dict.fromkeys(agent for group in groups for run in group.runs for agent in agents(run.source.rows))
+    named += [(f"train/{agent}/return", f"Return of {agent}, training", "reward per episode") for agent in list(names)[:6]]
+    made = []
+    for number, (key, title, unit) in enumerate(named):
+        series = [one for colour, group in enumerate(groups) if (one := band(group, key, colour)) is not None]
+        if series:
+            made.append(Panel(f"compared_{number}", title, unit, series))
+    return made
+
+
+def band(group: Group, key: str, colour: int) -> Series | None:
+    """The mean over a group's seeds with their range, at the iterations that all have that have the figure at all."""
+    curves = [{row["iteration"]: row[key] for row in run.source.rows if key in row} for run in group.runs]
+    curves = [curve for curve in curves if curve]
+    if not curves:
+        return None
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    if not shared:
+        return None
+    shared = shared[:: 1 + len(shared) // 800]
+    y_SN = np.array([[curve[i] for i in shared] for curve in curves])
+    seeds = f" ({len(curves)} seeds)" if len(curves) > 1 else ""
+    spread = (y_SN.min(0), y_SN.max(0)) if len(curves) > 1 else None
+    return Series(f"{group.label}{seeds}", np.array(shared, dtype=np.float64), y_SN.mean(0), colour, "line", spread)

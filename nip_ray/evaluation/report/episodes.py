@@ -1,0 +1,218 @@
+"""The transcripts as the page shows them: plain texts, places and shares that a template only has to put down.
+
+Decisions that matter here:
+- everything is written into the page when it is made, also what is hidden until somebody asks for it: the script of the page shows and
+  hides, and makes no element out of data. Without scripts all of it stands there, one episode below the other;
+- records are of others, language models among them. What is not shaped like a record is passed over, texts are cut to a length;
+- wrong ones come first, and pictures are drawn until they have filled their share of the page.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nip_ray.evaluation.report import drawings
+from nip_ray.evaluation.report.source import Record, RunSource, finite
+
+EPISODES_SHOWN = 60
+ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
+TEXT_SHOWN = 4000  # characters of a message of words
+SYMBOLS_SHOWN = 32
+PAGE_SHARE = 1_200_000  # characters of texts and pictures of all episodes together
+
+VERDICTS = {0: "reject", 1: "accept", 2: "undecided"}
+FILTERS = (("wrong", "wrong"), ("fooled", "fooled"), ("undecided", "undecided"))
+
+
+def short(value: object, limit: int = 160) -> str:
+    """`value` as text of at most `limit` characters."""
+    text = str(value)
+    return text if len(text) <= limit else f"{text[:limit]} …"
+
+
+def browser(source: RunSource) -> dict[str, Any]:
+    """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are words."""
+    ordered = sorted(source.transcripts, key=_is_right)[:EPISODES_SHOWN]
+    agents = _agents(ordered)
+    episodes, left = [], PAGE_SHARE
+    for number, record in enumerate(ordered, 1):
+        episode = shown(record, number, agents, source.pictures if left > 0 else {})
+        left -= _weight(episode)
+        episodes.append(episode)
+        if left < -PAGE_SHARE // 4:
+            break
+    judged = [episode for episode in episodes if episode["judged"]]
+    filters = [(flag, label, sum(flag in episode["flags"] for episode in judged)) for flag, label in FILTERS] if judged else []
+    return {
+        "episodes": episodes,
+        "filters": filters,
+        "in_words": any(episode["in_words"] for episode in episodes),
+        "total": len(source.transcripts),
+        "file": source.transcripts_name,
+    }
+
+
+def _is_right(record: Record) -> bool:
+    return record.get("correct") is not False
+
+
+def _agents(records: Sequence[Record]) -> dict[str, int]:
+    """Agent -> its colour, in the order in which they speak."""
+    names = (turn.get("agent") for record in records for turn in _raw_turns(record.get("rounds")))
+    return {name: i % drawings.AGENT_COLOURS for i, name in enumerate(dict.fromkeys(name for name in names if isinstance(name, str)))}
+
+
+def _weight(episode: Mapping[str, Any]) -> int:
+    """About how many characters an episode takes on the page."""
+    picture = episode["picture"]
+    drawn = 0 if picture is None else len(picture.get("uri", "")) + 90 * len(str(picture)) // 60
+    return drawn + sum(600 + len(turn["message"]) for one in episode["rounds"] for turn in one["turns"])
+
+
+def shown(record: Record, number: int, agents: Mapping[str, int], pictures: Mapping[str, Record]) -> dict[str, Any]:
+    """One episode. number: on the page. agents: their colours. pictures: by instance, as `instances.json` has them."""
+    raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
+    raw = raw if isinstance(raw, list) else []
+    verdict = VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict")))
+    label = VERDICTS.get(_code(record.get("label")), short(record.get("label")))
+    judged, correct = "verdict" in record, record.get("correct") is True
+    rounds = [_round(one, i, agents) for i, one in enumerate(raw[:ROUNDS_SHOWN]) if isinstance(one, dict)]
+    picture = _picture(record, pictures, rounds)
+    channels = list(dict.fromkeys(turn["channel"] for one in rounds for turn in one["turns"] if turn["channel"]))
+    return {
+        "number": number,
+        "instance": short(record.get("instance", "?"), 60),
+        "label": label,
+        "verdict": verdict,
+        "judged": judged,
+        "correct": correct,
+        "flags": _flags(label, verdict, correct) if judged else [],
+        "decides": any(turn["decision"] for one in rounds for turn in one["turns"]),
+        "in_words": any(turn["in_words"] for one in rounds for turn in one["turns"]),
+        "length": short(record.get("length", "?"), 20),
+        "rewards": _rewards(rewards),
+        "channels": channels if len(channels) > 1 else [],
+        "rounds": rounds,
+        "cut": len(raw) > ROUNDS_SHOWN,
+        "picture": picture,
+        "tree": drawings.tree(record),
+    }
+
+
+def _flags(label: str, verdict: str, correct: bool) -> list[str]:
+    """By which filters an episode is found. Fooled: a false claim was accepted."""
+    marks = {"wrong": not correct, "fooled": label == "reject" and verdict == "accept", "undecided": verdict == "undecided"}
+    return [name for name, holds in marks.items() if holds]
+
+
+def _rewards(rewards: Any) -> str:
+    if not isinstance(rewards, dict):
+        return ""
+    return ", ".join(f"{short(agent, 40)} {short(reward, 20)}" for agent, reward in list(rewards.items())[:8])
+
+
+def _raw_turns(rounds: Any) -> list[Record]:
+    """All turns that are shaped like turns."""
+    found = [one.get("turns") for one in rounds if isinstance(one, dict)] if isinstance(rounds, list) else []
+    return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
+
+
+def _round(one: Record, place: int, agents: Mapping[str, int]) -> dict[str, Any]:
+    """A round by its place in the record, which the page steps through; the number that it has there is what is told."""
+    turns = _raw_turns([one])[:TURNS_SHOWN]
+    return {"place": place, "name": short(one.get("round", place), 10), "turns": [_turn(turn, agents) for turn in turns]}
+
+
+def _turn(turn: Record, agents: Mapping[str, int]) -> dict[str, Any]:
+    message, decision = turn.get("message"), turn.get("decision")
+    said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
+    flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
+    agent = turn.get("agent")
+    return {
+        "agent": short(turn.get("agent", ""), 40),
+        "colour": agents.get(agent, 0) if isinstance(agent, str) else 0,
+        "channel": short(turn.get("channel", ""), 40),
+        "message": f"{said} [{', '.join(flags)}]" if flags else said,
+        "symbols": message[:SYMBOLS_SHOWN] if isinstance(message, list) else [],
+        "in_words": isinstance(message, str),
+        "decision": "" if decision is None else {2: "continue"}.get(_code(decision), VERDICTS.get(_code(decision), short(decision))),
+        "chances": _chances(turn),
+    }
+
+
+def _chances(turn: Record) -> list[tuple[str, float, float, str]]:
+    """(decision, where its bar begins, how long it is, in words) in per cent; of language models what they gave acceptance."""
+    given = turn.get("probabilities")
+    if isinstance(given, dict):
+        found = [(name, finite(given.get(name))) for name in ("reject", "accept", "continue")]
+    else:
+        sure = finite(turn.get("confidence"))
+        found = [] if sure is None else [("reject", 1 - sure), ("accept", sure)]
+    if not found or any(share is None or not -1e-6 <= share <= 1 + 1e-6 for _, share in found):
+        return []
+    chances, at = [], 0.0
+    for name, share in found:
+        width = round(100 * min(1.0, max(0.0, share or 0.0)), 1)
+        chances.append((name, round(at, 1), width, f"{width:.0f} %" if 0.5 <= width <= 99.5 or width in (0, 100) else f"{width:.1f} %"))
+        at += width
+    return chances
+
+
+def _picture(record: Record, pictures: Mapping[str, Record], rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What is drawn beside an episode, with the marks of what was named in which round by whom. Fills in the turns' messages in words."""
+    frames = drawings.positions(record)
+    if frames is not None:
+        _moves_in_words(frames, rounds)
+        return {"kind": "positions", "frames": frames}
+    instance = record.get("instance")
+    known = pictures.get(str(instance)) if isinstance(instance, int | str) else None
+    if known is None:
+        return None
+    if known.get("kind") == "graphs" and (parts := drawings.graphs(known)) is not None:
+        places = {node["symbol"]: (i, node, f"{part['name']}{node['number']}") for i, part in enumerate(parts) for node in part["nodes"]}
+        for i, node, mark in _marks(places, rounds):
+            parts[i].setdefault("marks", []).append({**mark, "x": node["x"], "y": node["y"]})
+        return {"kind": "graphs", "parts": parts}
+    if known.get("kind") == "image" and (drawn := drawings.image(known)) is not None:
+        columns = drawn["columns"]
+        places = {c["symbol"]: (0, c, f"row {c['symbol'] // columns + 1}, column {c['symbol'] % columns + 1}") for c in drawn["cells"]}
+        marks = [{**mark, "x": cell["x"], "y": cell["y"]} for _, cell, mark in _marks(places, rounds)]
+        return {"kind": "image", **drawn, "marks": marks}
+    return None
+
+
+def _moves_in_words(frames: Sequence[Record], rounds: Sequence[Record]) -> None:
+    """Coordinates for symbols: what the host chooses in a frame's round, and what the agent answers in the next."""
+    words = {frame["round"]: frame["choice"] for frame in frames} | {frame["round"] + 1: frame["axis"] for frame in frames}
+    for one in rounds:
+        for turn in one["turns"]:
+            turn["message"] = words.get(one["place"]) or turn["message"]
+
+
+def _marks(places: Mapping[int, tuple[int, Record, str]], rounds: list[dict[str, Any]]) -> list[tuple[int, Record, dict[str, Any]]]:
+    """(part, what was named, mark) for all that was named. How often it was named before makes a mark wider, so that all are seen."""
+    marks, often = [], dict.fromkeys(places, 0)
+    for one in rounds:
+        for turn in one["turns"]:
+            named = [symbol for symbol in turn["symbols"] if isinstance(symbol, int) and symbol in places]
+            for symbol in named:
+                part, item, _ = places[symbol]
+                marks.append(
+                    (part, item, {"round": one["place"], "colour": turn["colour"], "agent": turn["agent"], "wider": often[symbol]})
+                )
+                often[symbol] += 1
+            if named and len(named) == len(turn["symbols"]):
+                rest = turn["message"].partition(" · ")
+                turn["message"] = ", ".join(places[symbol][2] for symbol in named) + rest[1] + rest[2]
+    return marks
+
+
+def _symbols(message: Any) -> str:
+    """A message as text: symbols of a list, or what else it is."""
+    if isinstance(message, list):
+        return " ".join(short(symbol, 40) for symbol in message[:SYMBOLS_SHOWN])
+    return "" if message is None else short(message, TEXT_SHOWN)
+
+
+def _code(value: Any) -> int:
+    """A decision code, -1 for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value in VERDICTS else -1

@@ -1,0 +1,50 @@
+"""Templates become pages: self-contained, with a content security policy that knows the page's own style and script by their hashes.
+
+Decisions that matter here:
+- no `unsafe-inline`: what is not our script does not run, and what is not our style sheet (a style attribute, for one) is not obeyed,
+  even if a text should ever get out of its escaping. So the templates use classes and presentation attributes of SVG only;
+- jinja2 escapes every variable; the only texts put in raw are the files of this package.
+"""
+
+import base64
+import hashlib
+from pathlib import Path
+from typing import Any
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def rendered(template: str, *, scripts: tuple[str, ...] = (), connect: bool = False, folder: Path = TEMPLATES, **variables: Any) -> str:
+    """The page of `template`, which includes head.html.j2. scripts: files of `TEMPLATES` that it carries. connect: may ask its own server.
+
+    folder: where the template lies, if not here. variables: of the template, all escaped.
+    """
+    # here, not above: training imports this room, and must not wait for it
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    pages = Environment(
+        loader=FileSystemLoader([folder, TEMPLATES]), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    style = _file("style.css")
+    script = "".join(_file(name) for name in scripts)
+    own = {"style": Markup(style), "script": Markup(script), "policy": Markup(policy(style, script, connect)), "connect": connect}
+    return pages.get_template(template).render(**variables, **own)
+
+
+def policy(style: str, script: str, connect: bool = False) -> str:
+    """The content security policy of a page with this style sheet and script, and nothing else."""
+    parts = ["default-src 'none'", "img-src data:", f"style-src '{_hash(style)}'"]
+    if script:
+        parts.append(f"script-src '{_hash(script)}'")
+    if connect:
+        parts.append("connect-src 'self'")
+    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode('ascii')}"
+
+
+def _file(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

@@ -1,0 +1,163 @@
+"""Whether a better liar can fool the verifier: attacks, the worst case, calibration, what messages are worth, and cross-play.
+
+Reads evaluation.json and cross_play.json as docs/evaluation.md lays them out. Every part may be missing, and then is not shown; that no
+attack was made is said, with the command that makes one.
+"""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from nip_ray.evaluation.report.episodes import short
+from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
+
+SIDES = (("soundness", "Soundness", "to reject", "rejected"), ("completeness", "Completeness", "to accept", "accepted"))
+ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
+KINDS = {
+    "fresh": "trained from scratch against it",
+    "continued": "this run's prover, trained on against it",
+    "own": "this run's prover as it is",
+    "random": "says anything",
+    "silent": "says nothing of use",
+    "manual": "made by hand",
+}
+
+
+def under_attack(source: RunSource, side: str) -> Figure | None:
+    """The share of right verdicts against the strongest attacker. side: "soundness" or "completeness"."""
+    return figure_of(source.evaluation.get(f"{side}_under_attack"))
+
+
+def attackers(source: RunSource, side: str) -> list[Record]:
+    """The attackers of one side as they stand in the file."""
+    part = _inner(source.evaluation, "attack").get(side)
+    found = part.get("attackers") if isinstance(part, dict) else None
+    return [one for one in found[:ATTACKERS_SHOWN] if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
+    """Variables of the trust panel."""
+    sides = [made for key, *names in SIDES if (made := _side(source, key, names)) is not None]
+    return {
+        "sides": sides,
+        "attack_command": "" if sides or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
+        "worst": list(_worst_case(source)),
+        "calibration": _calibration(source),
+        "messages": list(_message_value(source)),
+        "cross_play": heat_map(source.cross_play),
+    }
+
+
+def _inner(record: Record, key: str) -> Record:
+    found = record.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _side(source: RunSource, key: str, names: list[str]) -> dict[str, Any] | None:
+    """One side: its headline figure, and a row for each attacker with its place on the axis from 0 to 1."""
+    figure, rows = under_attack(source, key), [_attacker(one) for one in attackers(source, key)]
+    rows = [row for row in rows if row is not None]
+    if figure is None and not rows:
+        return None
+    part = _inner(_inner(source.evaluation, "attack"), key)
+    rows.sort(key=lambda row: (not row["chosen"], row["at"]["estimate"]))
+    return {
+        "key": key,
+        "title": names[0],
+        "claim": names[1],
+        "right": names[2],
+        "figure": "" if figure is None else percent_words(figure.estimate),
+        "interval": "" if figure is None else interval_words(figure, True),
+        "n": "" if figure is None or figure.n is None else f"{figure.n:,}",
+        "attacker": short(_inner(source.evaluation, f"{key}_under_attack").get("attacker", ""), 60),
+        "rows": rows,
+        "any": _cell(figure_of(part.get("any_attacker"))),
+        "every": _cell(figure_of(part.get("every_message"))),
+    }
+
+
+def _attacker(one: Record) -> dict[str, Any] | None:
+    figure = figure_of(one.get("held_out"))
+    if figure is None:
+        return None
+    kind = one.get("kind")
+    return {
+        "name": short(one.get("name", "?"), 60),
+        "what": KINDS.get(kind, short(kind, 40)) if isinstance(kind, str) else "",
+        "chosen": one.get("chosen") is True,
+        "cell": _cell(figure),
+        "fooled": _cell(figure_of(one.get("fooled"))),
+        "at": _places(figure),
+        "n": "" if figure.n is None else f"{figure.n:,}",
+    }
+
+
+def _places(figure: Figure) -> dict[str, float]:
+    """Per cent of the axis."""
+    ends = {"estimate": figure.estimate, "lower": figure.lower, "upper": figure.upper}
+    return {name: round(100 * min(1.0, max(0.0, share)), 1) for name, share in ends.items() if share is not None}
+
+
+def _cell(figure: Figure | None) -> tuple[str, str]:
+    return ("", "") if figure is None else (percent_words(figure.estimate), interval_words(figure, True))
+
+
+def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
+    part = _inner(source.evaluation, "worst_case")
+    names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
+    for key, label in names.items():
+        figure = figure_of(part.get(f"verifier/{key}"))
+        if figure is not None:
+            yield label, _cell(figure), "" if figure.n is None else f"{figure.n:,}"
+
+
+def _calibration(source: RunSource) -> dict[str, Any] | None:
+    """Bins of a reliability diagram, in per cent of its sides, and the figures beside it."""
+    part = _inner(source.evaluation, "calibration")
+    bins = []
+    for one in part["bins"][:40] if isinstance(part.get("bins"), list) else []:
+        seen = figure_of(one.get("positive")) if isinstance(one, dict) else None
+        said = finite(one.get("confidence")) if isinstance(one, dict) else None
+        if seen is not None and said is not None:
+            bins.append({"said": round(100 * said, 1), "n": seen.n or 0, **_places(seen)})
+    figures = [(label, _number(figure_of(part.get(key)))) for key, label in (("brier", "Brier score"), ("ece", "Calibration error"))]
+    figures = [(label, cell) for label, cell in figures if cell[0]]
+    return {"bins": bins, "figures": figures} if bins or figures else None
+
+
+def _number(figure: Figure | None) -> tuple[str, str]:
+    return ("", "") if figure is None else (f"{figure.estimate:.3f}", interval_words(figure, False))
+
+
+def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
+    """(what was done to the messages, accuracy, what was lost)."""
+    part = _inner(source.evaluation, "message_value")
+    heard = figure_of(part.get("heard"))
+    if heard is None:
+        return
+    yield "as they were sent", _cell(heard), ("", "")
+    for key, label in (("silenced", "silenced"), ("shuffled", "shuffled between instances"), ("other_instance", "of another instance")):
+        one = _inner(part, key)
+        figure, lost = figure_of(one.get("accuracy")), figure_of(one.get("lost"))
+        if figure is not None:
+            yield label, _cell(figure), _cell(lost)
+
+
+def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Cross-play: verifiers down, provers across, each cell its accuracy. None for what is not shaped like one."""
+    cells = [cell for cell in crossed["matrix"] if isinstance(cell, dict)] if isinstance(crossed.get("matrix"), list) else []
+    figures = {(str(cell.get("verifier")), str(cell.get("prover"))): figure_of(cell.get("accuracy")) for cell in cells}
+    rows = list(dict.fromkeys(verifier for verifier, _ in figures))[:CELLS_SHOWN]
+    columns = list(dict.fromkeys(prover for _, prover in figures))[:CELLS_SHOWN]
+    if not rows:
+        return None
+    made = [{"name": short(row, 60), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]} for row in rows]
+    return {"columns": [short(name, 60) for name in columns], "rows": made}
+
+
+def _heat(figure: Figure | None, own: bool) -> dict[str, Any]:
+    """text, interval, whether the two trained together, and the shade: a step from 0 (all wrong) to 10 (all right)."""
+    if figure is None:
+        return {"text": "–", "interval": "", "step": "none", "own": own}
+    step = round(10 * min(1.0, max(0.0, figure.estimate)))
+    return {"text": percent_words(figure.estimate), "interval": interval_words(figure, True), "step": step, "own": own}

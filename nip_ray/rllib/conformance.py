@@ -1,0 +1,138 @@
+"""One call that says whether a learning rule keeps its promises to runs.
+
+Decisions that matter here:
+
+- It is tried on the message game (or an experiment that is given), in this process, without Ray: what workers do with it is the same code.
+- What is asked is what runs promise their users: the same seed gives the same numbers, a resumed run those of one that was never stopped,
+  an agent that rests is left alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
+
+_GAME: dict[str, Any] = {
+    "protocol": {"name": "message_game", "max_rounds": 4},
+    "scenario": {"name": "message_game", "num_symbols": 5, "agents": {"_default": {"hidden": 8}}},
+    "algorithm": {"minibatch_size": 32},
+    "play": {"num_copies": 16},
+}
+_ITERATIONS = 3
+
+
+def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[str, Any] | None = None) -> None:
+    """Raise one UserError that lists what is wrong with the learning rule of `config`; return quietly when nothing is found.
+
+    experiment: what to try it on, as a config's plain data without its algorithm (default: the message game, which takes a second or two).
+    Checked: its settings, that learning changes weights and logs finite figures under the names it announces, that it repeats itself,
+    goes on from a saved state to the bit, and leaves agents alone that rest. The rule must be registered.
+    """
+    faults = list(_settings_faults(config))
+    if not faults:
+        made = _experiment(config, experiment or _GAME)
+        try:
+            faults = list(_learning_faults(config, made))
+        except TrainingError as error:
+            faults = [str(error)]
+    if faults:
+        raise UserError(f"algorithm {config.settings_class().name!r}: " + "; ".join(dict.fromkeys(faults)))
+
+
+def _experiment(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) -> ExperimentConfig:
+    settings = config.settings_class()
+    rule = {f.name: getattr(settings, f.name) for f in fields(settings)}
+    return ExperimentConfig.model_validate(
+        {**base, "seed": 1, "iterations": _ITERATIONS, "algorithm": {**rule, **base.get("algorithm", {})}}
+    )
+
+
+def _settings_faults(config: type[ProtocolAlgorithmConfig]) -> Iterator[str]:
+    from nip_ray.rllib.algorithms import ALGORITHMS
+
+    name = config.settings_class().name
+    if ALGORITHMS.get(name) is not config:
+        yield "is not registered; call nip_ray.plugins.register_algorithm"
+        return
+    made = config()
+    if made.settings() != config.settings_class():
+        yield f"a new {config.__name__} does not have the default settings"
+    if hasattr(made.settings(), "lr") and made.training(lr=0.25).settings().lr != 0.25:
+        yield f"{config.__name__}().training(lr=...) does not change the settings"
+
+
+def _learning_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> Iterator[str]:
+    first, again, resumed = (_built(config, experiment) for _ in range(3))
+    start = _weights(first)
+    saved: dict[str, Any] = {}
+    for iteration in range(_ITERATIONS):
+        first.train()
+        again.train()
+        yield from _figure_faults(first)
+        if iteration == 0:
+            saved = _copied(again.training_state())
+    learners = [agent for agent, network in first.networks().items() if network.groups()]  # pyright: ignore[reportCallIssue]
+    for agent in learners:
+        if not _differ(start, _weights(first), agent):
+            yield f"nothing of {agent!r} changed in {_ITERATIONS} iterations"
+    if any(_differ(_weights(first), _weights(again), agent) for agent in learners):
+        yield "the same seed gives other weights; draw from nip_ray.seeding.generator"
+    resumed.load_training_state(saved)
+    for _ in range(_ITERATIONS - 1):
+        resumed.train()
+    if any(_differ(_weights(first), _weights(resumed), agent) for agent in learners):
+        yield "a resumed run gives other weights; keep what lasts beyond an update in extra_state() and load_extra_state()"
+    yield from _resting_faults(config, experiment, learners)
+    for algorithm in (first, again, resumed):
+        algorithm.stop()
+
+
+def _resting_faults(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig, learners: list[str]) -> Iterator[str]:
+    """An agent whose schedule lets it rest in the first iteration has the same weights after it."""
+    if len(learners) < 2:
+        return
+    resting = learners[0]
+    dumped = experiment.model_dump(mode="json")
+    dumped["schedules"] = {resting: {"kind": "contiguous", "period": 2, "start": 1, "stop": 2}}
+    algorithm = _built(config, ExperimentConfig.model_validate(dumped))
+    before = _weights(algorithm)
+    algorithm.train()
+    if _differ(before, _weights(algorithm), resting):
+        yield f"{resting!r} rests, and yet its weights change; learn from agents in self.updated only"
+    algorithm.stop()
+
+
+def _figure_faults(algorithm: ProtocolAlgorithm) -> Iterator[str]:
+    learned = {key: value for key, value in algorithm.row.items() if key.startswith("learn/")}
+    if not learned:
+        yield "logs no figure; append a tensor to self.sums[agent] for every minibatch"
+    for key, value in learned.items():
+        if not torch.tensor(float(value)).isfinite():
+            yield f"{key} is {value}"
+
+
+def _built(config: type[ProtocolAlgorithmConfig], experiment: ExperimentConfig) -> ProtocolAlgorithm:
+    made: Any = config().experiment(experiment)
+    return made.build_algo()
+
+
+def _weights(algorithm: ProtocolAlgorithm) -> dict[str, dict[str, Tensor]]:
+    return {agent: {k: v.detach().clone() for k, v in network.state_dict().items()} for agent, network in algorithm.networks().items()}
+
+
+def _differ(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[str, Tensor]], agent: str) -> bool:
+    return any(not torch.equal(value, other[agent][key]) for key, value in one[agent].items())
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list | tuple) else state

@@ -1,0 +1,53 @@
+"""Random starts by number: the points of instance i are a function of (seed, i) alone, on every device and in every process.
+
+Decisions that matter here:
+- numbers are hashed, not drawn from a stream: there is no table of instances, and one start costs as much as any other;
+- a start that is over at once is none: the next one in the same instance's own sequence takes its place.
+Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the finaliser of splitmix64).
+"""
+
+import torch
+from torch import Tensor
+
+from nip_ray.scenarios.hironaka.game import Game, State
+from nip_ray.seeding import stable_seed
+
+_GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685  # the published constants, as signed numbers
+
+
+def mixed(x: Tensor) -> Tensor:
+    """int64 of any shape: hashes, as good as random numbers of 64 bits. A bijection."""
+    x = x + _GAMMA
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
+    return x ^ _shifted(x, 31)
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """Shifted right, zeros coming in: torch's own shift repeats the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def uniform(x: Tensor) -> Tensor:
+    """Double precision in [0, 1): the first 53 bits of `mixed`."""
+    return _shifted(mixed(x), 11).double() * 2.0**-53
+
+
+def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tensor:
+    """(N, max_points, d) of the game's number type: whole numbers from 0 to `max_value`, uniform and independent."""
+    settings = game.settings
+    shape = (settings.max_points, settings.dimension)
+    key_N = mixed(mixed(id_N + stable_seed(seed, "hironaka", attempt)))
+    place_M = torch.arange(shape[0] * shape[1], device=id_N.device)
+    number_NM = (uniform(key_N[:, None] + place_M * _SECOND) * (settings.max_value + 1)).floor()
+    return number_NM.view(-1, *shape).to(game.dtype)
+
+
+def start(game: Game, seed: int, id_N: Tensor) -> State:
+    """The games of instances `id_N` ((N,) int64), none of them over."""
+    state = game.start(start_points(game, seed, id_N))
+    attempt = 0
+    while len(over_K := (~state.open_B).nonzero()[:, 0]):
+        attempt += 1
+        state = state.put(over_K, game.start(start_points(game, seed, id_N[over_K], attempt)))
+    return state.trimmed()

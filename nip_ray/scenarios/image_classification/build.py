@@ -1,0 +1,85 @@
+"""From settings to an image classification scenario: images loaded and labelled, feature maps found, agents looked up."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from nip_ray.errors import UserError
+from nip_ray.networks.images import latent_size
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.image_classification.embeddings import cache_folder, embeddings, find_model
+from nip_ray.scenarios.image_classification.images import ImageSet, load_images, size_text
+from nip_ray.scenarios.image_classification.labels import labelled, num_classes_of
+from nip_ray.scenarios.image_classification.network import RandomAgent
+from nip_ray.scenarios.image_classification.scenario import ImageClassification, LabelledImages
+from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
+from nip_ray.settings.image_data import ImageDataSettings
+
+
+def build_image_classification(protocol: Protocol, settings: ImageClassificationSettings) -> ImageClassification:
+    """The scenario of `settings` under `protocol`. Raises UserError for unusable data or weights, or agents that do not exist."""
+    agents = agent_settings(protocol, settings.agents)
+    data = image_data(settings.data)
+    height, width = data.images.pixels_ICHW.shape[2:]
+    if min(latent_size(height, width, settings.num_block_groups)) < 1:
+        most = min(height, width).bit_length() - 1
+        size = size_text(data.images)
+        raise UserError(
+            f"scenario.num_block_groups: got {settings.num_block_groups}, but nothing would be left of {size}, use at most {most}"
+        )
+    return ImageClassification(
+        protocol,
+        replace(data, embeddings=_embeddings(agents, data.images, settings)),
+        agents,
+        num_groups=settings.num_block_groups,
+        shared_body=settings.shared_body,
+        central_critic=settings.central_critic,
+        message_size=settings.message_size,
+        linear_symbols=settings.linear_symbols,
+    )
+
+
+def agent_settings(protocol: Protocol, given: Mapping[str, ImageAgentSettings]) -> dict[str, ImageAgentSettings]:
+    """Settings for every agent: its own, else those of `_default`, else the defaults."""
+    unknown = set(given) - set(protocol.agents) - {"_default"}
+    if unknown:
+        raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
+    default = given.get("_default", ImageAgentSettings())
+    return {agent: given.get(agent, default) for agent in protocol.agents}
+
+
+def image_data(settings: ImageDataSettings) -> LabelledImages:
+    """The images that `settings` leaves of their source, with labels and without feature maps."""
+    train, test = load_images(settings)
+    count = num_classes_of(settings, train, test)
+    train_K, train_label_K = labelled(train, settings, "train", count)
+    test_K, test_label_K = labelled(test, settings, "test", count)
+    train, test = train.select(train_K), test.select(test_K)
+    both = ImageSet(torch.cat([train.pixels_ICHW, test.pixels_ICHW]), torch.cat([train.class_I, test.class_I]), train.levels)
+    return LabelledImages(both, torch.cat([train_label_K, test_label_K]), len(train))
+
+
+def random_twin(scenario: Scenario) -> dict[str, nn.Module]:
+    """Uniform random players for every seat of an image classification scenario."""
+    assert isinstance(scenario, ImageClassification)
+    return {agent: RandomAgent(seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
+
+
+def _embeddings(
+    agents: Mapping[str, ImageAgentSettings], images: ImageSet, settings: ImageClassificationSettings
+) -> dict[str, torch.Tensor]:
+    found, by_model = {}, {}
+    for agent, own in agents.items():
+        if own.kind == "learned" and own.pretrained_weights is not None:
+            model = find_model(own.pretrained_weights, own.pretrained_architecture)
+            if model not in by_model:
+                by_model[model] = embeddings(model, images, cache_folder(settings.embedding_cache))
+            found[agent] = by_model[model]
+            h, w = found[agent].shape[2:]
+            height, width = images.pixels_ICHW.shape[2:]
+            if (h > height and w < width) or (h < height and w > width):
+                raise UserError(f"{model.weights}: its feature maps are {h} x {w}, neither larger nor smaller than {height} x {width}")
+    return found

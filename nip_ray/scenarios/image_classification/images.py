@@ -1,0 +1,222 @@
+"""Images with classes, from scikit-learn, from parquet files, or from the Hugging Face hub.
+
+Decisions that matter here:
+- parquet files are read as the hub has them: a column of encoded images, each {bytes, path}, and one of whole numbers; the hub's own
+  data goes the same way, so one reader serves both, and no code of a data set is ever run;
+- pixels stay whole numbers from 0 to `levels`: a quarter of the memory, and equal images are equal;
+- all images of a set have one size. One that is damaged or of another size is named by file and row.
+"""
+
+import io
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.seeding import generator
+from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource
+
+_MAX_BYTES = 2**32  # of the pixels of a set, which are kept in memory
+_MAX_CLASSES = 10_000
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """I images. pixels_ICHW: uint8, from 0 to `levels`. class_I: int64 from 0 on."""
+
+    pixels_ICHW: Tensor
+    class_I: Tensor
+    levels: int = 255
+
+    def __len__(self) -> int:
+        return len(self.class_I)
+
+    def select(self, index_K: Tensor) -> "ImageSet":
+        """Some of the images, in this order."""
+        return ImageSet(self.pixels_ICHW[index_K], self.class_I[index_K], self.levels)
+
+
+@lru_cache(maxsize=2)
+def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
+    """(train, test) with all classes and in the order of their source, but for a share that is held out by `seed`.
+
+    Raises UserError for files that are missing, damaged or unlike each other, and for a hub that cannot be reached.
+    """
+    source = SOURCES[settings.source]
+    if settings.train is None and settings.source == "digits":
+        train = _digits()
+    elif settings.train is not None:
+        train = from_files(settings.train, source, "train")
+    elif source.repository is not None:
+        train = from_hub(source, "train")
+    else:
+        raise UserError("scenario.data.train: missing, the source 'files' needs a parquet file or a folder of them")
+    if settings.test is not None:
+        test = from_files(settings.test, source, "test")
+        if settings.train is None and settings.source == "digits" and test.levels != train.levels:
+            train = ImageSet((train.pixels_ICHW.float() * (test.levels / train.levels)).round().byte(), train.class_I, test.levels)
+    elif settings.train is None and source.repository is not None:
+        test = from_hub(source, "test")
+    else:
+        return held_out(train, settings.test_share, settings.seed)
+    if train.pixels_ICHW.shape[1:] != test.pixels_ICHW.shape[1:]:
+        sizes = " against ".join(size_text(part) for part in (test, train))
+        raise UserError(f"scenario.data.test: its images are of another size than the training images ({sizes}), name files of one size")
+    return train, test
+
+
+def held_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """(train, test): of every class the same share is held out, chosen by `seed`; both keep the order of `images`."""
+    keep_I = torch.ones(len(images), dtype=torch.bool)
+    for number in images.class_I.unique().tolist():
+        member_K = (images.class_I == number).nonzero().flatten()
+        order_K = torch.randperm(len(member_K), generator=generator(seed, "image split", number))
+        keep_I[member_K[order_K[: round(share * len(member_K))]]] = False
+    return images.select(keep_I.nonzero().flatten()), images.select((~keep_I).nonzero().flatten())
+
+
+def size_text(images: ImageSet) -> str:
+    """ "8 x 8 x 1": height, width, channels."""
+    channels, height, width = images.pixels_ICHW.shape[1:]
+    return f"{height} x {width} x {channels}"
+
+
+def _digits() -> ImageSet:
+    from sklearn.datasets import load_digits  # takes a second, and only this source needs it
+
+    found: Any = load_digits()
+    return ImageSet(torch.from_numpy(found.images.astype(np.uint8))[:, None], torch.from_numpy(found.target.astype(np.int64)), 16)
+
+
+# --------------------------------------------------------------------------------------------------------------- files
+
+
+def from_files(path: str | Path, source: ImageSource, split: str) -> ImageSet:
+    """The images of a parquet file; or of a folder's: of those whose names begin with `split`, if there are any, else of all.
+
+    Raises UserError for what is missing, damaged or not of the layout of `source`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parts, classes = [], []
+    for file in _files(Path(path), split):
+        try:
+            table = pq.read_table(file, columns=None)
+        except (pa.ArrowException, OSError) as error:
+            detail = str(error).splitlines()[0][:120]
+            raise UserError(f"{file}: cannot be read as parquet ({detail}); expected: a parquet file with images and labels") from None
+        found = _decoded(table, source, str(file))
+        if parts and found.pixels_ICHW.shape[1:] != parts[0].shape[1:]:
+            raise UserError(f"{file}: its images are {size_text(found)}, those of the files before it are not; expected: one size")
+        parts.append(found.pixels_ICHW)
+        classes.append(found.class_I)
+    return ImageSet(torch.cat(parts), torch.cat(classes))
+
+
+def from_hub(source: ImageSource, split: str) -> ImageSet:
+    """A split of a data set on the hub. Raises UserError without the extra `hf`, or where the hub cannot be reached."""
+    try:
+        from datasets import Image, load_dataset
+    except ImportError:
+        raise UserError(f"{source.repository}: reading from the hub needs datasets: pip install 'nip_ray[hf]'") from None
+    assert source.repository is not None
+    try:
+        found = load_dataset(source.repository, source.subset, split=split)
+        table = found.cast_column(source.image, Image(decode=False)).with_format("arrow")[:]
+    except Exception as error:  # network, authorisation, format: the library raises some twenty kinds
+        detail = (str(error).splitlines() or [""])[0][:200]
+        wrong = f"cannot be read from the hub ({type(error).__name__}: {detail})"
+        raise UserError(f"{source.repository}: {wrong}; name downloaded files as scenario.data.train and scenario.data.test") from error
+    return _decoded(table, source, f"{source.repository} ({split})")
+
+
+def _files(path: Path, split: str) -> list[Path]:
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; name a parquet file with images, or a folder of them")
+    if path.is_file():
+        return [path]
+    found = sorted(path.rglob("*.parquet"))
+    if not found:
+        raise UserError(f"{path}: has no .parquet files; name a parquet file with images, or a folder of them")
+    return [file for file in found if file.name.startswith(split)] or found
+
+
+def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
+    """The images of an arrow table."""
+    for column in (source.image, source.label):
+        if column not in table.column_names:
+            raise UserError(f"{where}: {column}: no such column; expected: {source.image} (images) and {source.label} (whole numbers)")
+    class_I = _classes(table.column(source.label), source, where)
+    if len(class_I) < 2:
+        raise UserError(f"{where}: has {len(class_I)} images; expected: at least 2")
+    rows = _encoded(table.column(source.image), source.image, where)
+    first = _pixels(next(rows), source, source.size, where, 0)
+    if first.nbytes * len(class_I) > _MAX_BYTES:
+        gigabytes = first.nbytes * len(class_I) / 1e9
+        raise UserError(
+            f"{where}: its pixels take {gigabytes:.1f} GB; expected: at most {_MAX_BYTES / 1e9:.1f}, use smaller images or fewer"
+        )
+    pixels_IHWC = np.empty((len(class_I), *first.shape), np.uint8)
+    pixels_IHWC[0] = first
+    for number, encoded in enumerate(rows, 1):
+        pixels_IHWC[number] = _pixels(encoded, source, (first.shape[2], *first.shape[:2]), where, number)
+    return ImageSet(torch.from_numpy(pixels_IHWC).permute(0, 3, 1, 2).contiguous(), class_I)
+
+
+def _classes(column: Any, source: ImageSource, where: str) -> Tensor:
+    import pyarrow as pa
+
+    if not pa.types.is_integer(column.type) or column.null_count:
+        raise UserError(f"{where}: {source.label}: is no column of whole numbers, or has gaps; expected: a class from 0 on in every row")
+    class_I = torch.from_numpy(column.to_numpy().astype(np.int64))
+    most = (source.num_classes or _MAX_CLASSES) - 1
+    wrong = ((class_I < 0) | (class_I > most)).nonzero().flatten()
+    if len(wrong):
+        row = int(wrong[0])
+        raise UserError(f"{where}: row {row + 1}: {source.label}: got {int(class_I[row])}; expected: a class from 0 to {most}")
+    return class_I
+
+
+def _encoded(column: Any, name: str, where: str) -> Iterator[bytes]:
+    import pyarrow as pa
+
+    if not pa.types.is_struct(column.type) or column.type.get_field_index("bytes") < 0:
+        raise UserError(f"{where}: {name}: is a {column.type}; expected: encoded images as structs with `bytes`, as the hub keeps them")
+    for row, value in enumerate(column, 1):
+        encoded = value["bytes"].as_py() if value.is_valid else None
+        if not isinstance(encoded, bytes):
+            raise UserError(f"{where}: row {row}: {name}: has no bytes (a path alone is not followed); expected: the encoded image itself")
+        yield encoded
+
+
+def _pixels(encoded: bytes, source: ImageSource, size: tuple[int, int, int] | None, where: str, number: int) -> np.ndarray:
+    """(H, W, C) uint8. size: (C, H, W) that it must have, None for any."""
+    from PIL import Image
+
+    def fail(wrong: str, right: str) -> NoReturn:
+        raise UserError(f"{where}: row {number + 1}: {source.image}: {wrong}; expected: {right}") from None
+
+    try:
+        with Image.open(io.BytesIO(encoded)) as image:
+            if math.prod(image.size) > _MAX_BYTES // 1000:  # before anything is unpacked
+                fail(f"is {image.size[1]} x {image.size[0]}", "a small image")
+            if image.mode.startswith(("I", "F")):
+                fail(f"has pixels of the kind {image.mode}", "8 bits for each colour")
+            grey = image.mode in ("1", "L", "LA") if size is None else size[0] == 1
+            made = np.asarray(image.convert("L" if grey else "RGB"))
+    except UserError:
+        raise
+    except Exception as error:  # a damaged image can make the decoders raise nearly anything
+        fail(f"cannot be decoded ({type(error).__name__})", "an image, for example PNG")
+    made = made[..., None] if made.ndim == 2 else made
+    if size is not None and made.shape[:2] != size[1:]:
+        fail(f"is {made.shape[0]} x {made.shape[1]}", f"{size[1]} x {size[2]}, as all of them")
+    return made

@@ -1,0 +1,165 @@
+"""Image classification as a scenario: a message names one latent pixel, and the label says to which group of classes an image belongs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nip_ray.networks.images import latent_size, scaled_to
+from nip_ray.play.core import turn_masks
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.graph_isomorphism.seat import Seat, seat
+from nip_ray.scenarios.image_classification.images import ImageSet
+from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
+from nip_ray.settings.image_classification import ImageAgentSettings
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """What is played on. images: training images first, then held-out ones. label_I: (I,) int64. num_train: how many are for training.
+    embeddings: agent -> (I, E, h, w) float16 feature maps, for the agents that see such."""
+
+    images: ImageSet
+    label_I: Tensor
+    num_train: int
+    embeddings: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class ImageClassification(Scenario):
+    """Images under `protocol`. Ids number the training images first, then the held-out ones.
+
+    agents: agent -> settings of its networks. num_groups: how often the sides of an image are halved to make the grid that messages
+    point into, in rows of latent pixels. shared_body: policy and value share a body. central_critic: values see the whole state.
+    """
+
+    name = "image_classification"
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        data: LabelledImages,
+        agents: Mapping[str, ImageAgentSettings],
+        *,
+        num_groups: int = 1,
+        shared_body: bool = False,
+        central_critic: bool = False,
+        message_size: int = 1,
+        linear_symbols: int = 0,
+    ) -> None:
+        self.protocol, self.agents, self.shared_body, self.central_critic = protocol, dict(agents), shared_body, central_critic
+        self.message_size, self.linear_symbols, self.num_train = message_size, linear_symbols, data.num_train
+        self.pixels_ICHW, self.levels = data.images.pixels_ICHW, data.images.levels
+        self.label_I, self.class_I = data.label_I, data.images.class_I
+        self.embeddings = dict(data.embeddings)
+        channels, height, width = self.pixels_ICHW.shape[1:]
+        self.grid = latent_size(height, width, num_groups)
+        self.shape = ImageShape(channels, height, width, num_groups, self.grid)
+        self.num_symbols = self.grid[0] * self.grid[1]
+        self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
+        everything = tuple(range(len(protocol.channels)))
+        self.critic_seats = {agent: replace(at, reads=everything) if central_critic else at for agent, at in self.seats.items()}
+
+    def to(self, device: str) -> "ImageClassification":
+        """This scenario, its table moved to `device` in place; feature maps, which may be larger than a device, stay where they are."""
+        for name in ("pixels_ICHW", "label_I", "class_I"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def ids(self, split: str) -> Tensor:
+        """Ids of the training or the held-out images."""
+        bounds = {"train": (0, self.num_train), "test": (self.num_train, len(self.label_I))}
+        return torch.arange(*bounds[split], device=self.label_I.device)
+
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees. Beside `turn_masks`: image (N, C, H, W) float from 0 to 1,
+
+        in which an agent with coarse sight sees means, and in full the parts that others have named in the channels that it reads;
+        history (N, F, h, w): how often each latent pixel was named in each round, channel and position that the agent sees;
+        latest (N, L, h, w): the same of the round before; linear_history (N, X) likewise; embedding (N, E, h', w') for an agent with a
+        pretrained model. With a central critic, for the value alone: label (N,), and what the agent itself does not see, messages of other
+        channels and the whole image, with `state_` before the names.
+        """
+        at = self.seats[agent]
+        obs = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
+        whole = self.pixels_ICHW[id_N].float() / self.levels
+        coarse = self.agents[agent].sight == "coarse"
+        obs["image"] = self._in_part(whole, agent, said) if coarse else whole
+        if agent in self.embeddings:
+            maps = self.embeddings[agent]
+            obs["embedding"] = maps[id_N.to(maps.device)].to(id_N.device).float()
+        obs |= self._messages(at, said, round_N)
+        if self.central_critic:
+            obs["label"] = self.label_I[id_N]
+            if coarse:
+                obs["state_image"] = whole
+            if self.critic_seats[agent] != at:
+                obs |= {f"state_{name}": value for name, value in self._messages(self.critic_seats[agent], said, round_N).items()}
+        return obs
+
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        """The networks of `agent`, initialised from `seed` without touching the global generator."""
+        settings, at = self.agents[agent], self.seats[agent]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            if settings.kind == "random":
+                return RandomAgent(at, self.num_symbols)
+            maps = self.embeddings.get(agent)
+            shape = self.shape if maps is None else replace(self.shape, embedding_channels=maps.shape[1])
+            return ImageAgent(settings, at, shape, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
+
+    def group_I(self) -> Mapping[str, Tensor]:
+        """The class of each image."""
+        return {"class": self.class_I}
+
+    def instance_picture(self, id: int) -> dict[str, Any]:
+        """The image `id` for somebody who draws it, in plain JSON values:
+
+        {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label": 0 or 1,
+        "coarse": names of agents with coarse sight}. A main symbol s of a message is the latent pixel in row s // w and column s % w of
+        the grid, which covers the image.
+        """
+        pixels_HWC = self.pixels_ICHW[id].permute(1, 2, 0).double().cpu() / self.levels
+        return {
+            "kind": "image",
+            "pixels": [[[round(value, 3) for value in pixel] for pixel in row] for row in pixels_HWC.tolist()],
+            "grid": list(self.grid),
+            "class": int(self.class_I[id]),
+            "label": int(self.label_I[id]),
+            "coarse": [agent for agent in self.protocol.agents if self.agents[agent].sight == "coarse"],
+        }
+
+    def _in_part(self, whole_NCHW: Tensor, agent: str, said: Dialogue) -> Tensor:
+        """The images with means for all parts but those that agents other than `agent` have named where it reads."""
+        at = self.seats[agent]
+        others = [index for index in range(len(self.protocol.agents)) if index != at.index]
+        named_NX = said.main[:, :, others][:, :, :, list(at.reads)].flatten(1)
+        shown = torch.zeros(len(named_NX), self.num_symbols + 1, device=named_NX.device)
+        shown.scatter_(1, torch.where(named_NX < 0, self.num_symbols, named_NX), 1.0)
+        size = self.shape.height, self.shape.width
+        shown_N1HW = scaled_to(shown[:, :-1].unflatten(1, (1, *self.grid)), *size)
+        means = scaled_to(F.adaptive_avg_pool2d(whole_NCHW, self.grid), *size)
+        return torch.where(shown_N1HW > 0, whole_NCHW, means)
+
+    def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
+        """History, latest and, where there is such, linear history of the channels that the seat `at` reads."""
+        named_NFS = _counts(said.main, at.reads, self.num_symbols)
+        by_round = named_NFS.view(len(round_N), at.rounds, at.latest_features, *self.grid)
+        rows = torch.arange(len(round_N), device=round_N.device)
+        # in round 0 this reads round 0 itself, where nothing stands yet
+        found = {"history": named_NFS.unflatten(-1, self.grid), "latest": by_round[rows, (round_N - 1).clamp(0, at.rounds - 1)]}
+        if said.linear is not None and self.linear_symbols:
+            found["linear_history"] = _counts(said.linear, at.reads, self.linear_symbols).flatten(1)
+        return found
+
+
+def _counts(said_NRACM: Tensor, reads: tuple[int, ...], num_symbols: int) -> Tensor:
+    """(N, R * channels * M, symbols) float: how many agents said each symbol, by round, channel that is read, and position."""
+    said_NFA = said_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
+    spread = torch.zeros(*said_NFA.shape[:2], num_symbols + 1, device=said_NFA.device)
+    one = torch.ones((), device=said_NFA.device).expand(said_NFA.shape)
+    spread.scatter_add_(2, torch.where(said_NFA < 0, num_symbols, said_NFA), one)  # nothing said lands behind and is cut off
+    return spread[..., :num_symbols].contiguous()

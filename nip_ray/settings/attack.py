@@ -1,0 +1,40 @@
+"""How a finished verifier is attacked: which liars are trained against it, for how long, and what it is asked as."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class AttackSettings:
+    """Best responses to a frozen verifier: provers trained by PPO on training instances of one label, and scripts beside them."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "At the end of every run (the command line's `evaluate --attack` does it at any time).")
+    goals: tuple[Literal["soundness", "completeness"], ...] = option(
+        ("soundness", "completeness"), "What is attacked: the rejection of what is wrong, the acceptance of what is right.", min_length=1
+    )
+    verifier: Literal["greedy", "sampled"] = option(
+        "greedy", "The verifier that is measured: its most likely actions, or sampled ones. Attackers always train against the latter."
+    )
+    seeds: int = option(2, "Attackers trained for each size, each with first weights and instances of its own.", ge=1)
+    sizes: tuple[Literal[1, 2, 4, 8], ...] = option(
+        (1, 2), "Widths of fresh attackers' networks, as factors on those of the run's prover.", min_length=1
+    )
+    continued: bool = option(True, "Also train the run's own prover on, once for each seed.")
+    iterations: int = option(25, "Iterations of play and learning of each attacker.", ge=1)
+    copies: int = option(256, "Episodes that an attacker plays in an iteration.", ge=2)
+    lr: float = option(2e-3, "Learning rate of Adam, falling linearly to a tenth.", gt=0)
+    num_epochs: int = option(3, "Passes over an iteration's turns.", ge=1)
+    minibatch_size: int = option(128, "Turns in a minibatch.", ge=1)
+    entropy_coefficient: float = option(0.01, "Weight of the entropy bonus.", ge=0)
+    selection_instances: int = option(
+        300, "Training instances kept back, of each label, on which the attacker that counts is chosen (at most half of them).", ge=1
+    )
+    max_instances: int | None = option(None, "Measure on at most so many held-out instances of a label (none: all).", ge=1)
+    max_messages: int = option(64, "Try every message of the provers where an episode has at most so many combinations (0: never).", ge=0)
+    text_iterations: int = option(
+        4, "Samplings of a language model's attack, with a fine-tuning of the prover between each two of them.", ge=2
+    )

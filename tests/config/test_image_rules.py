@@ -1,0 +1,102 @@
+"""Configs of image classification that cannot be, refused with the key, what was wrong and what would be right, before torch is loaded."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def faults(protocol: str = "nip", algorithm: dict[str, Any] | None = None, **scenario: Any) -> str:
+    task = {"name": "image_classification", **scenario}
+    config = ExperimentConfig.model_validate({"protocol": {"name": protocol}, "scenario": task, "algorithm": algorithm or {"name": "ppo"}})
+    try:
+        check(config)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier", "multi_channel_test"])
+def test_images_are_played_under_every_protocol_for_proofs(protocol: str) -> None:
+    assert faults(protocol) == ""
+
+
+def test_images_are_not_played_under_the_protocols_of_other_games() -> None:
+    assert "scenario.name: got image_classification, but the protocol message_game is played in message_game only" in faults("message_game")
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "files without a file": (dict(data=dict(source="files")), "scenario.data.train: missing, the source files needs a parquet file"),
+    "no such file": (dict(data=dict(source="mnist", train="/no/train.parquet")), "scenario.data.train: /no/train.parquet: no such file"),
+    "same class twice": (
+        dict(data=dict(binarisation="select_two", selected_classes=(3, 3))),
+        "scenario.data.selected_classes: got [3, 3], expected two classes, that of label 0 first",
+    ),
+    "one class": (
+        dict(data=dict(binarisation="select_two", selected_classes=(3,))),
+        "scenario.data.selected_classes: got [3], expected two classes",
+    ),
+    "no such class": (
+        dict(data=dict(source="cifar10", binarisation="select_two", selected_classes=(3, 10))),
+        "scenario.data.selected_classes: got 10, but the classes of cifar10 are 0 to 9",
+    ),
+    "classes without a use": (
+        dict(data=dict(selected_classes=(0, 1))),
+        "scenario.data.selected_classes: counts with select_two only (binarisation is merge), leave it out",
+    ),
+    "nothing left": (
+        dict(num_block_groups=4),
+        "scenario.num_block_groups: got 4, but nothing would be left of 8 x 8, use at most 3",
+    ),
+    "no weights": (
+        dict(agents=dict(prover=dict(pretrained_weights="/no/weights"))),
+        "scenario.agents.prover.pretrained_weights: /no/weights: no such file or folder, nothing is downloaded",
+    ),
+    "critic without a body": (dict(central_critic=True), "scenario.central_critic: a value that sees more than the policy needs a body"),
+    "two rates for one body": (
+        dict(agents=dict(prover=dict(body_lr_factor=dict(actor=0.0, critic=1.0)))),
+        "scenario.agents.prover.body_lr_factor: got actor 0.0 and critic 1.0, but they share a body, make them equal",
+    ),
+    "stranger": (dict(agents=dict(provr={})), "scenario.agents.provr: no agent of nip, did you mean prover?"),
+    "nobody learns": (dict(agents=dict(_default=dict(kind="random"))), "scenario.agents: nobody learns (prover, verifier)"),
+}
+
+
+@pytest.mark.parametrize(("scenario", "message"), BAD.values(), ids=BAD.keys())
+def test_what_cannot_be_is_refused(scenario: dict[str, Any], message: str) -> None:
+    found = faults(**scenario)
+    assert message in found
+    assert "\n" not in found
+
+
+def test_training_and_held_out_images_never_come_from_one_file(tmp_path: Path) -> None:
+    (tmp_path / "images.parquet").write_bytes(b"")
+    path = str(tmp_path / "images.parquet")
+    assert "scenario.data.test: " in faults(data=dict(source="files", train=path, test=path))
+    assert faults(data=dict(source="files", train=str(tmp_path), test=str(tmp_path))) == ""  # a folder has a part for each
+
+
+def test_two_rates_are_fine_for_two_bodies() -> None:
+    assert faults(shared_body=False, agents=dict(prover=dict(body_lr_factor=dict(actor=0.0, critic=1.0)))) == ""
+
+
+def test_a_config_of_images_is_refused_without_torch() -> None:
+    code = (
+        "import sys\n"
+        "from nip_ray.config.load import load_config\n"
+        "from nip_ray.errors import UserError\n"
+        "try:\n    load_config('tune_configs/digits_nip.yaml', ['scenario.num_block_groups=9'])\n"
+        "except UserError as error:\n    print(error)\n"
+        "print(sorted({'torch', 'numpy', 'sklearn', 'pyarrow', 'PIL'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "scenario.num_block_groups: got 9" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -1,0 +1,114 @@
+"""Runs side by side: which are one group, what stands for a group, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.aggregates import interquartile_mean
+from nip_ray.evaluation.intervals import proportion
+from nip_ray.evaluation.report.compare import Run, band, comparison_page, group_figure, grouped, write_comparison
+from nip_ray.evaluation.report.source import read_run
+
+
+def run_folder(path: Path, seed: int, right: int, lr: float = 0.1, rows: int = 6, **config: Any) -> Path:
+    path.mkdir(parents=True)
+    settings = {"name": "tried", "seed": seed, "algorithm": {"name": "ppo", "lr": lr}, "runtime": {"num_threads": seed + 1}, **config}
+    (path / "config.yaml").write_text(yaml.safe_dump(settings))
+    made = [
+        {"iteration": i, "version": 1, "eval/verifier/accuracy": 0.5 + 0.01 * i * seed, "train/verifier/return": 0.0}
+        for i in range(1, rows + 1)
+    ]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    table = {
+        "verifier/accuracy": proportion(right, 100).record(),
+        "verifier/return": {"estimate": 0.25, "lower": 0.2, "upper": 0.3, "n": 9},
+    }
+    (path / "evaluation.json").write_text(json.dumps({"format": "nip_ray.evaluation", "version": 1, "greedy": table}))
+    return path
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Three seeds of one setting, two of another."""
+    slow = [run_folder(tmp_path / f"slow-{seed}", seed, 60 + seed) for seed in (1, 2, 3)]
+    return [*slow, *(run_folder(tmp_path / f"fast-{seed}", seed, 90 + seed, lr=0.2) for seed in (1, 2))]
+
+
+def runs_of(folders: list[Path]) -> list[Run]:
+    return [Run(folder.name, read_run(folder)) for folder in folders]
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_group(folders: list[Path]) -> None:
+    groups = grouped(runs_of(folders))
+    assert [[run.name for run in group.runs] for group in groups] == [["slow-1", "slow-2", "slow-3"], ["fast-1", "fast-2"]]
+    assert [group.label for group in groups] == ["lr 0.1", "lr 0.2"]
+
+
+def test_a_group_has_the_interquartile_mean_and_a_single_run_its_own_interval(folders: list[Path]) -> None:
+    groups = grouped(runs_of(folders[:4]))
+    figure, alone = (group_figure(group, "verifier/accuracy") for group in groups)
+    assert figure is not None
+    assert figure.estimate == pytest.approx(interquartile_mean([0.61, 0.62, 0.63]))
+    assert figure.lower is not None
+    assert 0.61 <= figure.lower <= figure.estimate
+    assert alone is not None
+    assert (alone.estimate, alone.lower, alone.n) == (0.91, proportion(91, 100).lower, 100)
+
+
+def test_a_band_holds_where_all_seeds_are(tmp_path: Path) -> None:
+    short, long = (run_folder(tmp_path / str(seed), seed, 50, rows=rows) for seed, rows in ((1, 4), (3, 6)))
+    (group,) = grouped(runs_of([short, long]))
+    series = band(group, "eval/verifier/accuracy", 0)
+    assert series is not None
+    assert series.x_N.tolist() == [1, 2, 3, 4]
+    assert series.y_N.tolist() == pytest.approx([0.52, 0.54, 0.56, 0.58])
+    assert series.spread is not None
+    assert np.array(series.spread).T[-1].tolist() == pytest.approx([0.54, 0.62])
+
+
+def test_the_page_says_who_is_ahead_and_in_what_they_differ(folders: list[Path]) -> None:
+    page = comparison_page(folders)
+    assert "lr 0.2: 91.5\u00a0% held-out accuracy (interquartile mean of 2 seeds, 95 % interval 91.0 to 92.0), above lr 0.1: 62.0" in page
+    assert "<code>algorithm.lr</code>" in page
+    assert 'Return of verifier</th><td class="n">0.25<' in page  # a reward, not a share
+    assert "runtime.num_threads" not in page
+
+
+def test_a_config_that_cannot_be_read_is_like_no_other(folders: list[Path]) -> None:
+    (folders[1] / "config.yaml").write_text("name: [")
+    groups = grouped(runs_of(folders[:3]))
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert "slow-2: config.yaml is damaged" in comparison_page(folders[:3])
+
+
+def test_bad_input_is_told_in_one_line(folders: list[Path], tmp_path: Path) -> None:
+    for named, words in (
+        (folders[:1], "at least two"),
+        ([folders[0], folders[0], folders[1]], "is named twice"),
+        ([folders[0], tmp_path], "not a run folder"),
+    ):
+        with pytest.raises(UserError, match=words):
+            comparison_page(named)
+    (tmp_path / "crossed.json").write_text('{"matrix": [')
+    for crossed in (tmp_path / "crossed.json", tmp_path / "missing.json", tmp_path):
+        with pytest.raises(UserError, match="--cross-play"):
+            comparison_page(folders, crossed)
+    for out in (tmp_path, tmp_path / "no" / "page.html"):
+        with pytest.raises(UserError, match="--out"):
+            write_comparison(folders, out)
+
+
+def test_it_is_one_file_without_scripts(folders: list[Path], tmp_path: Path) -> None:
+    cell = {"verifier": "slow-1", "prover": "fast-1", "accuracy": proportion(3, 4).record()}
+    (tmp_path / "crossed.json").write_text(json.dumps({"matrix": [cell]}))
+    page = write_comparison(folders, tmp_path / "page.html", tmp_path / "crossed.json").read_text()
+    assert "<script" not in page
+    assert "script-src" not in page
+    assert "unsafe" not in page
+    assert "Cross-play" in page
+    assert len(page) < 3_000_000

@@ -1,0 +1,111 @@
+"""What the page says of attacks, the worst case and cross-play: as evaluation.json has it, and plainly where it has nothing."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.intervals import proportion
+from nip_ray.evaluation.report import report_page, write_report
+from nip_ray.evaluation.report.findings import find
+from nip_ray.evaluation.report.source import read_run
+from nip_ray.evaluation.report.trust import heat_map, trust
+
+
+def record(right: int, n: int = 100) -> dict[str, Any]:
+    return proportion(right, n).record()
+
+
+def attacker(name: str, kind: str, right: int, chosen: bool = False) -> dict[str, Any]:
+    return {"name": name, "kind": kind, "held_out": record(right), "fooled": record(100 - right), "chosen": chosen}
+
+
+def run_folder(path: Path, **parts: Any) -> Path:
+    path.mkdir()
+    row = {"iteration": 1, "version": 1, "train/verifier/return": 0.0, "train/verifier/accuracy": 0.5, "train/prover/return": 0.0}
+    (path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    table = {"verifier/accuracy": record(70), "verifier/soundness": record(60), "verifier/completeness": record(80)}
+    document = {"format": "nip_ray.evaluation", "version": 1, "iteration": 1, "split": "test", "greedy": table, **parts}
+    (path / "evaluation.json").write_text(json.dumps(document))
+    return path
+
+
+def attacked(**more: Any) -> dict[str, Any]:
+    table = [attacker("own", "own", 80), attacker("fresh/size=2/seed=0", "fresh", 61, chosen=True), attacker("random", "random", 95)]
+    return {
+        "soundness_under_attack": {**record(61), "attacker": "fresh/size=2/seed=0"},
+        "attack": {"soundness": {"attackers": table, "any_attacker": record(55), "every_message": None, **more}},
+    }
+
+
+def test_without_an_attack_the_page_says_so_and_names_the_command(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "my run")
+    source = read_run(folder)
+    assert trust(source, True)["attack_command"] == f"nip-ray evaluate '{folder}' --attack"
+    assert any("no attacker was trained" in claim for claim in find(source).not_shown)
+    assert "No attack was made on this verifier" in report_page(folder)[0]
+
+
+def test_the_strongest_attacker_comes_first_and_into_the_headline(tmp_path: Path) -> None:
+    source = read_run(run_folder(tmp_path / "run", **attacked()))
+    (side,) = trust(source, True)["sides"]
+    assert [row["name"] for row in side["rows"]] == ["fresh/size=2/seed=0", "own", "random"]
+    assert (side["figure"], side["n"]) == ("61.0\u00a0%", "100")
+    assert side["rows"][0]["at"]["estimate"] == 61.0
+    interval = f"{100 * proportion(61, 100).lower:.1f} to {100 * proportion(61, 100).upper:.1f}"
+    claim = next(claim for claim in find(source).shown if "under attack" in claim)
+    assert claim.startswith(
+        "Soundness under attack: against the strongest of 3 attackers it rejected what it ought to reject in 61.0\u00a0%"
+    )
+    assert interval in claim
+    assert any("not tried" in claim for claim in find(source).not_shown)
+    assert not any("no attacker was trained" in claim for claim in find(source).not_shown)
+
+
+def test_a_verifier_that_falls_to_an_attack_has_not_been_shown_to_be_sound(tmp_path: Path) -> None:
+    parts = attacked() | {"soundness_under_attack": record(52)}
+    findings = find(read_run(run_folder(tmp_path / "run", **parts)))
+    assert not any("under attack" in claim for claim in findings.shown)
+    assert any("under attack" in claim and "52.0" in claim for claim in findings.not_shown)
+    assert findings.tone == "plain"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"attack": 5, "soundness_under_attack": "x", "worst_case": [], "calibration": {"bins": 3}, "message_value": {"heard": 1}},
+        {"attack": {"soundness": {"attackers": [1, {"held_out": {}}, {"name": {}, "kind": [], "held_out": record(1)}]}}},
+        {"calibration": {"bins": [{"confidence": "x"}, 7]}, "worst_case": {"verifier/accuracy": {"estimate": None}}},
+    ],
+)
+def test_strange_parts_are_left_out(tmp_path: Path, parts: dict[str, Any]) -> None:
+    assert write_report(run_folder(tmp_path / "run", **parts)).stat().st_size > 1000
+
+
+def test_the_heat_map_has_verifiers_down_and_provers_across() -> None:
+    cells = [{"verifier": v, "prover": p, "accuracy": record(90 if v == p else 50)} for v in ("a", "b") for p in ("a", "b", "c")]
+    drawn = heat_map({"matrix": cells})
+    assert drawn is not None
+    assert (drawn["columns"], [row["name"] for row in drawn["rows"]]) == (["a", "b", "c"], ["a", "b"])
+    assert [[cell["step"] for cell in row["cells"]] for row in drawn["rows"]] == [[9, 5, 5], [5, 9, 5]]
+    assert [cell["own"] for cell in drawn["rows"][0]["cells"]] == [True, False, False]
+
+
+@pytest.mark.parametrize("crossed", [{}, {"matrix": 3}, {"matrix": []}, {"matrix": [1, "x"]}])
+def test_no_heat_map_is_drawn_of_anything_else(crossed: dict[str, Any]) -> None:
+    assert heat_map(crossed) is None
+
+
+def test_a_chosen_file_of_transcripts_must_be_sound(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "transcripts").mkdir()
+    (folder / "transcripts" / "000001.jsonl").write_text('{"instance": 1, "rounds": [], "version": 1}\n{broken\n')
+    assert "transcripts/000001.jsonl: line 2 is damaged; left out." in report_page(folder)[0]
+    with pytest.raises(UserError, match=r"000001\.jsonl: line 2 of 2 is damaged"):
+        report_page(folder, transcripts="000001")
+    with pytest.raises(UserError, match="is missing; this run has 000001"):
+        report_page(folder, transcripts="000002")
+    with pytest.raises(UserError, match="--transcripts"):
+        report_page(folder, transcripts="../evaluation")

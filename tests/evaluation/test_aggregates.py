@@ -1,0 +1,108 @@
+"""Paired differences, means of the middle half, and intervals by resampling."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nip_ray.evaluation.aggregates import bootstrap_interval, crossed_interval, interquartile_mean, paired_difference, stratified_interval
+
+
+def pairs(both: int, only: int, other: int, neither: int) -> tuple[list[bool], list[bool]]:
+    cells = [(True, True)] * both + [(True, False)] * only + [(False, True)] * other + [(False, False)] * neither
+    return [first for first, _ in cells], [second for _, second in cells]
+
+
+def test_a_paired_difference_knows_that_nothing_changed() -> None:
+    found = paired_difference(*pairs(30, 0, 0, 10))
+    assert found.estimate == 0
+    assert found.lower is not None
+    assert found.upper is not None
+    assert found.lower < 0 < found.upper
+    assert found.upper < 0.1, "the same answers to 40 questions: far surer than two samples of 40"
+
+
+def test_a_paired_difference_turns_round_with_its_arguments() -> None:
+    first, second = pairs(20, 9, 3, 8)
+    one, other = paired_difference(first, second), paired_difference(second, first)
+    assert one.estimate == pytest.approx(6 / 40)
+    assert (one.lower, one.upper) == pytest.approx((-other.upper, -other.lower))  # type: ignore[operator]
+
+
+def test_without_correlation_it_is_the_interval_of_two_samples() -> None:
+    """Newcombe's method for independent shares: the squares of both distances simply add up."""
+    found = paired_difference(*pairs(16, 16, 4, 4))  # both * neither = only * other
+    wilson = [stats.binomtest(k, 40).proportion_ci(method="wilson") for k in (32, 20)]
+    below = np.hypot(0.8 - wilson[0].low, wilson[1].high - 0.5)
+    above = np.hypot(wilson[0].high - 0.8, 0.5 - wilson[1].low)
+    assert (found.lower, found.upper) == pytest.approx((0.3 - below, 0.3 + above))
+
+
+def test_a_paired_interval_covers_the_truth_as_often_as_it_says() -> None:
+    random, covered, trials = np.random.default_rng(0), 0, 600
+    for _ in range(trials):
+        first = random.random(60) < 0.85
+        second = np.where(random.random(60) < 0.2, random.random(60) < 0.4, first)
+        found = paired_difference(first, second)
+        assert found.lower is not None
+        assert found.upper is not None
+        covered += found.lower <= 0.85 - (0.8 * 0.85 + 0.2 * 0.4) <= found.upper
+    assert 0.92 < covered / trials <= 1
+
+
+def test_no_instances_say_nothing() -> None:
+    assert paired_difference([], []).n == 0
+    assert bootstrap_interval(lambda index: 0.0, 0, 0).estimate is None
+    assert stratified_interval([[]], 0).estimate is None
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 33])
+def test_the_interquartile_mean_is_scipys_trimmed_one(n: int) -> None:
+    values = np.random.default_rng(n).normal(size=n)
+    assert interquartile_mean(values) == pytest.approx(stats.trim_mean(values, 0.25))
+
+
+def test_a_broken_seed_moves_the_interquartile_mean_little() -> None:
+    scores = [0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.0]
+    assert interquartile_mean(scores) == pytest.approx(0.925)
+
+
+def test_the_stratified_interval_is_that_of_the_seeds() -> None:
+    random = np.random.default_rng(1)
+    few, many = ([random.normal(0.5, 0.1, count).tolist() for _ in range(3)] for count in (4, 256))
+    narrow, wide = stratified_interval(many, 0), stratified_interval(few, 0)
+    for found in (narrow, wide):
+        assert None not in (found.lower, found.estimate, found.upper)
+        assert found.lower < found.estimate < found.upper  # type: ignore[operator]
+    assert narrow.upper - narrow.lower < (wide.upper - wide.lower) / 2  # type: ignore[operator]
+    assert stratified_interval([[0.5], [0.7]], 0).lower is None, "one seed says nothing of its spread"
+    assert stratified_interval(few, 3) == stratified_interval(few, 3)
+
+
+def test_strata_are_not_mixed() -> None:
+    """Drawn within their stratum, equal runs stay what they are, however far the strata are apart."""
+    found = stratified_interval([[0.1] * 5, [0.9] * 5], 0)
+    assert (found.lower, found.estimate, found.upper) == pytest.approx((0.5, 0.5, 0.5))
+
+
+def test_pairs_of_seeds_are_not_independent() -> None:
+    """Ten verifiers against ten provers are 100 scores, but where the verifiers alone make the difference they are ten."""
+    strength_V = np.random.default_rng(2).normal(0.5, 0.1, 10)
+    score_VP = np.repeat(strength_V[:, None], 10, axis=1)
+    crossed = crossed_interval(score_VP, 0)
+    pretended = stratified_interval([score_VP.reshape(-1).tolist()], 0)
+    assert crossed.estimate == pretended.estimate
+    assert crossed.upper - crossed.lower > 2 * (pretended.upper - pretended.lower)  # type: ignore[operator]
+
+
+def test_pairs_that_do_not_count_are_left_out() -> None:
+    score_VP = np.array([[np.nan, 0.6], [0.8, np.nan]])
+    assert crossed_interval(score_VP, 0).n == 2
+    assert crossed_interval(score_VP, 0).estimate == pytest.approx(0.7)
+    assert crossed_interval([[np.nan]], 0).n == 0
+
+
+def test_a_bootstrapped_mean_has_students_interval_almost() -> None:
+    values = np.random.default_rng(3).normal(size=200)
+    found = bootstrap_interval(lambda index: float(values[index].mean()), 200, 0)
+    half = 1.96 * values.std(ddof=1) / np.sqrt(200)
+    assert found.upper - found.lower == pytest.approx(2 * half, rel=0.1)  # type: ignore[operator]

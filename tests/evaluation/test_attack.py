@@ -1,0 +1,204 @@
+"""The attack on verifiers whose weak spot is known: it is found, it is measured exactly, and nothing is claimed that is not so."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import Victim, attacked, attacking_agents, message_slots
+from nip_ray.evaluation.attackers import Target, train_attacker
+from nip_ray.protocols import ACCEPT, REJECT, build
+from nip_ray.settings.attack import AttackSettings
+from tests.builders import graph_scenario, one_thread
+from tests.evaluation.gullible import PASSWORD, Gullible, message_game, prover, victim
+
+QUICK = AttackSettings(seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def fooled() -> dict[str, Any]:
+    """The attack on a verifier that believes whoever knows the password."""
+    return attacked(victim(Gullible(), prover()), QUICK)
+
+
+def by_name(document: dict[str, Any], goal: str) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in document["attack"][goal]["attackers"]}
+
+
+def test_a_password_is_found(fooled: dict[str, Any]) -> None:
+    found = fooled["soundness_under_attack"]
+    assert found["estimate"] == 0
+    assert found["attacker"] in ("fresh/size=1/seed=0", "continued/seed=0")
+    curve = by_name(fooled, "soundness")["fresh/size=1/seed=0"]["curve"]
+    assert len(curve) == QUICK.iterations
+    assert curve[-1] > curve[0] + 0.3, "it was learned"
+
+
+def test_scripts_do_not_find_it(fooled: dict[str, Any]) -> None:
+    rows = by_name(fooled, "soundness")
+    assert rows["silent"]["held_out"]["estimate"] == 1
+    assert 0.5 < rows["random"]["held_out"]["estimate"] < 1, "one in five"
+    assert rows["random"]["mode"] == "sampled"
+
+
+def test_whoever_is_believed_for_a_password_is_rejected_without_one(fooled: dict[str, Any]) -> None:
+    assert fooled["completeness_under_attack"]["estimate"] == 0
+
+
+def test_the_interval_is_the_exact_one_of_the_held_out_instances(fooled: dict[str, Any]) -> None:
+    for goal, label in (("soundness", 0), ("completeness", 1)):
+        record = fooled[f"{goal}_under_attack"]
+        assert record["n"] == 50, "as many as have that label"
+        exact = stats.binomtest(round(record["estimate"] * 50), 50).proportion_ci(method="exact")
+        assert (record["lower"], record["upper"]) == pytest.approx((exact.low, exact.high))
+        assert fooled["attack"][goal]["label"] == label
+
+
+def test_one_attacker_counts_and_it_was_the_strongest_in_training(fooled: dict[str, Any]) -> None:
+    for goal in ("soundness", "completeness"):
+        rows = fooled["attack"][goal]["attackers"]
+        chosen = [row for row in rows if row["chosen"]]
+        assert len(chosen) == 1
+        assert chosen[0]["selection"]["estimate"] == min(row["selection"]["estimate"] for row in rows)
+        record = fooled[f"{goal}_under_attack"]
+        assert {key: record[key] for key in chosen[0]["held_out"]} == chosen[0]["held_out"]
+
+
+def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
+    found = attacked(victim(Gullible(deaf=True)), replace(QUICK, iterations=3))
+    assert found["soundness_under_attack"]["estimate"] == 1
+    assert found["completeness_under_attack"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
+    assert found["attack"]["soundness"]["every_message"]["estimate"] == 1
+    assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to go on from"
+
+
+def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> None:
+    for goal in ("soundness", "completeness"):
+        table = fooled["attack"][goal]
+        bound, together = table["every_message"]["estimate"], table["any_attacker"]["estimate"]
+        assert bound <= together <= min(row["held_out"]["estimate"] for row in table["attackers"])
+
+
+def test_every_message_finds_what_training_did_not() -> None:
+    found = attacked(victim(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",)))
+    assert found["attack"]["soundness"]["every_message"]["estimate"] == 0
+    assert "completeness_under_attack" not in found
+    off = attacked(victim(Gullible()), replace(QUICK, iterations=1, max_messages=0, goals=("soundness",)))
+    assert off["attack"]["soundness"]["every_message"] is None
+
+
+def test_only_attackers_learn() -> None:
+    """The verifier's weights are the same to the bit, and so are the run's own prover's."""
+    scenario = message_game()
+    networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
+    before = {agent: {name: part.clone() for name, part in network.state_dict().items()} for agent, network in networks.items()}
+    attacked(replace(victim(networks["verifier"]), networks=networks), replace(QUICK, iterations=2, max_messages=0))
+    for agent, state in before.items():
+        assert all(torch.equal(part, networks[agent].state_dict()[name]) for name, part in state.items())
+        assert all(parameter.grad is None for parameter in networks[agent].parameters())
+
+
+def test_the_same_seed_gives_the_same_attack() -> None:
+    found = [
+        attacked(replace(victim(Gullible()), seed=seed), replace(QUICK, iterations=2, goals=("soundness",), max_messages=0))
+        for seed in (1, 1, 2)
+    ]
+    for document in found:
+        del document["attack"]["seconds"]
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_sampled_verifier_is_fooled_as_often_as_it_doubts() -> None:
+    """With log-odds 2 it believes a stranger in one case of eight."""
+    made = victim(Gullible(deaf=True), count=1000)
+    found = attacked(made, replace(QUICK, verifier="sampled", iterations=1, goals=("soundness",)))
+    assert found["soundness_under_attack"]["estimate"] == pytest.approx(0.88, abs=0.05)
+    assert found["attack"]["soundness"]["every_message"] is None
+
+
+def test_an_attacker_learns_the_password_and_nothing_else() -> None:
+    made, attacker = victim(Gullible()), prover(4)
+    ids = made.scenario.ids("train")
+    target = Target(made.scenario, {"verifier": made.networks["verifier"]}, ACCEPT, ids[made.scenario.label_I[ids] == REJECT])
+    train_attacker(target, {"prover": attacker}, QUICK, 7, lambda done, pay: None)
+    said = torch.full((8, 2, 2, 2, 1), -1)
+    obs = made.scenario.observe("prover", target.ids[:8], _dialogue(said), torch.zeros(8).long(), torch.zeros(8).long())
+    policy, _ = attacker(obs)
+    assert policy is not None
+    assert (policy.message.argmax(-1) == PASSWORD).all()
+
+
+def _dialogue(said: torch.Tensor) -> Any:
+    from nip_ray.play.scenario import Dialogue
+
+    return Dialogue(said)
+
+
+# ----------------------------------------------------------------------------------------------------------- who attacks whom
+
+
+def test_those_attack_who_are_paid_for_it() -> None:
+    assert attacking_agents(build("nip"), ACCEPT) == ("prover",)
+    assert attacking_agents(build("nip"), REJECT) == ("prover",), "nobody is paid for rejection, so all do"
+    assert attacking_agents(build("debate"), ACCEPT) == ("prover1",)
+    assert attacking_agents(build("debate"), REJECT) == ("prover0",)
+    assert attacking_agents(build("mnip"), ACCEPT) == ("prover0", "prover1")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "zero_knowledge"),
+    [("nip", False), ("adp", False), ("debate", False), ("mnip", False), ("merlin_arthur", False), ("nip", True)],
+)
+def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> None:
+    scenario = graph_scenario(build(protocol, zero_knowledge=zero_knowledge))
+    networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
+
+    def fresh(agents: Any, size: int, seed: int) -> dict[str, nn.Module]:
+        return {agent: scenario.build_agent(agent, seed) for agent in agents}
+
+    made = Victim(scenario, networks, fresh, {}, scenario.ids("test"), seed=0)
+    found = attacked(made, AttackSettings(seeds=1, sizes=(1,), iterations=1, copies=6, minibatch_size=4, max_messages=16))
+    assert found["soundness_under_attack"]["n"] == found["completeness_under_attack"]["n"] == 3
+    for table in (found["attack"][goal] for goal in ("soundness", "completeness")):
+        assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent"]
+        assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
+
+
+def test_slots_are_what_can_be_said() -> None:
+    scenario = graph_scenario(build("nip", max_rounds=5))
+    assert message_slots(scenario, ["prover"]) == [("prover", 1, 0), ("prover", 3, 0)]
+    assert len(message_slots(graph_scenario(build("mnip", max_rounds=3), message_size=2), ["prover0", "prover1"])) == 4
+
+
+@pytest.mark.parametrize("protocol", ["matrix_game", "solo_verifier"])
+def test_nobody_to_fool_or_nobody_to_do_it_is_one_clear_error(protocol: str) -> None:
+    scenario = message_game()
+    scenario.protocol = build(protocol)
+    with pytest.raises(UserError, match="--attack"):
+        attacked(Victim(scenario, {}, lambda *_: {}, {}, scenario.ids("test"), seed=0), QUICK)
+
+
+def test_too_few_training_instances_are_one_clear_error() -> None:
+    made = victim(Gullible())
+    made.scenario.label_I[1:] = 1
+    with pytest.raises(UserError, match="1 training instances with y = 0"):
+        attacked(made, QUICK)
+
+
+def test_a_goal_without_held_out_instances_is_left_out() -> None:
+    made = victim(Gullible())
+    positive = made.held_out[made.scenario.label_I[made.held_out] == 1]
+    found = attacked(replace(made, held_out=positive), replace(QUICK, iterations=1))
+    assert "soundness_under_attack" not in found
+    assert found["completeness_under_attack"]["n"] == len(positive)

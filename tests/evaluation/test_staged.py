@@ -1,0 +1,130 @@
+"""Play that is staged: like the ordinary one where nothing is staged, and exactly what was asked for where it is."""
+
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.evaluation.attackers import Uniform, silence
+from nip_ray.evaluation.staged import Player, Turn, stage, stage_all
+from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import Rollout
+from nip_ray.protocols import build
+from nip_ray.seeding import generator
+from tests.builders import PROTOCOLS, graph_scenario, one_thread, protocol_id
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def parts(protocol: Any = "nip", **settings: Any) -> tuple[BatchedPlay, dict[str, Any], torch.Tensor, torch.Tensor]:
+    scenario = graph_scenario(protocol, **settings)
+    networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+    ids = scenario.ids("test")
+    return BatchedPlay(scenario), networks, ids, torch.arange(len(ids)) * 7
+
+
+def equal(first: Rollout, second: Rollout) -> bool:
+    pairs: list[tuple[Any, Any]] = [(getattr(first, f.name), getattr(second, f.name)) for f in fields(Rollout)]
+    return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("given", PROTOCOLS, ids=protocol_id)
+@pytest.mark.parametrize("greedy", [True, False])
+def test_without_staging_it_is_ordinary_play(given: tuple[str, dict[str, Any]], greedy: bool) -> None:
+    play, networks, ids, seeds = parts(build(given[0], **given[1]), linear_symbols=3)
+
+    def noise() -> torch.Generator | None:
+        return None if greedy else generator(5, "noise")
+
+    ordinary = play_rollout(play, networks, ids, seeds, noise())
+    shared = noise()
+    staged = stage(play, {agent: Player(network, shared) for agent, network in networks.items()}, ids, seeds)
+    assert equal(ordinary, staged.rollout)
+
+
+def test_batches_make_no_difference() -> None:
+    play, networks, ids, seeds = parts()
+    players = {agent: Player(network) for agent, network in networks.items()}
+    whole, small = (stage_all(play, players, ids, seeds, batch) for batch in (512, 4))
+    assert torch.equal(whole.rollout.main_BRACM, small.rollout.main_BRACM)
+    assert torch.equal(whole.rollout.verdict_B, small.rollout.verdict_B)
+    assert torch.allclose(whole.chance_BR3, small.chance_BR3, atol=1e-5)
+
+
+def test_networks_stay_in_the_mode_they_were_in() -> None:
+    play, networks, ids, seeds = parts()
+    networks["prover"].train()
+    stage_all(play, {agent: Player(network) for agent, network in networks.items()}, ids, seeds)
+    assert networks["prover"].training
+    assert not networks["verifier"].training
+
+
+def test_chances_are_the_verifiers_where_its_decision_counts() -> None:
+    play, networks, ids, seeds = parts(build("nip", max_rounds=5, min_rounds=3))
+    found = stage(play, {agent: Player(network) for agent, network in networks.items()}, ids, seeds)
+    sums_BR = found.chance_BR3.sum(-1)
+    verifier = play.protocol.verifier_index
+    counts_BR = found.rollout.turn_BRA[:, :, verifier] & (torch.arange(5) >= 2)
+    assert torch.allclose(sums_BR, counts_BR.float())
+    likeliest_BR = found.chance_BR3.argmax(-1)
+    assert torch.equal(likeliest_BR[counts_BR], found.rollout.decision_BRA[:, :, verifier][counts_BR])
+
+
+def test_one_agent_can_be_greedy_beside_one_that_is_not() -> None:
+    play, networks, ids, seeds = parts(build("adp"))
+    first, second = (
+        stage(play, {"prover": Player(networks["prover"]), "verifier": Player(networks["verifier"], generator(seed, "x"))}, ids, seeds)
+        for seed in (1, 2)
+    )
+    prover, verifier = (play.protocol.agents.index(agent) for agent in ("prover", "verifier"))
+    assert torch.equal(first.rollout.main_BRACM[:, :, prover], second.rollout.main_BRACM[:, :, prover])
+    assert not torch.equal(first.rollout.main_BRACM[:, :, verifier], second.rollout.main_BRACM[:, :, verifier])
+
+
+def test_silence_is_heard_as_nothing_said() -> None:
+    play, networks, ids, seeds = parts(linear_symbols=3)
+    players = {"prover": Player(networks["prover"], meddle=silence), "verifier": Player(networks["verifier"])}
+    rollout = stage(play, players, ids, seeds).rollout
+    prover = play.protocol.agents.index("prover")
+    assert rollout.linear_BRACM is not None
+    assert bool((rollout.main_BRACM[:, :, prover] == -1).all())
+    assert bool((rollout.linear_BRACM[:, :, prover] == -1).all())
+    assert bool(rollout.turn_BRA[:, :, prover].any()), "it had its turns"
+
+
+def test_a_prover_can_be_shown_another_instance() -> None:
+    play, networks, ids, seeds = parts(build("adp"))
+    shown = ids.roll(1)
+    players = {"prover": Player(networks["prover"], shown_B=shown), "verifier": Player(networks["verifier"])}
+    mixed = stage_all(play, players, ids, seeds, batch=4).rollout
+    other = stage(play, {agent: Player(network) for agent, network in networks.items()}, shown, seeds).rollout
+    prover = play.protocol.agents.index("prover")
+    assert torch.equal(mixed.main_BRACM[:, 0, prover], other.main_BRACM[:, 0, prover])
+    assert torch.equal(mixed.y_B, play.scenario.label_I[ids])
+
+
+def test_a_uniform_player_says_everything_that_can_be_said_and_nothing_else() -> None:
+    play, networks, ids, _ = parts(build("adp"))
+    ids = ids[:1].repeat(2000)
+    seen: list[Turn] = []
+
+    def listen(turn: Turn) -> Any:
+        seen.append(turn)
+        return turn.action
+
+    players = {
+        "prover": Player(Uniform(networks["prover"]), generator(0, "uniform"), meddle=listen),
+        "verifier": Player(networks["verifier"]),
+    }
+    stage(play, players, ids, torch.zeros_like(ids))
+    policy, said_N = seen[0].policy, seen[0].action["message"][:, 0]
+    legal = (policy.message[0, 0] > -1e8).nonzero().flatten()
+    count = torch.bincount(said_N, minlength=play.scenario.num_symbols)
+    assert set(said_N.unique().tolist()) == set(legal.tolist())
+    assert float((count[legal] / len(said_N) - 1 / len(legal)).abs().max()) < 0.05

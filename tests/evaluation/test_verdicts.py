@@ -1,0 +1,157 @@
+"""What is said of verdicts beyond their accuracy: the worst of several, calibration, and what messages are worth."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nip_ray.evaluation.calibration import calibration, graded_verdicts
+from nip_ray.evaluation.examine import Examination
+from nip_ray.evaluation.message_value import WAYS, message_value
+from nip_ray.evaluation.staged import Player, Staged, stage_all
+from nip_ray.evaluation.worst_case import worst_case
+from nip_ray.play.core import BatchedPlay
+from nip_ray.play.rollout import Rollout
+from tests.builders import graph_scenario, one_thread
+from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def rollout(verdicts: list[int], labels: list[int], rounds: int = 1) -> Rollout:
+    """One with these verdicts, in which nothing was said."""
+    play = BatchedPlay(graph_scenario("solo_verifier"))
+    network = play.scenario.build_agent("verifier", 0)
+    ids = torch.arange(len(labels)) % 6
+    made = stage_all(play, {"verifier": Player(network)}, ids, torch.zeros_like(ids)).rollout
+    return replace(made, verdict_B=torch.tensor(verdicts), y_B=torch.tensor(labels))
+
+
+# ------------------------------------------------------------------------------------------------------------ worst case
+
+
+def test_an_instance_counts_if_it_was_right_every_time() -> None:
+    labels = [1, 1, 0, 0, 0]
+    episodes = [rollout(verdicts, labels) for verdicts in ([1, 1, 0, 0, 2], [1, 0, 0, 2, 2], [1, 1, 0, 0, 0])]
+    found = worst_case(episodes, {"kind": torch.tensor([7, 8, 7, 8, 8, 8])})
+    shares = {name: (record["estimate"], record["n"]) for name, record in found.items() if name != "episodes"}
+    assert found["episodes"] == 3
+    assert shares == {
+        "verifier/accuracy": (2 / 5, 5),
+        "verifier/completeness": (1 / 2, 2),
+        "verifier/soundness": (1 / 3, 3),
+        "verifier/undecided": (2 / 5, 5),
+        "verifier/accuracy/kind=7": (1.0, 2),
+        "verifier/accuracy/kind=8": (0.0, 3),
+    }
+
+
+def test_more_episodes_never_look_better() -> None:
+    scenario = graph_scenario("nip")
+    examination = Examination(scenario, 0)
+    networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
+    rollouts = [examination.rollout(networks, greedy=False, repeat=repeat) for repeat in range(6)]
+    accuracy = [worst_case(rollouts[:count], {})["verifier/accuracy"]["estimate"] for count in range(1, 7)]
+    assert accuracy == sorted(accuracy, reverse=True)
+    assert accuracy[0] > accuracy[-1]
+
+
+# ----------------------------------------------------------------------------------------------------------- calibration
+
+
+def graded(p_N: np.ndarray, y_N: np.ndarray) -> Staged:
+    """Verdicts given with these probabilities of acceptance, in the first round."""
+    made = rollout((p_N > 0.5).astype(int).tolist(), y_N.astype(int).tolist())
+    chance = torch.zeros(len(p_N), 1, 3)
+    chance[:, 0, 1], chance[:, 0, 0] = torch.from_numpy(p_N) * 0.9, torch.from_numpy(1 - p_N) * 0.9  # a tenth went to going on
+    chance[:, 0, 2] = 0.1
+    return Staged(made, chance)
+
+
+def test_grades_are_of_the_two_verdicts_alone() -> None:
+    p_N, y_N = np.array([0.2, 0.9]), np.array([0.0, 1.0])
+    assert graded_verdicts(graded(p_N, y_N))[0] == pytest.approx(p_N, abs=1e-6)
+
+
+def test_brier_and_error_by_hand() -> None:
+    found = calibration(graded(np.array([0.05, 0.05, 0.95, 0.95]), np.array([0.0, 1.0, 1.0, 1.0])), 0)
+    assert found["brier"]["estimate"] == pytest.approx((0.05**2 + 0.95**2 + 2 * 0.05**2) / 4, abs=1e-6)
+    assert found["ece"]["estimate"] == pytest.approx((2 * 0.45 + 2 * 0.05) / 4, abs=1e-6)
+    assert [(part["from"], part["to"], part["positive"]["n"]) for part in found["bins"]] == [(0.0, 0.1, 2), (0.9, 1.0, 2)]
+    assert found["bins"][0]["positive"]["estimate"] == 0.5
+
+
+def test_a_calibrated_verifier_is_told_from_one_that_is_too_sure() -> None:
+    random = np.random.default_rng(0)
+    p_N = random.random(2000)
+    y_N = (random.random(2000) < p_N).astype(float)
+    honest, boastful = (calibration(graded(p, y_N), 0)["ece"] for p in (p_N, np.clip(1.6 * (p_N - 0.5) + 0.5, 0.001, 0.999)))
+    assert honest["estimate"] < 0.05
+    assert boastful["lower"] > honest["upper"]
+
+
+def test_the_undecided_have_no_grade() -> None:
+    staged = graded(np.array([0.1, 0.6, 0.9]), np.array([0.0, 1.0, 1.0]))
+    staged = Staged(replace(staged.rollout, verdict_B=torch.tensor([0, 2, 1])), staged.chance_BR3)
+    found = calibration(staged, 0)
+    assert (found["brier"]["n"], found["undecided"]["estimate"], found["undecided"]["n"]) == (2, pytest.approx(1 / 3), 3)
+    nobody = calibration(Staged(replace(staged.rollout, verdict_B=torch.tensor([2, 2, 2])), staged.chance_BR3), 0)
+    assert (nobody["brier"]["n"], nobody["bins"]) == (0, [])
+
+
+# ------------------------------------------------------------------------------------------------------ value of messages
+
+
+class Knowing(Mute):
+    """Says the password about instances with y = 1, which it sees by their secret, and 0 about the others."""
+
+    def forward(self, obs: Any, want_policy: bool = True, want_value: bool = True) -> Any:
+        policy, value = super().forward(obs)
+        secret_N = obs["features"][:, ROUNDS + 2 * SYMBOLS :].argmax(-1)
+        policy.message[secret_N >= 2, 0, PASSWORD] = 99.0
+        return policy, value
+
+
+def values(verifier: Any, prover: Any) -> dict[str, Any]:
+    scenario = message_game()
+    ids = scenario.ids("test")[torch.randperm(1024, generator=torch.Generator().manual_seed(0))[:400]]
+    play, seeds = BatchedPlay(scenario), torch.zeros(400, dtype=torch.int64)
+    networks = {"prover": prover, "verifier": verifier}
+    staged = stage_all(play, {agent: Player(network) for agent, network in networks.items()}, ids, seeds).rollout
+    return message_value(play, networks, ids, seeds, staged.verdict_B == staged.y_B, 0)
+
+
+def test_messages_that_carry_everything_are_worth_everything() -> None:
+    found = values(Gullible(), Knowing())
+    assert found["heard"]["estimate"] == 1
+    for way in WAYS:
+        assert found[way]["accuracy"]["estimate"] == pytest.approx(0.5, abs=0.1), "what is left is a guess"
+        lost = found[way]["lost"]
+        assert lost["estimate"] == pytest.approx(1 - found[way]["accuracy"]["estimate"])
+        assert 0.4 < lost["lower"] < lost["estimate"] < lost["upper"] < 0.6
+        assert lost["n"] == 400
+
+
+def test_messages_that_nobody_hears_are_worth_nothing() -> None:
+    found = values(Gullible(deaf=True), Knowing())
+    assert all(found[way]["lost"]["estimate"] == 0 for way in WAYS)
+    assert all(found[way]["lost"]["lower"] < 0 < found[way]["lost"]["upper"] for way in WAYS)
+
+
+def test_a_prover_that_says_always_the_same_can_be_quoted_anywhere() -> None:
+    found = values(Gullible(), Mute())
+    assert found["shuffled"]["lost"]["estimate"] == found["other_instance"]["lost"]["estimate"] == 0
+
+
+def test_a_game_without_a_prover_has_no_messages_to_value() -> None:
+    scenario = graph_scenario("solo_verifier")
+    networks = {"verifier": scenario.build_agent("verifier", 0)}
+    ids = scenario.ids("test")
+    assert message_value(BatchedPlay(scenario), networks, ids, ids, ids > 0, 0) == {}

@@ -1,0 +1,160 @@
+"""`check_scenario` passes what ships and says what is wrong with what does not keep its promises."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nip_ray.errors import UserError
+from nip_ray.learning.policy import Policy
+from nip_ray.play.conformance import check_scenario
+from nip_ray.play.scenario import Dialogue
+from nip_ray.protocols import build
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
+from nip_ray.scenarios.message_game.scenario import MessageAgent, MessageGame, build_message_game
+from nip_ray.settings.matrix_games import MatrixGameSettings
+from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
+from tests.builders import graph_scenario
+
+
+def message_game(kind: type[MessageGame] = MessageGame) -> MessageGame:
+    protocol = build("message_game", max_rounds=4)
+    return kind(protocol, MessageGameSettings(num_symbols=5), dict.fromkeys(protocol.agents, MessageAgentSettings(hidden=8)))
+
+
+@pytest.mark.parametrize("name", ["nip", "merlin_arthur", "mnip"])
+def test_graphs_pass(name: str) -> None:
+    check_scenario(graph_scenario(build(name)))
+
+
+@pytest.mark.parametrize("extra", [{"message_size": 2}, {"linear_symbols": 3}])
+def test_longer_and_linear_messages_pass(extra: dict[str, int]) -> None:
+    check_scenario(graph_scenario(build("nip"), **extra))
+
+
+def test_games_pass() -> None:
+    check_scenario(build_message_game(build("message_game"), MessageGameSettings()))
+    check_scenario(build_matrix_game(build("matrix_game", max_rounds=3), MatrixGameSettings(game="prisoners_dilemma")))
+    check_scenario(build_matrix_game(build("kuhn_poker"), MatrixGameSettings(game="kuhn_poker")))
+
+
+class BatchDependent(MessageGame):
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        obs = super().observe(agent, id_N, said, round_N, seed_N)
+        return {**obs, "features": obs["features"] - obs["features"].mean(0)}
+
+
+class Placed(MessageGame):
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        obs = super().observe(agent, id_N, said, round_N, seed_N)
+        return {**obs, "features": obs["features"] + torch.arange(len(id_N))[:, None]}
+
+
+class Drawing(MessageGame):
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        obs = super().observe(agent, id_N, said, round_N, seed_N)
+        return {**obs, "features": obs["features"] + torch.rand(1)}
+
+
+class WithoutMasks(MessageGame):
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        return {"features": super().observe(agent, id_N, said, round_N, seed_N)["features"]}
+
+
+class Mislabelled(MessageGame):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.label_I = self.label_I * 2
+
+
+class OneSided(MessageGame):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.label_I = torch.zeros_like(self.label_I)
+
+
+class OutOfTable(MessageGame):
+    def ids(self, split: str) -> Tensor:
+        return super().ids(split) + 1
+
+
+class Unseeded(MessageGame):
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.seed()
+            return super().build_agent(agent, int(torch.randint(1000, ())))
+
+
+def with_agent(make: Callable[..., MessageAgent]) -> type[MessageGame]:
+    class WithAgent(MessageGame):
+        def build_agent(self, agent: str, seed: int) -> nn.Module:
+            num_in = self.protocol.max_rounds + 2 * self.num_symbols + self.settings.num_secrets
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                return make(self.agents[agent], num_in, self.num_symbols, agent in self.protocol.deciders)
+
+    return WithAgent
+
+
+class LeavesOut(MessageAgent):
+    def groups(self) -> list[Any]:
+        return super().groups()[:1]
+
+
+class Eager(MessageAgent):
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        return super().forward(obs, True, True)
+
+
+class Forgetful(MessageAgent):
+    """Moves a buffer whenever it is asked: not a function of its observation."""
+
+    calls = 0.0
+
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        self.calls += 1
+        return super().forward({**obs, "features": obs["features"] * self.calls}, want_policy, want_value)
+
+
+class Wide(MessageAgent):
+    def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
+        policy, value = super().forward(obs, want_policy, want_value)
+        return policy, None if value is None else value[:, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (BatchDependent, "depends on the other rows"),
+        (Placed, "or on its place"),
+        (Drawing, "other values when it is asked again"),
+        (WithoutMasks, "needs 'may_decide' of shape"),
+        (Mislabelled, "labels must be 0 or 1"),
+        (OneSided, "all have one label"),
+        (OutOfTable, "ids outside of the table"),
+        (Unseeded, "is not made of its seed alone"),
+        (with_agent(LeavesOut), "leave out value_head"),
+        (with_agent(Eager), "must return None for a policy or a value that is not wanted"),
+        (with_agent(Forgetful), "not pure"),
+        (with_agent(Wide), "a value of shape"),
+    ],
+)
+def test_what_is_wrong_is_said(kind: type[MessageGame], said: str) -> None:
+    with pytest.raises(UserError, match=r"scenario 'message_game': .*" + said):
+        check_scenario(message_game(kind))
+
+
+def test_reading_a_channel_that_one_does_not_see_is_noticed() -> None:
+    class Eavesdropper(GraphIsomorphism):
+        def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+            obs = super().observe(agent, id_N, said, round_N, seed_N)
+            return {**obs, "heard": said.main.clamp_min(0).flatten(1).sum(1)}
+
+    scenario = graph_scenario("mnip")
+    check_scenario(scenario)
+    scenario.__class__ = Eavesdropper
+    with pytest.raises(UserError, match=r"observe\('prover0'\): heard tell what is said in channels that it cannot read"):
+        check_scenario(scenario)

@@ -1,0 +1,386 @@
+"""`ProtocolDQN`: it learns what is best, goes on exactly where it was, and is the same whoever plays and learns."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.rules import check
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.dqn import GreedyPlayer
+from nip_ray.rllib.algorithms import ProtocolDQN, ProtocolDQNConfig
+from nip_ray.rllib.algorithms.dqn import chunks
+from nip_ray.runs.players import players
+from nip_ray.scenarios.matrix_games.agent import MatrixAgent
+from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
+from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
+from tests.rllib.experiments import Weights, built, copied, distance, train, weights
+from tests.rllib.test_restore import TRAVELS, Travel, same_state
+
+ROLE: dict[str, Any] = dict(
+    batch_size=32,
+    lr=dict(initial=0.02),
+    exploration=dict(kind="constant", initial=0.5, final=0.05, steps=10_000),
+    target_interval=10,
+    initial_rollout_size=40,
+    rollout_size=8,
+    steps_between_rollouts=4,
+)
+HIRONAKA: dict[str, Any] = dict(
+    max_rounds=5,
+    max_points=6,
+    max_value=9,
+    num_train=500,
+    num_test=20,
+    rho_games=0,
+    agents={"_default": dict(view="scaled", encoder="flat", layers=[dict(width=16), dict(width=16)])},
+)
+
+
+def dqn(protocol: str = "kuhn_poker", scenario: dict[str, Any] | None = None, role: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A small experiment of this rule; `role` and `changes` to the settings of all roles and to other groups."""
+    rule = dict(name="dqn", steps_per_iteration=10, warm_up=32, buffer_size=400, roles={"_default": {**ROLE, **(role or {})}})
+    task: dict[str, Any] = dict(name="hironaka", **HIRONAKA)
+    if protocol != "hironaka":
+        task = dict(name="matrix_game", game="kuhn_poker")
+    groups: dict[str, Any] = dict(evaluation=dict(sampled=False), iterations=10, algorithm={**rule, **changes.pop("algorithm", {})})
+    made = ExperimentConfig.model_validate(
+        dict(protocol=dict(name=protocol), scenario={**task, **(scenario or {})}, **{**groups, **changes})
+    )
+    check(made)
+    return made
+
+
+@pytest.fixture
+def made() -> Any:
+    """Makes algorithms that are stopped afterwards."""
+    algorithms: list[ProtocolDQN] = []
+
+    def make(config: ExperimentConfig, **training: Any) -> ProtocolDQN:
+        algorithms.append(built(config, **training))  # type: ignore[arg-type]
+        return algorithms[-1]
+
+    yield make
+    for algorithm in algorithms:
+        algorithm.stop()
+
+
+# ------------------------------------------------------------------------------------------------------------- it learns
+
+
+def test_it_finds_the_best_response_in_a_bimatrix_game(made: Any) -> None:
+    """player0 alone is trained against a player whose second move is certain; values of both moves are learned, too."""
+    payoffs = dict(game="bimatrix", payoffs0=[[1.0, 0.25], [0.0, 0.75], [2.0, -1.0]], payoffs1=[[0.0, 0.0]] * 3)
+    agents = {"player1": dict(agent_lr_factor=dict(actor=0, critic=0))}
+    config = dqn("matrix_game", {**payoffs, "agents": agents}, role=dict(lr=dict(initial=0.1)))
+    algorithm = made(config)
+    algorithm.set_opponent(
+        "player1", {**algorithm.networks()["player1"].state_dict(), "policy_head.weight": torch.tensor([[0.0], [100.0]])}
+    )
+    train(algorithm, 20)
+    q = algorithm.networks()["player0"].policy_head.weight[:, 0]
+    assert q.tolist() == pytest.approx([0.25, 0.75, -1.0], abs=0.05)
+    figures = algorithm.scenario.exact_figures(players(config, algorithm.networks()))
+    assert figures["player0/value"] == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        pytest.param(dict(loss="l2"), id="double"),
+        pytest.param(dict(double=False, loss="smooth_l1", loss_beta=4.0), id="single"),
+        pytest.param(dict(loss="l2", dueling=True, n_step=2), id="dueling-2-steps"),
+        pytest.param(dict(loss="l2", prioritised=True, precision="bfloat16"), id="prioritised-bfloat16"),
+    ],
+)
+def test_poker_against_a_random_player_is_won_by_as_much_as_possible(made: Any, rule: dict[str, Any]) -> None:
+    """The exact value of the greedy policy, against that of the best of all 64 policies. Pots are up to 2: a loss that is straight from
+    1 on would learn medians rather than means."""
+    scenario = dict(agents={"player1": dict(kind="random")})
+    role = dict(lr=dict(kind="linear", initial=0.1, final=0.005, steps=400), gamma=1.0, exploration=dict(kind="constant", initial=0.3))
+    config = dqn(scenario=scenario, role={**role, "initial_rollout_size": 300, "batch_size": 128}, algorithm={"buffer_size": 4000, **rule})
+    algorithm = made(config)
+    train(algorithm, 50)
+    figures = algorithm.scenario.exact_figures(players(config, algorithm.networks()))
+    assert figures["player0/value"] > best_response_value(algorithm) - 0.05
+    assert not (set(algorithm.row) & {"learn/player1/loss"}), "a random opponent costs no gradient step"
+
+
+def best_response_value(algorithm: ProtocolDQN) -> float:
+    """What player0 can get at most against player1 as it is."""
+    scenario = algorithm.scenario
+    assert isinstance(scenario, MatrixGame)
+    tables = [scenario.policy_table(agent, algorithm.networks()[agent]) for agent in PLAYERS]
+    return max(scenario.game.figures((table, tables[1]))["player0/value"] for table in every_pure_table(tables[0]))
+
+
+def every_pure_table(table: torch.Tensor) -> Any:
+    """All deterministic policies with as many states and moves."""
+    states, moves = table.shape
+    for number in range(moves**states):
+        digits = torch.tensor([(number // moves**state) % moves for state in range(states)])
+        yield nn.functional.one_hot(digits, moves).double()
+
+
+# ----------------------------------------------------------------------------------------------------- going on exactly
+
+
+@pytest.mark.parametrize("travel", TRAVELS)
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param(dict(algorithm=dict(prioritised=True, n_step=2)), id="kuhn-prioritised"),
+        pytest.param(dict(protocol="hironaka", algorithm=dict(dueling=True, loss="smooth_l1")), id="hironaka-dueling"),
+    ],
+)
+def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: dict[str, Any], travel: Travel) -> None:
+    """To the last bit: weights, target networks, buffers, priorities, optimizers."""
+    config = dqn(**config, role=dict(lr=dict(kind="exponential", initial=0.02, final=0.001, rate=0.9), target_tau=0.5, target_interval=7))  # type: ignore[assignment]
+    whole, first, second = (made(config) for _ in range(3))
+    expected = train(whole, 4)
+    train(first, 2)
+    travel(first, second, tmp_path)
+    assert second.train_iteration == 2
+    assert distance(train(second, 2), expected) == 0
+    assert same_state(second.training_state(), whole.training_state())
+    for key in ("episodes", "env_steps_total", *(key for key in whole.row if key.endswith(("/loss", "/lr", "/epsilon", "/buffer_size")))):
+        assert second.row[key] == whole.row[key], key
+
+
+def test_without_saved_buffers_a_restored_run_fills_them_anew(made: Any) -> None:
+    config = dqn(algorithm=dict(save_buffer=False))
+    old, new = made(config), made(config)
+    train(old, 2)
+    state = old.training_state()
+    assert set(state["extra"]) == {"targets"}
+    new.load_training_state(state)
+    train(new, 1)
+    sizes = new.learner_group._learner.buffer_sizes()
+    assert all(32 <= size < old.learner_group._learner.buffer_sizes()[role] + 200 for role, size in sizes.items())
+    assert new.row["episodes"] > old.row["episodes"]
+
+
+def test_first_weights_from_elsewhere_reach_the_target_networks(made: Any) -> None:
+    """Also where targets are Polyak averages, which would otherwise remember the networks' own first weights."""
+    from nip_ray.runs.initial_weights import put_weights
+
+    algorithm = made(dqn(role=dict(target_tau=0.001, target_interval=1, lr=dict(initial=1e-6))))
+    state = {"player0": {"policy_head.weight": torch.full((2, 6), 3.0)}}
+    put_weights(algorithm, state)
+    train(algorithm, 1)
+    target = algorithm.learner_group._learner.targets["player0"].policy_head.weight
+    assert float((target - 3).abs().max()) < 1e-3
+
+
+# ------------------------------------------------------------------------------------------------------ the loop's order
+
+
+def test_chunks_end_where_somebody_plays() -> None:
+    """Steps 20 to 29, roll-outs after every fourth step for one role and every fifth for the other."""
+    settings = DQNSettings(
+        steps_per_iteration=10, roles={"a": DQNRoleSettings(steps_between_rollouts=4), "b": DQNRoleSettings(steps_between_rollouts=5)}
+    )
+    found = list(chunks(20, settings, ("a", "b")))
+    assert found == [(20, 21, ("a", "b")), (21, 25, ("a",)), (25, 26, ("b",)), (26, 29, ("a",)), (29, 30, ())]
+
+
+def test_targets_are_trained_networks_of_the_last_due_step(made: Any) -> None:
+    """Every tenth step a copy: at the end of an iteration of ten steps the target is as old as its beginning."""
+    algorithm = made(dqn())
+    before: Weights = weights(algorithm)
+    train(algorithm, 1)
+    targets = {role: copied(target.state_dict()) for role, target in algorithm.learner_group._learner.targets.items()}
+    assert distance(targets, before) == 0
+    middle = weights(algorithm)
+    train(algorithm, 1)
+    targets = {role: copied(target.state_dict()) for role, target in algorithm.learner_group._learner.targets.items()}
+    assert distance(targets, middle) == 0
+    assert distance(middle, weights(algorithm)) > 0
+
+
+def test_roles_take_turns_by_schedules_and_rates_go_on(made: Any) -> None:
+    turns = dict(kind="alternating", period=2, first_agent_num_rounds=1)
+    config = dqn(
+        role=dict(lr=dict(kind="inverse", initial=0.1, rate=1.0)),
+        schedules={"player0": turns, "player1": {**turns, "first_agent": False}},
+    )
+    algorithm = made(config)
+    first = train(algorithm, 1)
+    assert {key.split("/")[1] for key in algorithm.row if key.startswith("learn/")} == {"player0"}
+    second = train(algorithm, 1)
+    assert {key.split("/")[1] for key in algorithm.row if key.startswith("learn/")} == {"player1"}
+    assert distance({"player0": first["player0"]}, {"player0": second["player0"]}) == 0
+    assert distance({"player1": first["player1"]}, {"player1": second["player1"]}) > 0
+    assert algorithm.row["learn/player1/lr"] == pytest.approx(1 / (19 + 10))
+
+
+def test_what_is_not_finite_ends_the_run(made: Any) -> None:
+    algorithm = made(dqn(role=dict(lr=dict(initial=1e30), optimizer="sgd"), algorithm=dict(loss="l2", max_grad_norm=None)))
+    with pytest.raises(TrainingError, match=r"not finite.*algorithm\.roles"):
+        train(algorithm, 30)
+
+
+# ------------------------------------------------------------------------------------------------------------ opponents
+
+
+def test_an_opponent_in_the_place_of_a_network_is_played_against(made: Any) -> None:
+    """Against the one who always folds a bet wins 1; against the one who always calls the queen's bet wins 2 or loses 2."""
+
+    class Always(nn.Module):
+        def __init__(self, move: int) -> None:
+            super().__init__()
+            self.move = move
+
+        def forward(self, obs: Any, want_policy: bool = True, want_value: bool = True) -> Any:
+            from nip_ray.learning.policy import Policy
+
+            logits = torch.zeros(len(obs["features"]), 1, 2)
+            logits[..., self.move] = 1.0
+            return Policy(logits, None, None, obs["speaks"], None), None
+
+        def groups(self) -> list[Any]:
+            return [None]  # type: ignore[list-item]  # something: its most likely moves are played
+
+    algorithm = made(dqn(algorithm=dict(trained_roles=["player0"])))
+    with pytest.raises(UserError, match="player0, which is trained"):
+        algorithm.set_opponent("player0", Always(0))
+    algorithm.set_opponent("player1", Always(0))
+    train(algorithm, 1)
+    assert set(bets(algorithm)) == {1.0}
+    algorithm.set_opponent("player1", Always(1))
+    train(algorithm, 1)
+    assert set(bets(algorithm)) == {-2.0, 2.0}
+    algorithm.set_opponent("player1", None)
+    train(algorithm, 1)
+
+
+def bets(algorithm: ProtocolDQN) -> list[float]:
+    """What player0 was paid in the last iteration where it bet at once."""
+    rollout = algorithm.rollout
+    bet_B = rollout.main_BRACM[:, 0, 0, 0, 0] == 1
+    return rollout.reward_BRA.sum(1)[bet_B, 0].tolist()
+
+
+def test_scripted_opponents_are_set_by_name(made: Any) -> None:
+    algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"])))
+    algorithm.set_opponent("agent", "choose_last")
+    train(algorithm, 1)
+    rollout = algorithm.rollout
+    host_N, axis_N = rollout.main_BRACM[:, 0, 0, 0, 0], rollout.main_BRACM[:, 1, 1, 0, 0]
+    last = torch.tensor([1, 2, 2, 2])  # of the host's classes in three dimensions
+    assert torch.equal(axis_N, last[host_N])
+    with pytest.raises(UserError, match="choose_first"):
+        algorithm.set_opponent("agent", "nobody")
+
+
+# --------------------------------------------------------------------------------------------------- who may be trained
+
+
+def test_agents_with_more_than_one_choice_are_refused() -> None:
+    with pytest.raises(UserError, match=r"trained_roles.*verifier decides"):
+        ProtocolDQNConfig().experiment(dict(protocol=dict(name="nip"), algorithm=dict(name="dqn")))
+
+
+def test_the_best_move_is_certain_for_whoever_is_examined() -> None:
+    """Exact figures, sampled and greedy play of a network of values are those of its greedy policy."""
+    config = dqn()
+    algorithm = built(config)
+    try:
+        network, scenario = algorithm.networks()["player0"], algorithm.scenario
+        assert isinstance(network, MatrixAgent)
+        assert isinstance(scenario, MatrixGame)
+        with torch.no_grad():
+            network.policy_head.weight.copy_(torch.tensor([[0.1, 0.3, 0.1, 0.2, 0.5, 0.0], [0.2, 0.1, 0.0, 0.3, 0.4, 0.1]]))
+        player = players(config, algorithm.networks())["player0"]
+        assert isinstance(player, GreedyPlayer)
+        table = scenario.policy_table("player0", player)
+        assert table.argmax(1).tolist() == [1, 0, 0, 1, 0, 1]
+        assert set(table.flatten().tolist()) == {0.0, 1.0}
+    finally:
+        algorithm.stop()
+
+
+def test_figures_are_there_and_finite(made: Any) -> None:
+    algorithm = made(dqn("hironaka"))
+    train(algorithm, 1)
+    names = ("loss", "q", "target", "td_error", "grad_norm", "lr", "epsilon", "buffer_size", "steps_per_s")
+    for role in ("host", "agent"):
+        assert all(math.isfinite(algorithm.row[f"learn/{role}/{name}"]) for name in names)
+        assert algorithm.row[f"learn/{role}/buffer_size"] >= 32
+    assert algorithm.row["learn/host/q"] <= 1
+
+
+# ------------------------------------------------------------------------------------------- whoever plays and learns
+
+
+WORKERS = [
+    pytest.param(dict(play=dict(num_env_runners=1)), 1e-6, id="one-runner"),
+    pytest.param(dict(play=dict(num_env_runners=2), learners=dict(num_learners=1)), 1e-6, id="two-runners-one-learner"),
+    pytest.param(dict(learners=dict(num_learners=2)), 2e-3, id="two-learners"),
+]
+
+
+@pytest.mark.parametrize(("workers", "tolerance"), WORKERS)
+def test_workers_change_where_things_are_computed_and_not_the_numbers(
+    ray_session: None, made: Any, workers: dict[str, Any], tolerance: float
+) -> None:
+    """Roll-outs, buffers, priorities and weights; with several learners up to the order of float sums, and they are equal to each other."""
+    settings: dict[str, Any] = dict(algorithm=dict(prioritised=True, n_step=2), role=dict(lr=dict(initial=0.005)))
+    here, there = made(dqn(**settings)), made(dqn(**settings, **workers))
+    expected, found = train(here, 2), train(there, 2)
+    assert torch.equal(here.rollout.main_BRACM, there.rollout.main_BRACM)
+    assert distance(found, expected) <= tolerance
+    states = there._foreach_learner(_training_state)
+    assert all(same_state(state, states[0]) for state in states)
+    assert same_state(states[0]["extra"]["replay"]["player0"]["ring"], here.training_state()["extra"]["replay"]["player0"]["ring"])
+    for key, value in here.row.items():
+        if key.endswith(("/loss", "/td_error", "/buffer_size", "/epsilon")):
+            assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
+
+
+def test_remote_runners_play_against_the_opponents_that_were_set(ray_session: None, made: Any) -> None:
+    algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"]), play=dict(num_env_runners=1)))
+    algorithm.set_opponent("agent", ["choose_first"])
+    train(algorithm, 1)
+    host_N, axis_N = algorithm.rollout.main_BRACM[:, 0, 0, 0, 0], algorithm.rollout.main_BRACM[:, 1, 1, 0, 0]
+    assert torch.equal(axis_N, torch.tensor([0, 0, 1, 0])[host_N])
+
+
+def _training_state(learner: Any) -> Any:
+    return learner.training_state()
+
+
+@pytest.mark.parametrize("norm", ["none", "batch"])
+def test_threads_change_no_number(made: Any, norm: str) -> None:
+    """One after the other in one thread, or each role in a thread of its own: the same to the last bit."""
+    layers = [dict(width=16, norm=norm), dict(width=16)]
+    config = dqn("hironaka", {"agents": {"_default": dict(encoder="flat", view="scaled", layers=layers)}})
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2):
+            algorithm = made(config)
+            torch.set_num_threads(threads)
+            train(algorithm, 2)
+            assert torch.get_num_threads() == threads
+            assert (algorithm.learner_group._learner._pool is not None) == (threads == 2)
+            found.append(algorithm.training_state())
+    finally:
+        torch.set_num_threads(before)
+    assert same_state(*found)
+
+
+def test_networks_that_draw_random_numbers_learn_one_after_the_other(made: Any) -> None:
+    """There is one stream of random numbers for noise and dropout: with two threads at it nothing could be repeated."""
+    config = dqn()
+    algorithm = made(config)
+    learner = algorithm.learner_group._learner
+    train(algorithm, 1)
+    assert learner._side_by_side(("player0", "player1"), 2)
+    learner._draw.clear()
+    learner.networks["player0"].policy_body = nn.Dropout(0.5)
+    assert not learner._side_by_side(("player0", "player1"), 2)

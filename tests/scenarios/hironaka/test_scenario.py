@@ -1,0 +1,324 @@
+"""The game under its protocol: the batched core, the replayed position and the game itself say the same."""
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import config_from_dict
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+from nip_ray.play.batch import final_rows, own_rows
+from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
+from nip_ray.play.rollout import Rollout
+from nip_ray.protocols import build
+from nip_ray.scenarios.hironaka.scenario import Hironaka, build_hironaka
+from nip_ray.scenarios.hironaka.seats import ScriptedAgent, whole
+from nip_ray.scenarios.hironaka.starts import start
+from nip_ray.scenarios.registry import played_scenario
+from nip_ray.seeding import generator
+from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
+
+LEARNED = HironakaAgentSettings(point_width=8, width=16, depth=1)
+SMALL = HironakaSettings(max_points=6, max_value=8, max_rounds=6, num_train=300, num_test=50, rho_games=20, agents={"_default": LEARNED})
+
+
+def scripted_by(name: str, *others: str) -> HironakaAgentSettings:
+    return HironakaAgentSettings(kind="scripted", player=name, others=others)  # pyright: ignore[reportArgumentType]
+
+
+def made(settings: HironakaSettings = SMALL, **agents: HironakaAgentSettings) -> Hironaka:
+    return build_hironaka(build("hironaka"), replace(settings, agents={**settings.agents, **agents}))
+
+
+def played(scenario: Hironaka, copies: int = 40, greedy: bool = False, seed: int = 0) -> Rollout:
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    noise = None if greedy else generator(seed, "noise")
+    return play_rollout(BatchedPlay(scenario), networks, torch.arange(copies), episode_seeds(seed, 0, copies), noise)
+
+
+def experiment(**scenario: object) -> ExperimentConfig:
+    data = {"protocol": {"name": "hironaka"}, "scenario": {"name": "hironaka", **scenario}, "algorithm": {"minibatch_size": 256}}
+    config = config_from_dict(data)
+    assert isinstance(config, ExperimentConfig)
+    return config
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"dimension": 2}, {"dimension": 4}, {"reposition": True}, {"scale_state": True}, {"precision": "double"}, {"polytope": "exact"}],
+    ids=str,
+)
+def test_observations_of_the_play_of_the_rows_and_of_a_replay_are_equal_to_the_bit(changes: dict[str, object]) -> None:
+    scenario = made(replace(SMALL, **changes))
+    play = BatchedPlay(scenario)
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    seen: dict[str, list[dict[str, torch.Tensor]]] = {"host": [], "agent": []}
+    watched = play.observe
+
+    def observe(agent: str, copy_N: torch.Tensor) -> dict[str, torch.Tensor]:
+        seen[agent].append(watched(agent, copy_N))
+        return seen[agent][-1]
+
+    play.observe = observe
+    copies = 30 if scenario.settings.polytope == "minimal" else 4  # linear programmes are slow
+    rollout = play_rollout(play, networks, torch.arange(copies), episode_seeds(0, 0, copies), generator(0, "noise"))
+    for agent, parts in seen.items():
+        rows = own_rows(scenario, rollout, agent)
+        order = (rows.round_N * 1000 + rows.copy_N).argsort()  # the play went round by round
+        said = rollout.dialogue.rows(rows.copy_N).before(rows.round_N)
+        replayed = scenario.observe(agent, rollout.id_B[rows.copy_N], said, rows.round_N, rollout.seed_B[rows.copy_N])
+        assert rows.obs.keys() == replayed.keys() == parts[0].keys()
+        for key, value in rows.obs.items():
+            assert torch.equal(value, replayed[key]), key
+            assert torch.equal(value[order], torch.cat([part[key] for part in parts])), key
+
+
+@pytest.mark.parametrize("pay", [("win", "lose"), ("win_and_points", "survive"), ("win_and_points", "lose_and_points")])
+def test_the_core_pays_and_ends_as_the_fused_game_does(pay: tuple[str, str]) -> None:
+    scenario = made(replace(SMALL, host_reward=pay[0], agent_reward=pay[1]))  # pyright: ignore[reportArgumentType]
+    rollout = played(scenario)
+    state = start(scenario.game, 0, rollout.id_B)
+    over_B, cut_B = torch.zeros(40, dtype=torch.bool), torch.zeros(40, dtype=torch.bool)
+    for r in range(scenario.settings.max_rounds):
+        host_B, axis_B = rollout.main_BRACM[:, 2 * r, 0, 0, 0], rollout.main_BRACM[:, 2 * r + 1, 1, 0, 0]
+        assert torch.equal(host_B >= 0, ~(over_B | cut_B))
+        assert torch.equal(host_B >= 0, axis_B >= 0)
+        state, outcome = scenario.game.step(state, host_B.clamp_min(0), axis_B.clamp_min(0))
+        assert torch.equal(rollout.reward_BRA[:, 2 * r + 1, 0], outcome.host_reward_B)
+        assert torch.equal(rollout.reward_BRA[:, 2 * r + 1, 1], outcome.agent_reward_B)
+        assert not rollout.reward_BRA[:, 2 * r].any()
+        over_B, cut_B = state.over_B, state.cut_B
+    assert rollout.cut_B is not None
+    assert torch.equal(rollout.cut_B, cut_B)
+    assert torch.equal(rollout.length_B, 2 * state.round_B)
+    assert 0 < int(cut_B.sum()) < 40, "both ends should come up"
+
+
+def test_only_legal_moves_are_sampled_and_only_legal_moves_are_the_most_likely() -> None:
+    for dimension in (2, 3, 4):
+        scenario = made(replace(SMALL, dimension=dimension))
+        for greedy in (False, True):
+            rollout = played(scenario, greedy=greedy)
+            for agent, moves in scenario.moves.items():
+                rows = own_rows(scenario, rollout, agent)
+                assert bool(rows.obs["legal"].gather(1, rows.action["message"]).all())
+                assert int(rows.action["message"].max()) < moves
+                assert bool((rows.obs["legal"].sum(1) >= (2 if agent == "agent" else 1)).all())
+
+
+def test_an_illegal_symbol_moves_nothing_and_costs_a_round() -> None:
+    scenario = made()
+    position = scenario.rules.start(torch.arange(4))
+    said = torch.full((4, 2, 1, 1), -1)
+    said[:, 0] = 0  # coordinates 0 and 1
+    position, judged = scenario.rules.advance(position, said)
+    assert not judged.over_B.any()
+    assert not judged.reward_BA.any()
+    answer = torch.full((4, 2, 1, 1), -1)
+    answer[:, 1, 0, 0] = torch.tensor([0, 2, 3, 1])
+    after, judged = scenario.rules.advance(position, answer)
+    before = scenario.game.features(position.state)
+    same = [torch.equal(a, b) for a, b in zip(before, scenario.game.features(after.state), strict=True)]
+    assert same == [False, True, True, False]
+    assert after.state.round_B.tolist() == [1, 1, 1, 1]
+    assert after.class_B.tolist() == [-1] * 4
+
+
+def test_games_in_which_nobody_speaks_stay_as_they_are() -> None:
+    scenario = made()
+    position = scenario.rules.start(torch.arange(4))
+    said = torch.full((4, 2, 1, 1), -1)
+    said[:2, 0] = 3
+    position, _ = scenario.rules.advance(position, said)
+    answer = torch.full((4, 2, 1, 1), -1)
+    answer[:2, 1] = 1
+    after, judged = scenario.rules.advance(position, answer)
+    rows = after.state.points.shape[1]
+    assert torch.equal(after.state.points[2:], position.state.points[2:, :rows])
+    assert after.state.round_B.tolist() == [1, 1, 0, 0]
+    assert after.state.open_B.tolist()[2:] == [True, True]
+    assert not judged.reward_BA[2:].any()
+
+
+def test_train_and_test_starts_are_different_ones() -> None:
+    scenario = made()
+    train, test = scenario.ids("train"), scenario.ids("test")
+    assert (len(train), len(test)) == (300, 50)
+    assert not set(train.tolist()) & set(test.tolist())
+
+
+def test_scripted_players_make_the_same_moves_in_the_core_as_in_a_match() -> None:
+    scenario = made(replace(SMALL, max_points=12), host=scripted_by("zeillinger"), agent=scripted_by("choose_last"))
+    rollout = played(scenario, copies=30, greedy=False)
+    host, agent = scenario.build_agent("host", 0), scenario.build_agent("agent", 0)
+    players = scenario.player("host", host), scenario.player("agent", agent)
+    state = start(scenario.game, 0, rollout.id_B)
+    for r in range(scenario.settings.max_rounds):
+        open_B = state.open_B
+        class_B = players[0](state.points).argmax(1)
+        choice_BD = scenario.game.choices_KD[class_B]
+        axis_B = players[1](state.points, choice_BD).masked_fill(~choice_BD, -torch.inf).argmax(1)
+        assert torch.equal(rollout.main_BRACM[:, 2 * r, 0, 0, 0][open_B], class_B[open_B])
+        assert torch.equal(rollout.main_BRACM[:, 2 * r + 1, 1, 0, 0][open_B], axis_B[open_B])
+        state, _ = scenario.game.step(state, class_B, axis_B)
+    assert bool(rollout.log_prob_BRA.abs().max() < 1e-6)
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_random_players_are_random_whether_moves_are_sampled_or_the_most_likely(greedy: bool) -> None:
+    scenario = made(host=scripted_by("random"), agent=scripted_by("random"))
+    rollout = played(scenario, copies=300, greedy=greedy)
+    host = own_rows(scenario, rollout, "host")
+    counts = torch.bincount(host.action["message"].flatten(), minlength=4)
+    assert int(counts[3]) == 0, "pairs alone"
+    n = int(counts.sum())
+    assert n > 900
+    assert float((counts[:3] - n / 3).abs().max()) < 4.5 * (n * 2 / 9) ** 0.5
+    agent = own_rows(scenario, rollout, "agent")
+    first_N = agent.action["message"].flatten() == agent.obs["choice"].argmax(1)
+    assert abs(float(first_N.float().mean()) - 0.5) < 4.5 * 0.5 / n**0.5
+
+
+def test_several_scripted_players_take_turns_by_episode() -> None:
+    scenario = made(host=scripted_by("random"), agent=scripted_by("choose_first", "choose_last"))
+    rollout = played(scenario, copies=300)
+    rows = own_rows(scenario, rollout, "agent")
+    first_N = rows.action["message"].flatten() == rows.obs["choice"].argmax(1)
+    share_B = torch.zeros(300).index_add_(0, rows.copy_N, first_N.float()) / torch.bincount(rows.copy_N, minlength=300)
+    assert set(share_B.tolist()) == {0.0, 1.0}, "nobody changes during a game"
+    assert 100 < int(share_B.sum()) < 200
+
+
+def test_scaled_points_come_back_as_whole_numbers() -> None:
+    points = torch.randint(0, 1_000_000, (50, 6, 3), generator=generator(0, "points")).float()
+    points[:, 4:] = -1
+    scale = points.amax((1, 2))
+    scaled = torch.where(points < 0, points, points / scale[:, None, None])
+    assert torch.equal(whole(scaled, scale), points)
+    assert torch.equal(whole(scaled, torch.ones(50)), scaled)
+
+
+def test_a_scripted_player_can_take_a_networks_place_in_the_middle_of_a_run() -> None:
+    scenario = made(replace(SMALL, max_points=12, max_rounds=12))
+    ours = made(replace(SMALL, max_points=12, max_rounds=12), host=scripted_by("zeillinger"))
+    agent = scenario.build_agent("agent", 1)
+    moves = []
+    for one in (scenario, ours):
+        networks = {"host": one.scripted_agent("host", "zeillinger"), "agent": agent}
+        rollout = play_rollout(BatchedPlay(one), networks, torch.arange(60), episode_seeds(0, 0, 60), None)
+        moves.append(rollout.main_BRACM)
+    assert torch.equal(*moves)
+
+
+def test_games_that_are_cut_off_show_the_host_what_comes_next() -> None:
+    scenario = made(replace(SMALL, max_rounds=2))
+    rollout = played(scenario)
+    copy_K, obs = final_rows(scenario, rollout, "host")
+    assert rollout.cut_B is not None
+    assert torch.equal(copy_K, rollout.cut_B.nonzero()[:, 0])
+    assert len(copy_K)
+    assert bool(((obs["points"][..., 0] >= 0).sum(1) >= 2).all())
+    assert len(final_rows(scenario, rollout, "agent")[0]) == 0, "it would not have moved next"
+
+
+def test_figures_name_every_pair_and_are_the_same_again() -> None:
+    scenario = made(agent=scripted_by("choose_first"))
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    networks["host"].train()
+    figures = scenario.figures(networks)
+    assert networks["host"].training
+    assert figures == scenario.figures(networks)
+    pairs = {f"rho/own-{agent}" for agent in ("own", "random", "choose_first", "choose_last")}
+    pairs |= {f"rho/{host}-own" for host in ("random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky")}
+    assert pairs <= figures.keys()
+    assert figures["rho/own-own"] > 0
+    assert sum(value for name, value in figures.items() if name.startswith("actions/host_")) == pytest.approx(1)
+    assert 0 <= figures["unfinished"] <= 1
+    assert made(replace(SMALL, rho_games=0)).figures(networks) == {}
+
+
+def test_a_transcript_shows_the_positions_of_the_game_that_was_played() -> None:
+    scenario = made()
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    rollout = played(scenario, copies=6)
+    for copy in range(6):
+        said = rollout.copies(slice(copy, copy + 1)).dialogue
+        extras = scenario.record_extras(copy, said, networks)
+        entries = extras["positions"]
+        assert len(entries) == int(rollout.length_B[copy]) // 2 + 1
+        assert [entry["round"] for entry in entries] == list(range(len(entries)))
+        for entry, after in pairwise(entries):
+            assert entry["axis"] in entry["choice"]
+            assert len(entry["choice"]) >= 2
+            assert 1 <= len(after["points"]) <= len(entry["points"])
+        assert "axis" not in entries[-1]
+        assert (len(entries[-1]["points"]) == 1) != bool(rollout.cut_B is not None and rollout.cut_B[copy])
+        tree = extras["tree"]
+        assert tree["count"] == len(entries[0]["points"])
+        assert [child["axis"] for child in tree["children"]] == tree["choice"]
+        assert json.loads(json.dumps(extras)) == extras
+
+
+def test_a_host_that_draws_has_no_tree() -> None:
+    scenario = made(host=scripted_by("random"))
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    said = played(scenario, copies=1).dialogue
+    assert scenario.record_extras(0, said, networks).keys() == {"positions"}
+    assert scenario.record_extras(0, said, {}).keys() == {"positions"}
+
+
+def test_rho_of_scripted_players_is_that_of_a_match() -> None:
+    scenario = made(HironakaSettings(rho_games=1500, max_rounds=60), host=scripted_by("random"), agent=scripted_by("random"))
+    figures = scenario.figures({role: scenario.build_agent(role, 0) for role in ("host", "agent")})
+    assert figures["rho/own-own"] == pytest.approx(0.150, abs=0.012)
+    assert figures["rho/own-own"] == pytest.approx(figures["rho/random-own"], abs=0.012)
+
+
+def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
+    config = experiment(max_rounds=7)
+    check(config)
+    assert played_scenario(config.protocol, config.scenario, config.algorithm).protocol.max_rounds == 14
+    with pytest.raises(UserError, match=r"protocol\.max_rounds: got 20, but hironaka always has as many as scenario\.max_rounds makes"):
+        check(config.model_copy(update={"protocol": replace(config.protocol, max_rounds=20)}))
+    with pytest.raises(UserError, match="less than one whole copy of 400 rounds"):
+        check(experiment(max_rounds=200))
+
+
+@pytest.mark.parametrize(
+    ("agents", "message"),
+    [
+        ({"host": {"kind": "scripted", "player": "choose_first"}}, r"scenario\.agents\.host\.player: got choose_first, which is no host"),
+        ({"agent": {"kind": "scripted", "others": ["zeillinger"]}}, r"scenario\.agents\.agent\.others: got zeillinger, which is no agent"),
+        ({"host": {"player": "zeillinger"}}, r"scenario\.agents\.host\.player: a learned player has no use for it"),
+        ({"host": {"kind": "scripted", "encoder": "flat"}}, r"scenario\.agents\.host\.encoder: a scripted player has no use for it"),
+        ({"host": {"encoder": "flat", "point_width": 8}}, r"scenario\.agents\.host\.point_width: counts with encoder set only"),
+        ({"host": {"depth": 3, "layers": [{"width": 8}]}}, r"scenario\.agents\.host\.depth: layers stands there too"),
+        ({"prover": {}}, r"scenario\.agents\.prover: no agent of hironaka"),
+        ({"host": {"agent_lr_factor": {"actor": 1, "critic": 0.5}}}, r"scenario\.agents\.host\.agent_lr_factor: .* share a body"),
+    ],
+)
+def test_players_that_cannot_be_are_refused_by_key(agents: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check(experiment(max_rounds=10, agents=agents))
+
+
+def test_it_is_played_under_its_own_protocol() -> None:
+    with pytest.raises(UserError, match="hironaka"):
+        build_hironaka(build("kuhn_poker"), SMALL)
+    config = experiment(max_rounds=10)
+    with pytest.raises(UserError, match="hironaka is played under the protocol hironaka only"):
+        check(config.model_copy(update={"protocol": replace(config.protocol, name="nip")}))
+
+
+def test_weightless_players_have_nothing_to_train_and_no_state() -> None:
+    scenario = made()
+    player = scenario.scripted_agent("agent", "random", "choose_first")
+    assert isinstance(player, ScriptedAgent)
+    assert player.groups() == []
+    assert not list(player.parameters())
+    with pytest.raises(UserError, match="unknown player 'zeillinger'"):
+        scenario.scripted_agent("agent", "zeillinger")

@@ -1,0 +1,233 @@
+"""Bodies and heads: sizes, equations written out by hand, initialisation with its published defect, and the agent that plays at random."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nip_ray.learning.policy import Policy
+from nip_ray.networks.basic import initialise
+from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, scaled_to, trunk
+from nip_ray.play.batch import own_rows
+from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.protocols import build
+from nip_ray.scenarios.image_classification.network import ImageAgent, RandomAgent
+from nip_ray.scenarios.image_classification.scenario import ImageClassification
+from nip_ray.seeding import generator
+from tests.scenarios.image_classification.files import image_scenario
+
+SPEECH: dict[str, int] = dict(message_size=2, linear_symbols=3)
+
+
+def rows(scenario: ImageClassification, agent: str, count: int = 6) -> dict[str, Tensor]:
+    """What `agent` saw in some random dialogues."""
+    ids = scenario.ids("train")[torch.arange(count) % scenario.num_train]
+    players = {name: scenario.build_agent(name, i) for i, name in enumerate(scenario.protocol.agents)}
+    rollout = play_rollout(BatchedPlay(scenario), players, ids, torch.arange(count), generator(0, "noise"))
+    return own_rows(scenario, rollout, agent).obs
+
+
+def learned(scenario: ImageClassification, agent: str, seed: int = 0) -> ImageAgent:
+    made = scenario.build_agent(agent, seed)
+    assert isinstance(made, ImageAgent)
+    return made.eval()
+
+
+def policy_of(network: nn.Module, obs: dict[str, Tensor]) -> Policy:
+    policy, _ = network(obs, True, False)
+    assert isinstance(policy, Policy)
+    return policy
+
+
+# ------------------------------------------------------------------------------------------------------------------ trunks
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])
+@pytest.mark.parametrize(("groups", "blocks", "size"), [(1, 2, (8, 8)), (2, 1, (9, 7)), (3, 2, (28, 28))])
+def test_a_trunk_doubles_channels_and_halves_sides_in_every_group(kind: Any, groups: int, blocks: int, size: tuple[int, int]) -> None:
+    made = trunk(3, 4, groups, blocks, kind, 3, "relu")(torch.randn(2, 3, *size))
+    assert made.shape == (2, 4 * 2**groups, *latent_size(*size, groups))
+    wide = [m for m in trunk(3, 4, groups, blocks, "conv2d", 5, "tanh") if isinstance(m, nn.Conv2d) and m.kernel_size == (5, 5)]
+    assert [(m.in_channels, m.out_channels) for m in wide] == [
+        (4 * 2 ** (g + (b > 0)), 4 * 2 ** (g + 1)) for g in range(groups) for b in range(blocks)
+    ]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("width", [3, 5])
+def test_a_residual_block_is_the_one_of_the_literature(width: int, training: bool) -> None:
+    torch.manual_seed(0)
+    block = ResidualBlock(3, width).train(training)
+    norms = [m for m in block.modules() if isinstance(m, PixelNorm)]
+    for norm in norms:
+        nn.init.normal_(norm.weight)
+        norm.running_mean = torch.randn(width)
+        norm.running_var = torch.rand(width) + 0.5
+    x = torch.randn(4, 3, 6, 5)
+
+    def normed(y: Tensor, norm: PixelNorm) -> Tensor:
+        statistics = [None if part is None else part.clone() for part in (norm.running_mean, norm.running_var)]
+        return F.batch_norm(y, statistics[0], statistics[1], norm.weight, norm.bias, training, eps=norm.eps)
+
+    inner = F.relu(normed(F.conv2d(x, block.first.weight, padding=1), block.first_norm))
+    outer = normed(F.conv2d(inner, block.second.weight, padding=1), block.second_norm)
+    beside = x
+    if block.widen is not None:
+        convolution, norm = block.widen
+        assert isinstance(convolution, nn.Conv2d)
+        assert isinstance(norm, PixelNorm)
+        beside = normed(F.conv2d(x, convolution.weight), norm)
+    assert (block.widen is None) == (width == 3)
+    assert torch.allclose(block(x), F.relu(outer + beside), atol=1e-5)
+
+
+def test_maps_are_brought_to_one_size_by_means_or_by_repeating() -> None:
+    x = torch.arange(16.0).view(1, 1, 4, 4)
+    assert scaled_to(x, 4, 4) is x
+    assert scaled_to(x, 2, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
+    assert torch.equal(scaled_to(scaled_to(x, 2, 2), 4, 4)[0, 0, :2, :2], torch.full((2, 2), 2.5))
+    with pytest.raises(ValueError, match="neither larger nor smaller"):
+        scaled_to(x, 2, 8)
+
+
+# ------------------------------------------------------------------------------------------------------------- whole agents
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_policy_and_value_are_the_equations_written_out(shared: bool) -> None:
+    scenario = image_scenario("nip", shared_body=shared, **SPEECH)
+    network, obs = learned(scenario, "verifier"), rows(scenario, "verifier")
+    network.set_normalisation({"history": (0.1, 0.7), "latest": (0.05, 0.5), "linear": (0.2, 0.6)})
+    policy, value = network(obs)
+
+    def latent(body: nn.Module) -> Tensor:
+        history = F.interpolate((obs["history"] - 0.1) / 0.7, (6, 7), mode="nearest")
+        x = torch.cat([history, (obs["image"] - 0.5) / 0.5], 1)
+        parts = dict(body.named_modules())
+        x = torch.tanh(F.conv2d(x, parts["trunk.0"].weight, parts["trunk.0"].bias))
+        x = F.conv2d(x, parts["trunk.2"].weight, parts["trunk.2"].bias)
+        x = F.max_pool2d(torch.tanh(F.conv2d(x, parts["trunk.3"].weight, parts["trunk.3"].bias, padding=1)), 2)
+        return torch.cat([x, (obs["latest"] - 0.05) / 0.5 * (obs["round"] > 0)[:, None, None, None]], 1)
+
+    def image(body: Any, x: Tensor) -> Tensor:
+        linear = (obs["linear_history"] - 0.2) / 0.6 * (obs["round"] > 0)[:, None]
+        return body.image_output(torch.cat([x.mean((2, 3)), linear], 1))
+
+    rounds = F.one_hot(obs["round"], scenario.protocol.max_rounds + 1).float()
+    x = latent(network.policy_body)
+    own = image(network.policy_body, x)
+    pixels = network.policy_body.pixel_output(x.flatten(2).transpose(1, 2))
+    assert torch.allclose(policy.message, network.pixel_selector(pixels).transpose(1, 2), atol=1e-5)
+    assert network.decider is not None
+    assert network.linear_selector is not None
+    assert torch.allclose(policy.decision, network.decider(torch.cat([own, rounds], 1)), atol=1e-5)
+    assert torch.allclose(policy.linear.flatten(1), network.linear_selector(own), atol=1e-5)
+    if network.value_body is not None:
+        own = image(network.value_body, latent(network.value_body))
+    assert torch.allclose(value, network.value_head(torch.cat([own, rounds], 1))[:, 0], atol=1e-5)
+    assert policy.message.shape == (len(obs["round"]), 2, scenario.num_symbols)
+
+
+@pytest.mark.parametrize("options", [{}, dict(shared_body=True), dict(central_critic=True), SPEECH])
+def test_policy_and_value_are_the_same_together_and_apart(options: dict[str, Any]) -> None:
+    scenario = image_scenario("mnip", **options)
+    for agent in scenario.protocol.agents:
+        network, obs = learned(scenario, agent), rows(scenario, agent)
+        policy, value = network(obs)
+        assert torch.equal(network(obs, False, True)[1], value)
+        assert torch.equal(network(obs, True, False)[0].message, policy.message)
+        assert network(obs, False, True)[0] is None
+        assert network(obs, True, False)[1] is None
+
+
+@pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])
+def test_gradients_and_their_gradients_reach_every_parameter(kind: str) -> None:
+    every = {agent: dict(building_block_type=kind) for agent in ("prover", "verifier")}
+    scenario = image_scenario("nip", agents=every, **SPEECH)
+    for agent in scenario.protocol.agents:
+        network, obs = learned(scenario, agent), rows(scenario, agent)
+        policy, value = network(obs)
+        logs = policy.normalised()
+        loss = (logs.message.square().mean() + logs.linear.square().mean() + value.square().mean()).log()
+        loss = loss if logs.decision is None else loss + logs.decision.square().mean()
+        parameters = [p for group in network.groups() for p in group.parameters]
+        assert {id(p) for p in parameters} == {id(p) for p in network.parameters()}
+        first = torch.autograd.grad(loss, parameters, create_graph=True, allow_unused=True)
+        names = {id(p): name for name, p in network.named_parameters()}
+        unused = {names[id(p)].rpartition(".")[0] for p, g in zip(parameters, first, strict=True) if g is None}
+        assert unused <= {"value_body.pixel_output"}
+        second = torch.autograd.grad(
+            sum((g.square().sum() for g in first if g is not None), torch.zeros(())), parameters, allow_unused=True
+        )
+        assert sum(g is not None for g in second) >= len(parameters) - 6
+        assert all(torch.isfinite(g).all() for g in second if g is not None)
+
+
+def test_the_value_head_is_initialised_like_the_others_unless_the_published_defect_is_asked_for() -> None:
+    for legacy in (False, True):
+        scenario = image_scenario("nip", agents={"verifier": dict(legacy_value_initialisation=legacy)})
+        network = learned(scenario, "verifier", seed=3)
+        biases = [layer.bias for layer in (*network.value_head, *network.pixel_selector) if isinstance(layer, nn.Linear)]
+        assert [bool(bias.eq(0).all()) for bias in biases] == [not legacy, not legacy, True, True]
+        first = network.value_head[0]
+        assert isinstance(first, nn.Linear)
+        square = first.weight @ first.weight.T if first.out_features < first.in_features else first.weight.T @ first.weight
+        assert torch.allclose(square, torch.eye(len(square)), atol=1e-5) == (not legacy)
+        assert first.weight.requires_grad
+
+
+def test_orthogonal_initialisation_can_be_left_out() -> None:
+    torch.manual_seed(0)
+    network = learned(image_scenario("nip", agents={"prover": dict(use_orthogonal_initialisation=False)}), "prover")
+    assert not network.policy_body.image_output.bias.eq(0).all()
+    initialise(network.policy_body, 1.0)
+    assert network.policy_body.image_output.bias.eq(0).all()
+
+
+def test_a_named_part_looks_the_same_in_every_round_where_history_is_shared() -> None:
+    scenario = image_scenario("nip", agents={"prover": dict(history_initialisation="shared")})
+    first = learned(scenario, "prover").policy_body.trunk[0]
+    other = learned(scenario, "verifier").policy_body.trunk[0]
+    count = scenario.seats["prover"].history_features
+    assert isinstance(first, nn.Conv2d)
+    assert isinstance(other, nn.Conv2d)
+    assert bool((first.weight[:, :count] == first.weight[:, :1]).all())
+    assert not bool((other.weight[:, :count] == other.weight[:, :1]).all())
+
+
+def test_the_random_agent_is_uniform_over_everything_that_it_can_say() -> None:
+    protocol = build("nip", zero_knowledge=True)
+    scenario = image_scenario(protocol, agents={name: dict(kind="random") for name in protocol.agents}, **SPEECH)
+    for agent in protocol.agents:
+        network, obs = scenario.build_agent(agent, 0), rows(scenario, agent)
+        assert isinstance(network, RandomAgent)
+        policy, value = network(obs)
+        assert policy is not None
+        assert value is not None
+        assert policy.linear is not None
+        assert bool((policy.message == 0).all() and (policy.linear == 0).all() and (value == 0).all())
+        assert policy.message.shape[1:] == (scenario.seats[agent].num_factors, scenario.num_symbols)
+        assert (policy.decision is not None) == (agent in protocol.deciders)
+        assert network.groups() == []
+        assert network.body() is None
+
+
+def test_an_agent_is_a_function_of_its_seed_and_leaves_the_global_generator_alone() -> None:
+    scenario = image_scenario("nip")
+    torch.manual_seed(5)
+    before = torch.random.get_rng_state()
+    first, same, other = (learned(scenario, "prover", seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(first[name], same[name]) for name in first)
+    assert any(not torch.equal(first[name], other[name]) for name in first)
+
+
+def test_learning_rate_factors_go_to_the_parts_that_they_name() -> None:
+    from nip_ray.settings.graph_isomorphism import LrFactors
+
+    changes = dict(agent_lr_factor=LrFactors(0.5, 0.25), body_lr_factor=LrFactors(0.1, 2.0))
+    network = learned(image_scenario("nip", agents={"verifier": changes}), "verifier")
+    found = {(group.part, group.name): group.lr_factor for group in network.groups()}
+    assert found == pytest.approx({("actor", "body"): 0.05, ("critic", "body"): 0.5, ("actor", "heads"): 0.5, ("critic", "heads"): 0.25})

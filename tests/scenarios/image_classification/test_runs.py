@@ -1,0 +1,96 @@
+"""Whole runs on real digits: resumed ones give the numbers of one that was never stopped, transcripts, pretraining, message regression."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.runs.checkpoint import load_checkpoint
+from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.folder import RunFolder
+from tests.builders import one_thread
+from tests.runs.small import small, untimed
+from tests.scenarios.image_classification.files import TINY
+
+IMAGES: dict[str, Any] = {
+    "name": "small-images",
+    "seed": 3,
+    "iterations": 4,
+    "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 3},
+    "scenario": {
+        "name": "image_classification",
+        "data": {"num_train": 60, "num_test": 20},
+        "agents": {"_default": TINY, "verifier": {**TINY, "sight": "coarse", "building_block_type": "residual_basic"}},
+        "num_normalization_steps": 30,
+    },
+    "algorithm": {"num_epochs": 2, "minibatch_size": 24, "lr": 0.01},
+    "pretraining": {"agents": ["verifier", "prover"], "num_epochs": 2, "minibatch_size": 20},
+    "play": {"num_copies": 16},
+    "evaluation": {"interval": 2, "num_transcripts": 3, "message_regression": {"enabled": True, "num_epochs": 5}},
+    "checkpoint": {"interval": 2},
+    "runtime": {"num_threads": 1},
+}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+def config(*overrides: str) -> ExperimentConfig:
+    return small(*overrides, base=IMAGES)
+
+
+def outcome(path: Path) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Metrics without what depends on the clock, the last transcripts, and every trained weight as a list."""
+    with RunFolder.open(path) as folder:
+        found = load_checkpoint(folder.checkpoints)
+        rows = [untimed(row) for row in folder.metrics()]
+        said = {name: folder.read_transcripts(name) for name in folder.transcript_names()}
+        return rows, said, plain(found.tensors["training"])
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(part) for key, part in value.items()}
+    return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def test_a_resumed_run_gives_the_numbers_of_one_that_was_never_stopped(tmp_path: Path) -> None:
+    run_experiment(config(), tmp_path / "whole", quiet=True)
+    run_experiment(config("iterations=2"), tmp_path / "parts", quiet=True)
+    resume_experiment(tmp_path / "parts", iterations=4, quiet=True)
+    whole, parts = outcome(tmp_path / "whole"), outcome(tmp_path / "parts")
+    assert [row["iteration"] for row in whole[0]] == [1, 2, 3, 4]
+    assert whole[0] == parts[0]
+    assert whole[1] == parts[1]
+    assert whole[2] == parts[2]
+
+
+def test_a_run_keeps_what_was_said_and_can_be_examined_again(tmp_path: Path) -> None:
+    result = run_experiment(config(), tmp_path / "run", quiet=True)
+    keys = set(result.metrics)
+    assert {"eval/verifier/accuracy", "eval/prover/message_regression", "eval/verifier/message_regression"} <= keys
+    assert evaluate_run(tmp_path / "run")["eval/verifier/accuracy"] == result.metrics["eval/verifier/accuracy"]
+    with RunFolder.open(tmp_path / "run") as folder:
+        records = folder.read_transcripts(folder.transcript_names()[-1])
+    assert len(records) == 3
+    for record in records:
+        messages = [turn["message"] for round in record["rounds"] for turn in round["turns"]]
+        assert len(messages) == record["length"]
+        assert all(0 <= symbol < 16 for message in messages for symbol in message)
+
+
+@pytest.mark.slow
+def test_runs_with_remote_runners_repeat_themselves(tmp_path: Path, ray_session: None) -> None:
+    remote = config("iterations=2", "play.num_env_runners=2", "play.num_copies=8")
+    for name in ("first", "second"):
+        run_experiment(remote, tmp_path / name, quiet=True)
+    assert outcome(tmp_path / "first") == outcome(tmp_path / "second")

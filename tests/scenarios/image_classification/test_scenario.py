@@ -1,0 +1,204 @@
+"""Image classification in play: what each agent sees, entry by entry; what a coarse sight hides; every protocol; ids, groups, pictures."""
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.play.batch import own_rows
+from nip_ray.play.conformance import check_scenario
+from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import Rollout
+from nip_ray.protocols import build, check
+from nip_ray.protocols.solo import solo_protocol
+from nip_ray.scenarios.image_classification.build import build_image_classification, random_twin
+from nip_ray.scenarios.image_classification.scenario import ImageClassification
+from nip_ray.scenarios.registry import observation_statistics
+from nip_ray.seeding import generator
+from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
+from nip_ray.settings.image_data import ImageDataSettings
+from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images
+
+SPEECH: dict[str, int] = dict(message_size=2, linear_symbols=3)
+
+
+def made(protocol: dict[str, Any], **options: Any) -> ImageClassification:
+    return image_scenario(build(protocol["name"], **{k: v for k, v in protocol.items() if k != "name"}), **options)
+
+
+def played(scenario: ImageClassification, count: int = 8, greedy: bool = False) -> Rollout:
+    agents = {name: scenario.build_agent(name, i).eval() for i, name in enumerate(scenario.protocol.agents)}
+    ids = scenario.ids("train")[torch.arange(count) % scenario.num_train]
+    noise = None if greedy else generator(3, "noise")
+    return play_rollout(BatchedPlay(scenario), agents, ids, torch.arange(count), noise)
+
+
+def slow_counts(tokens: Tensor, rounds: int, reads: list[int], width: int, symbols: int, before: int) -> Tensor:
+    """(R * channels * M, S) of one copy, entry by entry; tokens (R, A, C, M)."""
+    counts = torch.zeros(rounds, len(reads), width, symbols)
+    for r in range(before):
+        for agent in range(tokens.shape[1]):
+            for place, channel in enumerate(reads):
+                for m in range(width):
+                    if tokens[r, agent, channel, m] >= 0:
+                        counts[r, place, m, tokens[r, agent, channel, m]] += 1
+    return counts.flatten(0, 2)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+@pytest.mark.parametrize("options", [{}, SPEECH], ids=["plain", "speech"])
+def test_every_agent_sees_what_was_said_where_it_reads_and_nothing_else(protocol: dict[str, Any], options: dict[str, int]) -> None:
+    scenario = made(protocol, **options)
+    check(scenario.protocol)
+    rollout, width = played(scenario), scenario.message_size
+    for agent in scenario.protocol.agents:
+        found = own_rows(scenario, rollout, agent)
+        reads = [c for c, name in enumerate(scenario.protocol.channels) if name in scenario.protocol.sees[agent]]
+        for n, (copy, round) in enumerate(zip(found.copy_N.tolist(), found.round_N.tolist(), strict=True)):
+            rounds, symbols = scenario.protocol.max_rounds, scenario.num_symbols
+            history = slow_counts(rollout.main_BRACM[copy], rounds, reads, width, symbols, round)
+            assert torch.equal(found.obs["history"][n].flatten(1), history)
+            latest = history.view(rounds, -1, symbols)[round - 1] if round else torch.zeros(len(reads) * width, symbols)
+            assert torch.equal(found.obs["latest"][n].flatten(1), latest)
+            if rollout.linear_BRACM is not None:
+                linear = slow_counts(rollout.linear_BRACM[copy], rounds, reads, width, 3, round)
+                assert torch.equal(found.obs["linear_history"][n], linear.flatten())
+            pixels = scenario.pixels_ICHW[rollout.id_B[copy]].float() / 255
+            assert torch.allclose(found.obs["image"][n], pixels, atol=1e-6)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+def test_every_protocol_finds_a_scenario_that_keeps_its_promises(protocol: dict[str, Any]) -> None:
+    names = build(protocol["name"], **{k: v for k, v in protocol.items() if k != "name"}).agents
+    coarse = {name: dict(sight="coarse", building_block_type="residual_basic") for name in names[-2:]}
+    check_scenario(made(protocol, images=random_images(40), agents=coarse, **SPEECH))
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+def test_play_is_complete_repeatable_and_the_same_at_random(protocol: dict[str, Any]) -> None:
+    scenario = made(protocol)
+    first, same = played(scenario), played(scenario)
+    assert torch.equal(first.main_BRACM, same.main_BRACM)
+    assert torch.equal(first.reward_BRA, same.reward_BRA)
+    assert int(first.main_BRACM.max()) < scenario.num_symbols
+    assert bool(((first.length_B == scenario.protocol.max_rounds) | (first.verdict_B < 2)).all())
+    players = random_twin(scenario)
+    ids = scenario.ids("test")
+    rollout = play_rollout(BatchedPlay(scenario), players, ids, torch.arange(len(ids)), generator(0, "noise"))
+    assert bool(torch.isfinite(rollout.log_prob_BRA).all())
+
+
+def slow_sight(scenario: ImageClassification, whole_CHW: Tensor, named: set[int]) -> Tensor:
+    """Every part its mean, but for those named."""
+    seen = whole_CHW.clone()
+    h, w = scenario.grid
+    height, width = whole_CHW.shape[1] // h, whole_CHW.shape[2] // w
+    for part in range(h * w):
+        if part not in named:
+            place = (slice(None), slice(part // w * height, part // w * height + height), slice(part % w * width, part % w * width + width))
+            seen[place] = whole_CHW[place].mean((1, 2), keepdim=True)
+    return seen
+
+
+@pytest.mark.parametrize("name", ["nip", "debate", "merlin_arthur"])
+def test_a_coarse_sight_sees_in_full_what_others_named_where_it_reads(name: str) -> None:
+    protocol = build(name)
+    sights = {agent: dict(sight="coarse") for agent in protocol.agents if agent != "prover"}
+    scenario = image_scenario(protocol, random_images(size=(3, 8, 6)), agents=sights, message_size=2)
+    rollout = played(scenario)
+    for index, agent in enumerate(protocol.agents):
+        found = own_rows(scenario, rollout, agent)
+        reads = [c for c, channel in enumerate(protocol.channels) if channel in protocol.sees[agent]]
+        some = False
+        for n, (copy, round) in enumerate(zip(found.copy_N.tolist(), found.round_N.tolist(), strict=True)):
+            others = [a for a in range(len(protocol.agents)) if a != index]
+            named = set(rollout.main_BRACM[copy, :round][:, others][:, :, reads].flatten().tolist()) - {-1}
+            whole = scenario.pixels_ICHW[rollout.id_B[copy]].float() / 255
+            expected = whole if agent == "prover" else slow_sight(scenario, whole, named)
+            assert torch.allclose(found.obs["image"][n], expected, atol=1e-6)
+            some = some or bool(named)
+        assert some or name == "merlin_arthur" or agent == "prover"
+
+
+def test_a_central_critic_of_a_coarse_agent_sees_the_whole_image_and_the_label() -> None:
+    scenario = image_scenario("mnip", agents={"verifier": dict(sight="coarse")}, central_critic=True)
+    found = own_rows(scenario, played(scenario), "verifier")
+    whole = scenario.pixels_ICHW[scenario.ids("train")].float() / 255
+    network = scenario.build_agent("verifier", 0)
+    assert bool((found.obs["state_image"][:, None] == whole[None]).flatten(2).all(2).any(1).all())
+    changed = {**found.obs, "state_image": 1 - found.obs["state_image"]}
+    assert not torch.equal(network(found.obs)[1], network(changed)[1])
+    assert torch.equal(network(found.obs)[0].message, network(changed)[0].message)
+    assert set(found.obs["label"].tolist()) <= {0, 1}
+
+
+@pytest.mark.parametrize("name", ["nip", "debate", "adp"])
+def test_the_verifier_alone_sees_what_nobody_has_named(name: str) -> None:
+    protocol = solo_protocol(build(name), "verifier")
+    scenario = image_scenario(protocol, random_images(size=(1, 6, 6)), agents={"verifier": dict(sight="coarse")})
+    rollout = played(scenario)
+    found = own_rows(scenario, rollout, "verifier")
+    assert len(found.copy_N) >= rollout.num_copies
+    for image, number in zip(found.obs["image"], rollout.id_B[found.copy_N].tolist(), strict=True):
+        whole = scenario.pixels_ICHW[number].float() / 255
+        assert torch.allclose(image, slow_sight(scenario, whole, set()), atol=1e-6)
+
+
+def test_statistics_are_those_of_random_play() -> None:
+    scenario = made(dict(name="nip", max_rounds=4), **SPEECH)
+    found = observation_statistics(scenario, 400, 0)
+    assert found == observation_statistics(scenario, 400, 0)
+    for agent in ("prover", "verifier"):
+        assert set(found[agent]) == {"history", "latest", "linear"}
+        mean, std = found[agent]["history"]
+        assert 0 < mean < 1 / scenario.num_symbols < std < 1
+
+
+def test_digits_stand_in_one_table_with_balanced_labels() -> None:
+    scenario = build_image_classification(build("nip"), ImageClassificationSettings())
+    train, test = scenario.ids("train"), scenario.ids("test")
+    assert train.tolist() + test.tolist() == list(range(len(scenario.label_I)))
+    for ids in (train, test):
+        assert float(scenario.label_I[ids].float().mean()) == 0.5
+    assert scenario.grid == (4, 4)
+    assert scenario.num_symbols == 16
+    classes, labels = scenario.group_I()["class"], scenario.label_I
+    assert [len(set(labels[classes == number].tolist())) for number in range(10)] == [1] * 10
+    kinds = scenario.symbol_kinds(train[:3], torch.tensor([0, 5, 15]))
+    assert kinds.tolist() == [0, 5, 15]
+
+
+def test_a_picture_is_plain_json_with_the_grid_that_messages_point_into() -> None:
+    scenario = image_scenario("nip", random_images(size=(3, 9, 6)), agents={"verifier": dict(sight="coarse")})
+    for number in (0, 7):
+        picture = json.loads(json.dumps(scenario.instance_picture(number)))
+        assert (picture["kind"], picture["grid"], picture["coarse"]) == ("image", [4, 3], ["verifier"])
+        pixels = torch.tensor(picture["pixels"])
+        assert pixels.shape == (9, 6, 3)
+        assert torch.allclose(pixels.permute(2, 0, 1), scenario.pixels_ICHW[number].float() / 255, atol=6e-4)
+        assert (picture["class"], picture["label"]) == (int(scenario.class_I[number]), int(scenario.label_I[number]))
+
+
+def test_what_cannot_be_built_is_refused_with_its_key() -> None:
+    protocol = build("nip")
+    cases = [
+        (ImageClassificationSettings(num_block_groups=4), "num_block_groups: got 4, but nothing would be left of 8 x 8 x 1, use at most 3"),
+        (ImageClassificationSettings(agents={"judge": ImageAgentSettings()}), r"\['judge'\] do not play 'nip'"),
+        (ImageClassificationSettings(agents={"prover": ImageAgentSettings(pretrained_weights="/no/such")}), "/no/such: no weights here"),
+        (ImageClassificationSettings(data=ImageDataSettings(num_train=10_000)), "num_train: got 10000"),
+    ]
+    for settings, message in cases:
+        with pytest.raises(UserError, match=message):
+            build_image_classification(protocol, settings)
+
+
+def test_zero_knowledge_compares_grids_of_latent_pixels() -> None:
+    protocol = build("nip", zero_knowledge=True, max_rounds=4)
+    rollout = played(image_scenario(protocol), 12)
+    assert rollout.simulation_BR2 is not None
+    distances = rollout.simulation_BR2[..., 0]
+    assert bool((distances >= 0).any())
+    assert float(distances.max()) <= 1

@@ -1,0 +1,232 @@
+"""A file of one's own registers scenarios and algorithms, and configs name them like those that ship."""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
+from nip_ray.config.members import ADDED, add, forget, known
+from nip_ray.config.plugins import is_plugin_file
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+from nip_ray.plugins import register_algorithm, register_scenario
+from nip_ray.scenarios.message_game.scenario import build_message_game
+from nip_ray.scenarios.registry import SCENARIOS
+from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.ppo import PolicyGradientSettings
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+HAYSTACK: dict[str, Any] = {
+    "plugins": [str(EXAMPLES / "own_scenario.py")],
+    "protocol": {"name": "nip", "min_rounds": 3, "max_rounds": 4},
+    "scenario": {"name": "haystack", "num_places": 8, "agents": {"verifier": {"hidden": 16}}},
+    "algorithm": {"minibatch_size": 64},
+}
+
+
+@pytest.fixture(autouse=True)
+def _forgotten() -> Iterator[None]:
+    """What a test registers is forgotten again, and what others have registered is there again."""
+    scenarios, added = dict(SCENARIOS), {part: dict(names) for part, names in ADDED.items()}
+    modules = {name: module for name, module in sys.modules.items() if is_plugin_file(name)}
+    for name in modules:
+        del sys.modules[name]
+    for part, names in added.items():
+        for name in names:
+            forget(part, name)
+    yield
+    for name in [name for name in sys.modules if is_plugin_file(name)]:
+        del sys.modules[name]
+    sys.modules.update(modules)
+    SCENARIOS.clear()
+    SCENARIOS.update(scenarios)
+    for part, names in ADDED.items():
+        for name in list(names):
+            forget(part, name)
+        for settings in added[part].values():
+            add(part, settings)
+
+
+@dataclass(frozen=True)
+class Mine:
+    """A scenario's settings with all that it takes."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["mine"] = option("mine", "The task.")
+    size: int = option(3, "How large.", ge=2)
+    agents: dict[str, MessageAgentSettings] = option(dict, "Agents.")
+
+
+def config(scenario: dict[str, Any]) -> ExperimentConfig:
+    made = config_from_dict({"protocol": {"name": "nip"}, "scenario": scenario})
+    assert isinstance(made, ExperimentConfig)
+    return made
+
+
+def test_an_addition_has_keys_like_any_other() -> None:
+    register_scenario(Mine, build_message_game)
+    made = config({"name": "mine", "size": 4, "agents": {"prover": {"hidden": 8}}})
+    assert isinstance(made.scenario, Mine)
+    assert made.scenario.agents["prover"].hidden == 8
+    check(made)
+    assert config_from_dict(json.loads(made.model_dump_json())) == made
+    assert "size: 4" in config_to_yaml(made)
+    for scenario, said in (
+        ({"name": "mine", "size": 1}, "scenario.size: got 1, expected integer >= 2"),
+        ({"name": "mine", "sise": 3}, "scenario.sise: unknown key, did you mean size"),
+        ({"name": "mine", "agents": {"prover": {"hiden": 3}}}, "scenario.agents.prover.hiden: unknown key, did you mean hidden"),
+        ({"name": "mime"}, "scenario.name: got 'mime', did you mean mine"),
+    ):
+        with pytest.raises(UserError, match=said):
+            config(scenario)
+
+
+def test_nothing_is_said_of_networks_that_nobody_knows() -> None:
+    """Whether policy and value share a body is the plugin's business."""
+    register_scenario(Mine, build_message_game)
+    check(config({"name": "mine", "agents": {"prover": {"agent_lr_factor": {"actor": 1.0, "critic": 0.5}}}}))
+
+
+def test_what_ships_is_not_disturbed() -> None:
+    before = known("scenario"), ExperimentConfig()
+    register_scenario(Mine, build_message_game)
+    assert known("scenario") == (*before[0], "mine")
+    assert ExperimentConfig() == before[1]
+    forget("scenario", "mine")
+    assert known("scenario") == before[0]
+    with pytest.raises(UserError, match=r"scenario.name: got 'mine', there are"):
+        config({"name": "mine"})
+
+
+def test_a_name_is_taken_once_but_a_cell_can_be_run_twice() -> None:
+    register_scenario(Mine, build_message_game)
+
+    def cell() -> type:
+        @dataclass(frozen=True)
+        class Mine(MessageGameSettings):
+            __pydantic_config__ = FORBID_UNKNOWN
+            name: Literal["again"] = option("again", "The task.")  # type: ignore[assignment]
+
+        return Mine
+
+    first, second = cell(), cell()
+    register_scenario(first, build_message_game)
+    register_scenario(second, build_message_game)
+    assert type(config({"name": "again"}).scenario) is second
+
+    @dataclass(frozen=True)
+    class Other(Mine):
+        __pydantic_config__ = FORBID_UNKNOWN
+
+    with pytest.raises(UserError, match=r"'mine' is registered already; choose another name"):
+        register_scenario(Other, build_message_game)
+    with pytest.raises(UserError, match=r"'message_game' is registered already"):
+        register_scenario(MessageGameSettings, build_message_game)
+
+
+def settings_class(**fields: Any) -> type:
+    """A frozen settings class with these (type, default) fields."""
+    body = {name: option(default, "What it is.") for name, (_, default) in fields.items()}
+    annotations = {name: kind for name, (kind, _) in fields.items()}
+    made = type("Odd", (), {"__annotations__": annotations, "__pydantic_config__": FORBID_UNKNOWN, "__module__": __name__, **body})
+    return dataclass(frozen=True)(made)
+
+
+@dataclass(frozen=True)
+class Loose:
+    name: Literal["loose"] = option("loose", "The task.")
+    agents: dict[str, MessageAgentSettings] = option(dict, "Agents.")
+
+
+@dataclass
+class Thawed:
+    name: Literal["thawed"] = "thawed"
+
+
+NAME = (Literal["odd"], "odd")
+AGENTS = (dict[str, MessageAgentSettings], dict)
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "said"),
+    [
+        ("scenario", 3, "must be a frozen dataclass"),
+        ("scenario", Thawed, "must be a frozen dataclass"),
+        ("scenario", Loose, "needs `__pydantic_config__ = FORBID_UNKNOWN`"),
+        ("scenario", settings_class(agents=AGENTS), "needs a field `name: Literal"),
+        ("scenario", settings_class(name=(str, "odd"), agents=AGENTS), "needs a field `name: Literal"),
+        ("scenario", settings_class(name=NAME), "needs a field `agents"),
+        ("scenario", settings_class(name=NAME, agents=AGENTS, place=(Path, Path())), "place: a config cannot hold"),
+        ("scenario", settings_class(name=NAME, agents=(dict[str, LrFactors], dict)), "LrFactors needs a field `kind"),
+        ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
+    ],
+)
+def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str) -> None:
+    with pytest.raises(UserError, match=f"{part} settings .*{said}"):
+        add(part, settings)
+    assert "odd" not in known(part)
+
+
+def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
+    with pytest.raises(UserError, match="no subclass of ProtocolAlgorithmConfig"):
+        register_algorithm(PolicyGradientSettings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="no function of"):
+        register_scenario(Mine, None)  # type: ignore[arg-type]
+
+
+def test_a_configs_plugin_is_imported_when_it_names_what_is_not_known() -> None:
+    assert "haystack" not in known("scenario")
+    dumped = config_from_dict(HAYSTACK).model_dump(mode="json")
+    assert "haystack" in known("scenario")
+    made = ExperimentConfig.model_validate(dumped)
+    check(made)
+    assert made.scenario.agents["verifier"].hidden == 16  # type: ignore[union-attr]
+    assert ExperimentConfig.model_validate_json(json.dumps(dumped)) == made
+
+
+def test_a_plugin_that_is_missing_or_broken_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"plugins: .*nowhere.py does not exist"):
+        config_from_dict({**HAYSTACK, "scenario": {"name": "hay"}, "plugins": ["nowhere.py"]})
+    (tmp_path / "broken.py").write_text("import no_such_module")
+    with pytest.raises(UserError, match=r"plugins: .*cannot be imported: ModuleNotFoundError"):
+        config_from_dict({**HAYSTACK, "scenario": {"name": "hay"}, "plugins": [str(tmp_path / "broken.py")]})
+    (tmp_path / "empty.py").write_text("")
+    with pytest.raises(UserError, match=r"scenario.name: got 'hay', .* \(one of your own needs `plugins`\)"):
+        config_from_dict({**HAYSTACK, "scenario": {"name": "hay"}, "plugins": [str(tmp_path / "empty.py")]})
+
+
+def test_a_config_that_names_nothing_new_imports_no_plugin(tmp_path: Path) -> None:
+    """So that `--dry-run` of a config with a protocol of one's own stays instant."""
+    (tmp_path / "loud.py").write_text("raise RuntimeError('imported')")
+    config_from_dict({"plugins": [str(tmp_path / "loud.py")], "scenario": {"name": "message_game"}})
+
+
+@pytest.mark.parametrize("data", [{"plugins": 3}, {"plugins": ["x.py"], "scenario": 3}, {"plugins": [3], "scenario": {"name": ["x"]}}])
+def test_data_of_an_odd_shape_are_refused_as_ever(data: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        config_from_dict(data)
+
+
+def test_the_schema_has_a_plugins_keys(tmp_path: Path) -> None:
+    file = tmp_path / "schema.json"
+    done = CliRunner().invoke(app, ["schema", "--plugin", str(EXAMPLES / "own_scenario.py"), "--out", str(file)])
+    assert done.exit_code == 0, done.output
+    assert "num_places" in json.loads(file.read_text())["$defs"]["HaystackSettings"]["properties"]
+    assert CliRunner().invoke(app, ["schema", "--plugin", "nowhere.py"]).exit_code == 2
+
+
+def test_example_configs_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(EXAMPLES.parent)
+    for name in ("own_scenario", "own_algorithm", "own_protocol"):
+        load_config(EXAMPLES / f"{name}.yaml")
