@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nip_ray.evaluation.calibration import calibration
-from nip_ray.evaluation.intervals import Proportion
+from nip_ray.evaluation.intervals import Proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
@@ -62,9 +62,14 @@ class Examination:
         return figures if ceiling is None else {**figures, "eval/verifier/wl_ceiling": ceiling}
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """``eval/<name>`` of what the scenario computes exactly; see `Scenario.exact_figures`."""
-        found = {**self.scenario.exact_figures(networks), **self.scenario.figures(networks)}
-        return {f"eval/{name}": value for name, value in found.items()}
+        """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see `Scenario.exact_figures`, `figures`."""
+        found = {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
+        played = ((f"eval/{name}", record["estimate"]) for name, record in self.played(networks).items())
+        return {**found, **{key: value for key, value in played if value is not None}}
+
+    def played(self, networks: Mapping[str, nn.Module]) -> dict[str, dict[str, float | int | None]]:
+        """What the scenario finds in games of its own, with intervals; see `Scenario.figures`."""
+        return {name: ratio(*sample).record() for name, sample in self.scenario.figures(networks).items()}
 
     def record(self, rollout: Rollout) -> dict[str, dict[str, float | int | None]]:
         """The figures of a rollout with intervals."""
@@ -130,6 +135,6 @@ class Examination:
             document["message_regression"] = {agent: score.record() for agent, score in scores.items()}
         if exact := self.scenario.exact_figures(networks):
             document["exact"] = exact
-        if figures := self.scenario.figures(networks):
-            document["figures"] = figures
+        if played := self.played(networks):
+            document["figures"] = played
         return document if episodes is None else {**document, **self.depth(networks, episodes)}

@@ -73,6 +73,24 @@ def mean(x_B: npt.ArrayLike, level: float = 0.95) -> Mean:
     return Mean(estimate, estimate - half, estimate + half, n)
 
 
+def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike, level: float = 0.95) -> Proportion | Mean:
+    """The ratio of two sums over G independent draws: games per round, a share of all moves.
+
+    Its interval is that of the linearised ratio (the delta method; Cochran, "Sampling Techniques", 1977, equation 2.39) with Student's
+    quantile. A share of draws (each denominator 1, each numerator 0 or 1) has the exact one of `proportion`.
+    """
+    top_G, bottom_G = np.asarray(numerator_G, dtype=np.float64), np.asarray(denominator_G, dtype=np.float64)
+    if bool((bottom_G == 1).all()) and bool(np.isin(top_G, (0, 1)).all()):
+        return proportion(int(top_G.sum()), top_G.size, level)
+    total = float(bottom_G.sum())
+    if total == 0:
+        return Mean(None, None, None, top_G.size)
+    estimate = float(top_G.sum()) / total
+    spread = mean((top_G - estimate * bottom_G) * (top_G.size / total), level)  # of mean 0, up to rounding
+    half = None if spread.upper is None or spread.estimate is None else spread.upper - spread.estimate
+    return Mean(estimate, None if half is None else estimate - half, None if half is None else estimate + half, top_G.size)
+
+
 def _check_level(level: float) -> None:
     if not 0 < level < 1:
         raise ValueError(f"level is {level}, expected between 0 and 1")

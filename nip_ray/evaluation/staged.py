@@ -90,19 +90,7 @@ def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B
         for agent in protocol.agents:
             _take_turn(play, agent, players[agent], kept)
         kept.reward_BRA[:, r] = play.step(kept.actions, no_similarity_B).reward_BA
-    rollout = Rollout(
-        id_B=play.id_B,
-        seed_B=play.state.seed_B,
-        y_B=play.state.y_B,
-        main_BRACM=play.main_BRACM,
-        linear_BRACM=play.linear_BRACM,
-        decision_BRA=play.decision_BRA,
-        turn_BRA=kept.turn_BRA,
-        reward_BRA=kept.reward_BRA,
-        log_prob_BRA=kept.log_prob_BRA,
-        length_B=play.state.round_B,
-        verdict_B=play.decision_B,
-    )
+    rollout = play.rollout(kept.turn_BRA, kept.reward_BRA, kept.log_prob_BRA)
     return Staged(rollout, chance_BR3)
 
 

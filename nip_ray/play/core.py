@@ -77,6 +77,24 @@ class BatchedPlay:
         self.active_BAC = self._active()
         return outcome
 
+    def rollout(self, turn_BRA: Tensor, reward_BRA: Tensor, log_prob_BRA: Tensor, simulation_BR2: Tensor | None = None) -> Rollout:
+        """What was played, with what the caller has kept of it; see `Rollout`."""
+        return Rollout(
+            id_B=self.id_B,
+            seed_B=self.state.seed_B,
+            y_B=self.state.y_B,
+            main_BRACM=self.main_BRACM,
+            linear_BRACM=self.linear_BRACM,
+            decision_BRA=self.decision_BRA,
+            turn_BRA=turn_BRA,
+            reward_BRA=reward_BRA,
+            log_prob_BRA=log_prob_BRA,
+            length_B=self.state.round_B,
+            verdict_B=self.decision_B,
+            simulation_BR2=simulation_BR2,
+            cut_B=self.state.exhausted_B if self.protocol.cuts else None,
+        )
+
     def _judged(self) -> Judgement | None:
         if self.protocol.verifier is not None:
             return None
@@ -153,21 +171,7 @@ def play_rollout(
         if extra is not None and simulation_BR2 is not None:
             similarity_B, simulation_BR2[:, r] = compared(extra, policies, play.id_B)
         reward_BRA[:, r] = play.step(actions, similarity_B).reward_BA
-    return Rollout(
-        id_B=play.id_B,
-        seed_B=play.state.seed_B,
-        y_B=play.state.y_B,
-        main_BRACM=play.main_BRACM,
-        linear_BRACM=play.linear_BRACM,
-        decision_BRA=play.decision_BRA,
-        turn_BRA=turn_BRA,
-        reward_BRA=reward_BRA,
-        log_prob_BRA=log_prob_BRA,
-        length_B=play.state.round_B,
-        verdict_B=play.decision_B,
-        simulation_BR2=simulation_BR2,
-        cut_B=play.state.exhausted_B if protocol.cuts else None,
-    )
+    return play.rollout(turn_BRA, reward_BRA, log_prob_BRA, simulation_BR2)
 
 
 def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]], like_B: Tensor) -> tuple[Tensor, Tensor]:

@@ -84,8 +84,11 @@ class Scenario(ABC):
         """Figures of the agents that are computed instead of sampled, where the game is small enough; runs log them as ``eval/<name>``."""
         return {}
 
-    def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Further figures of the agents, from games of the scenario's own, seeded; runs log them as ``eval/<name>``."""
+    def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
+        """Further figures of the agents, from independent games of the scenario's own, seeded; runs log them as ``eval/<name>``.
+
+        Name -> (numerator, denominator), each (games,): the figure is the ratio of their sums.
+        """
         return {}
 
     def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:

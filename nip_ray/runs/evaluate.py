@@ -188,8 +188,11 @@ def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
 
 def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys as in `docs/metrics.md`; what has no value, being a share of nothing, has no key."""
-    for part in ("exact", "figures"):
-        yield from ((f"eval/{name}", value) for name, value in document.get(part, {}).items())
+    yield from ((f"eval/{name}", value) for name, value in document.get("exact", {}).items())
+    for name, record in document.get("figures", {}).items():
+        if record["estimate"] is not None:
+            yield f"eval/{name}", record["estimate"]
+            yield from _bounds(f"eval/{name}", record)
     for mode, prefix in _MODES:
         for name, record in document[mode].items():
             if record["estimate"] is not None:

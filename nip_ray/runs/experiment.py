@@ -137,6 +137,10 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
     run_dir: the folder that it will have, beside which artifacts are kept that had to be fetched (none: they are not kept).
     Raises UserError for what cannot be read or does not fit.
     """
+    if config.evaluation.attack.enabled:
+        from nip_ray.runs.attack import check_attack_at_end
+
+        check_attack_at_end(config)
     data = getattr(config.scenario, "data", None)
     if config.plugins or getattr(data, "train", None) or getattr(data, "test", None):
         from nip_ray.rllib.shared import scenario_of

@@ -66,11 +66,11 @@ class Session:
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
         from nip_ray.rllib.cluster import build_algorithm
+        from nip_ray.runs.attack import check_attack_at_end
         from nip_ray.runs.initial_weights import put_weights
 
         prepare_process(self.config.runtime.num_threads)
-        if self.config.evaluation.attack.enabled:
-            self._check_attack()
+        check_attack_at_end(self.config)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
         self.algorithm = build_algorithm(self.config)
@@ -261,17 +261,6 @@ class Session:
         from nip_ray.evaluation.examine import Examination
 
         return Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
-
-    def _check_attack(self) -> None:
-        """Before hours of training, not after them."""
-        from nip_ray.config.plugins import import_plugins
-        from nip_ray.runs.attack import check_attack
-
-        import_plugins(self.config.plugins)
-        try:
-            check_attack(self.config)
-        except UserError as error:
-            raise UserError(f"evaluation.attack.enabled: {str(error).removeprefix('--attack: ')}") from None
 
     def _attack(self) -> dict[str, Any]:
         from nip_ray.runs.attack import attack

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_ray.evaluation.intervals import Mean, Proportion, mean, proportion
+from nip_ray.evaluation.intervals import Mean, Proportion, mean, proportion, ratio
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,23 @@ def test_impossible_counts_are_refused(successes: int, n: int, level: float) -> 
 def test_records_hold_plain_numbers() -> None:
     record = proportion(3, 4).record()
     assert {key: type(value) for key, value in record.items()} == {"estimate": float, "lower": float, "upper": float, "n": int}
+
+
+def test_the_interval_of_a_ratio_covers_as_often_as_it_says() -> None:
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(400):
+        length_G = random.geometric(0.2, 200)
+        found = ratio(np.ones(200), length_G)
+        assert found.lower is not None
+        assert found.upper is not None
+        covered += found.lower <= 0.2 <= found.upper
+    assert 0.92 <= covered / 400 <= 0.98
+
+
+def test_a_ratio_that_is_a_share_of_draws_has_the_exact_interval() -> None:
+    assert ratio([0, 0, 1, 0], [1, 1, 1, 1]) == proportion(1, 4)
+
+
+def test_a_ratio_to_nothing_is_unknown() -> None:
+    assert ratio([0, 0], [0, 0]).estimate is None

@@ -12,7 +12,7 @@ from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check
 from nip_ray.protocols.solo import solo_protocol
-from nip_ray.scenarios.graph_isomorphism.seat import seat
+from nip_ray.scenarios.seat import seat
 from tests.builders import PROTOCOLS, graph_scenario, protocol_id, random_pairs
 
 

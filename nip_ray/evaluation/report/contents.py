@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from nip_ray.evaluation.report.episodes import browser, short
-from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out
+from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, interval_words, percent_words
 from nip_ray.evaluation.report.trust import trust, under_attack
@@ -36,6 +36,7 @@ def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
         "facts": _facts(source),
         "notes": source.notes,
         "figures": _figure_rows(source),
+        "played": [(short(name, 80), _with_interval(figure)) for name, figure in played_figures(source).items()],
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
         "groups": _group_tables(source),
         "trust": trust(source, findings.accuracy is not None),
@@ -138,6 +139,11 @@ def _total(source: RunSource, key: str) -> float:
 def _inner(config: Record, section: str, key: str) -> str:
     inner = config.get(section)
     return short(inner.get(key, "")) if isinstance(inner, dict) else ""
+
+
+def _with_interval(figure: Figure) -> str:
+    words = interval_words(figure, False)
+    return f"{figure.estimate:.4g} ({words}; n {figure.n})" if words else f"{figure.estimate:.4g}"
 
 
 def _figure_rows(source: RunSource) -> list[dict[str, Any]]:

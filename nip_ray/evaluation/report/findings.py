@@ -65,6 +65,13 @@ def exact_figures(source: RunSource) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def played_figures(source: RunSource) -> dict[str, Figure]:
+    """What the scenario found in games of its own, {} where it plays none."""
+    table = source.evaluation.get("figures")
+    found = {name: figure_of(record) for name, record in table.items()} if isinstance(table, dict) else {}
+    return {name: figure for name, figure in found.items() if figure is not None}
+
+
 def _is_game(source: RunSource) -> bool:
     """Whether nobody gave a verdict, though somebody was paid."""
     return bool(agents(source.rows)) and not any("/verifier/accuracy" in key for row in source.rows for key in row)

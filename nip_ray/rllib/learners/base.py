@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.play.batch import AgentRows
+from nip_ray.learning.modes import learning_mode, refresh_norms
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.learners.simulation import Compared, compared_turns, similarity_losses
@@ -154,7 +154,8 @@ class ProtocolLearner(TorchLearner):
                 self.minibatch_gradients(prepared, minibatch)
                 self._step()
                 self.after_minibatch(prepared)
-        refresh_statistics({agent: (self.networks[agent], data.rows) for agent, data in prepared.items() if agent in self.updated})
+        for agent in self.updated & prepared.keys():  # the same on every learner
+            refresh_norms(self.networks[agent], prepared[agent].rows.obs)
         self.after_update(prepared)
         return self._results(rollout.env_steps(), iteration)
 
@@ -312,31 +313,6 @@ class ProtocolLearner(TorchLearner):
                 return position
         bad_norm = not all(bool(torch.isfinite(norm)) for norm in self.norms.get(agent, []))
         return len(self.sums.get(agent, [])) if bad_norm else math.inf
-
-
-def learning_mode(network: nn.Module) -> None:
-    """Noise and dropout on, batch norms on their running statistics.
-
-    Play normalises by running statistics; would learning use those of the minibatch, probability ratios would differ from 1 before
-    anything was learned.
-    """
-    network.train()
-    for module in network.modules():
-        if isinstance(module, nn.BatchNorm1d):
-            module.eval()
-
-
-@torch.no_grad()
-def refresh_statistics(found: Mapping[str, tuple[nn.Module, AgentRows]]) -> None:
-    """One pass over all rows of each agent moves the running statistics of its batch norms (the same on every learner)."""
-    for network, rows in found.values():
-        norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
-        if norms:  # a frozen body's stay as they are
-            network.eval()
-            for norm in norms:
-                norm.train()
-            network(rows.obs)
-            learning_mode(network)
 
 
 def cpu_copy(state: Any) -> Any:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.learning.advantages import normalise, own_turn_advantages
+from nip_ray.learning.modes import learning_mode
 from nip_ray.play.batch import AgentRows, final_rows, own_rows
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.rllib.learners.base import learning_mode
 from nip_ray.settings.ppo import PolicyGradientSettings
 
 

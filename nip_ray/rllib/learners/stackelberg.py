@@ -23,13 +23,14 @@ from torch import Tensor, nn
 
 from nip_ray.learning.advantages import own_turn_advantages
 from nip_ray.learning.groups import ParameterGroup
+from nip_ray.learning.modes import learning_mode
 from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.ppo import critic
 from nip_ray.learning.published_shaping import published_directions, published_losses
 from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_follower_map
 from nip_ray.play.batch import AgentRows, live_rows
 from nip_ray.play.rollout import Rollout
-from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner, learning_mode
+from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner
 from nip_ray.rllib.learners.rows import normalised_like, rewards_with_cuts
 from nip_ray.seeding import generator
 

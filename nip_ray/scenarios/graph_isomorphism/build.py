@@ -1,19 +1,18 @@
 """From settings to a graph isomorphism scenario: data loaded or made, agents looked up."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from torch import nn
 
-from nip_ray.errors import UserError
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
 from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.seat import agents_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.graph_data import GraphDataSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
@@ -28,21 +27,12 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
         protocol,
         train,
         test,
-        agent_settings(protocol, settings.agents),
+        agents_of(protocol, settings.agents, GraphAgentSettings),
         shared_body=settings.shared_body,
         central_critic=settings.central_critic,
         message_size=settings.message_size,
         linear_symbols=settings.linear_symbols,
     )
-
-
-def agent_settings(protocol: Protocol, given: Mapping[str, GraphAgentSettings]) -> dict[str, GraphAgentSettings]:
-    """Settings for every agent: its own, else those of `_default`, else the defaults."""
-    unknown = set(given) - set(protocol.agents) - {"_default"}
-    if unknown:
-        raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
-    default = given.get("_default", GraphAgentSettings())
-    return {agent: given.get(agent, default) for agent in protocol.agents}
 
 
 @lru_cache(maxsize=2)

@@ -9,7 +9,7 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.gin import Gin
 from nip_ray.protocols import CONTINUE, NUM_DECISIONS
-from nip_ray.scenarios.graph_isomorphism.seat import Seat
+from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 FORBIDDEN = -1e9

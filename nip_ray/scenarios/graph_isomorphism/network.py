@@ -23,7 +23,7 @@ from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import PairTransformerLayer, key_biases, one_side
 from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
-from nip_ray.scenarios.graph_isomorphism.seat import Seat
+from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 Observation = Mapping[str, Tensor]

@@ -13,8 +13,8 @@ from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
-from nip_ray.scenarios.graph_isomorphism.seat import Seat, seat
 from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import wl_ceiling
+from nip_ray.scenarios.seat import Seat, seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 

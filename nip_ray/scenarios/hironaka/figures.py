@@ -2,14 +2,18 @@
 
 Decisions that matter here:
 - every pair plays the same number of random starts with random numbers of its own, seeded, whatever was played before;
-- networks play their most likely moves. "rho" counts unfinished games as the published figure does, "finished" does not.
+- networks play their most likely moves. "rho" counts unfinished games as the published figure does, "finished" does not;
+- a figure is a ratio of sums over games, and games are what is independent: moves of one game are not.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from nip_ray.scenarios.hironaka.game import Game
-from nip_ray.scenarios.hironaka.match import Played, play_out, rho_of
+from nip_ray.scenarios.hironaka.match import Played, play_out
 from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.seeding import generator
 from nip_ray.settings.hironaka import SCRIPTED, HironakaSettings
@@ -17,9 +21,11 @@ from nip_ray.settings.hironaka import SCRIPTED, HironakaSettings
 OWN = "own"
 
 
-def rho_figures(players: Mapping[str, Player], settings: HironakaSettings, seed: int, device: str = "cpu") -> dict[str, float]:
+def rho_figures(
+    players: Mapping[str, Player], settings: HironakaSettings, seed: int, device: str = "cpu"
+) -> dict[str, tuple[Tensor, Tensor]]:
     """`rho/HOST-AGENT` and `finished/HOST-AGENT` for one's own players against each other and against all scripted ones; of one's own two
-    also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares).
+    also `length_mean`, `unfinished`, `actions/host_K` and `actions/agent_K` (shares). Each as (numerator_G, denominator_G), on the CPU.
 
     players: role -> one's own player. Empty where `settings.rho_games` is 0. Hosts against which no game ends cost `max_rounds` rounds.
     """
@@ -27,28 +33,27 @@ def rho_figures(players: Mapping[str, Player], settings: HironakaSettings, seed:
         return {}
     game = Game(replace(settings, max_rounds=min(settings.max_rounds, 100)), device)
     hosts, agents = _table("host", players["host"], settings), _table("agent", players["agent"], settings)
-    figures: dict[str, float] = {}
+    figures: dict[str, tuple[Tensor, Tensor]] = {}
     for host, host_player in hosts.items():
         for agent, agent_player in agents.items():
             if OWN not in (host, agent):
                 continue
             draw = generator(seed, "rho", host, agent, device=game.device)
             played = play_out(game, host_player.to(game.device), agent_player.to(game.device), settings.rho_games, draw)
-            found = rho_of(played, game.settings.max_rounds)
-            figures |= {f"rho/{host}-{agent}": found.published, f"finished/{host}-{agent}": found.finished}
+            begun_G, length_G = played.length_G > 0, played.length_G
+            figures |= {f"rho/{host}-{agent}": (begun_G, length_G), f"finished/{host}-{agent}": (begun_G & played.over_G, length_G)}
             if host == agent == OWN:
                 figures |= _own_figures(played)
-    return {name: value for name, value in figures.items() if value == value}
+    return {name: (top_G.double().cpu(), bottom_G.double().cpu()) for name, (top_G, bottom_G) in figures.items()}
 
 
 def _table(role: Role, own: Player, settings: HironakaSettings) -> dict[str, Player]:
     return {OWN: own, **{name: scripted(role, name, settings.dimension) for name in SCRIPTED[role]}}
 
 
-def _own_figures(played: Played) -> dict[str, float]:
-    figures = {"length_mean": float(played.length_G.double().mean()), "unfinished": float((~played.over_G).double().mean())}
+def _own_figures(played: Played) -> dict[str, tuple[Tensor, Tensor]]:
+    one_G = torch.ones_like(played.length_G)
+    figures = {"length_mean": (played.length_G, one_G), "unfinished": (~played.over_G, one_G)}
     for role, count_GK in (("host", played.host_GK), ("agent", played.agent_GD)):
-        count_K = count_GK.sum(0).double()
-        share_K = count_K / count_K.sum().clamp_min(1)
-        figures |= {f"actions/{role}_{k}": float(share) for k, share in enumerate(share_K)}
+        figures |= {f"actions/{role}_{k}": (count_GK[:, k], count_GK.sum(1)) for k in range(count_GK.shape[1])}
     return figures

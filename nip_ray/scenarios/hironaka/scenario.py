@@ -89,7 +89,7 @@ class Hironaka(Scenario):
             extras |= {} if tree is None else {"tree": tree}
         return extras
 
-    def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+    def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
         """Games per round against all scripted players, and what is chosen; see `figures.rho_figures`."""
         training = {role: networks[role].training for role in ROLES}
         players = {role: self.player(role, networks[role].eval()) for role in ROLES}

@@ -15,13 +15,14 @@ from nip_ray.scenarios.image_classification.images import ImageSet, load_images,
 from nip_ray.scenarios.image_classification.labels import labelled, num_classes_of
 from nip_ray.scenarios.image_classification.network import RandomAgent
 from nip_ray.scenarios.image_classification.scenario import ImageClassification, LabelledImages
+from nip_ray.scenarios.seat import agents_of
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
 from nip_ray.settings.image_data import ImageDataSettings
 
 
 def build_image_classification(protocol: Protocol, settings: ImageClassificationSettings) -> ImageClassification:
     """The scenario of `settings` under `protocol`. Raises UserError for unusable data or weights, or agents that do not exist."""
-    agents = agent_settings(protocol, settings.agents)
+    agents = agents_of(protocol, settings.agents, ImageAgentSettings)
     data = image_data(settings.data)
     height, width = data.images.pixels_ICHW.shape[2:]
     if min(latent_size(height, width, settings.num_block_groups)) < 1:
@@ -40,15 +41,6 @@ def build_image_classification(protocol: Protocol, settings: ImageClassification
         message_size=settings.message_size,
         linear_symbols=settings.linear_symbols,
     )
-
-
-def agent_settings(protocol: Protocol, given: Mapping[str, ImageAgentSettings]) -> dict[str, ImageAgentSettings]:
-    """Settings for every agent: its own, else those of `_default`, else the defaults."""
-    unknown = set(given) - set(protocol.agents) - {"_default"}
-    if unknown:
-        raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
-    default = given.get("_default", ImageAgentSettings())
-    return {agent: given.get(agent, default) for agent in protocol.agents}
 
 
 def image_data(settings: ImageDataSettings) -> LabelledImages:

@@ -20,7 +20,7 @@ from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise, mlp, round_one_hot
 from nip_ray.networks.images import scaled_to, trunk
 from nip_ray.protocols import NUM_DECISIONS
-from nip_ray.scenarios.graph_isomorphism.seat import Seat
+from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.image_classification import ImageAgentSettings
 
 Observation = Mapping[str, Tensor]

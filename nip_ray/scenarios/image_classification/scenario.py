@@ -12,9 +12,9 @@ from nip_ray.networks.images import latent_size, scaled_to
 from nip_ray.play.core import turn_masks
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
-from nip_ray.scenarios.graph_isomorphism.seat import Seat, seat
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
+from nip_ray.scenarios.seat import Seat, seat
 from nip_ray.settings.image_classification import ImageAgentSettings
 
 

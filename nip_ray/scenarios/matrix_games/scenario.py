@@ -13,6 +13,7 @@ from nip_ray.protocols import Judgement, Protocol
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import Game, matrix_game
 from nip_ray.scenarios.matrix_games.kuhn import KuhnPoker
+from nip_ray.scenarios.seat import agents_of
 from nip_ray.settings.matrix_games import MatrixAgentSettings, game_faults, protocol_of
 
 PLAYERS = ("player0", "player1")
@@ -84,9 +85,6 @@ def build_matrix_game(protocol: Protocol, settings: Any) -> MatrixGame:
         raise UserError(f"protocol.name: {settings.game} is played under {protocol_of(settings.game)!r} alone (got {protocol.name!r})")
     for fault in game_faults(settings):
         raise UserError(f"scenario.{fault}")
-    unknown = set(settings.agents) - {*PLAYERS, "_default"}
-    if unknown:
-        raise UserError(f"scenario.agents: {sorted(unknown)} do not play; the agents are {list(PLAYERS)}")
+    agents = agents_of(protocol, settings.agents, MatrixAgentSettings)
     game = KuhnPoker() if settings.game == "kuhn_poker" else matrix_game(settings, protocol.max_rounds)
-    default = settings.agents.get("_default", MatrixAgentSettings())
-    return MatrixGame(protocol, game, {agent: settings.agents.get(agent, default) for agent in PLAYERS})
+    return MatrixGame(protocol, game, agents)

@@ -61,7 +61,9 @@ def test_a_run_tells_games_per_round_at_each_evaluation_and_in_evaluation_json(r
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert all("eval/rho/own-own" in row and "eval/rho/zeillinger-own" in row for row in rows)
     found = json.loads((run_dir / "evaluation.json").read_text())["figures"]
-    assert found["rho/own-own"] == rows[-1]["eval/rho/own-own"]
+    assert found["rho/own-own"]["estimate"] == rows[-1]["eval/rho/own-own"]
+    assert found["rho/own-own"]["lower"] < found["rho/own-own"]["estimate"] < found["rho/own-own"]["upper"]
+    assert all(record["n"] > 0 for record in found.values())
     assert {f"actions/agent_{k}" for k in range(3)} <= found.keys()
 
 

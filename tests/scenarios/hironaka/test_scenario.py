@@ -11,6 +11,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.evaluation.intervals import ratio
 from nip_ray.play.batch import final_rows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
 from nip_ray.play.rollout import Rollout
@@ -231,13 +232,15 @@ def test_figures_name_every_pair_and_are_the_same_again() -> None:
     networks["host"].train()
     figures = scenario.figures(networks)
     assert networks["host"].training
-    assert figures == scenario.figures(networks)
+    assert figures.keys() == (again := scenario.figures(networks)).keys()
+    assert all(torch.equal(a, b) for name in figures for a, b in zip(figures[name], again[name], strict=True))
     pairs = {f"rho/own-{agent}" for agent in ("own", "random", "choose_first", "choose_last")}
     pairs |= {f"rho/{host}-own" for host in ("random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky")}
     assert pairs <= figures.keys()
-    assert figures["rho/own-own"] > 0
-    assert sum(value for name, value in figures.items() if name.startswith("actions/host_")) == pytest.approx(1)
-    assert 0 <= figures["unfinished"] <= 1
+    found = {name: float(top_G.sum() / bottom_G.sum()) for name, (top_G, bottom_G) in figures.items()}
+    assert found["rho/own-own"] > 0
+    assert sum(value for name, value in found.items() if name.startswith("actions/host_")) == pytest.approx(1)
+    assert 0 <= found["unfinished"] <= 1
     assert made(replace(SMALL, rho_games=0)).figures(networks) == {}
 
 
@@ -274,8 +277,11 @@ def test_a_host_that_draws_has_no_tree() -> None:
 def test_rho_of_scripted_players_is_that_of_a_match() -> None:
     scenario = made(HironakaSettings(rho_games=1500, max_rounds=60), host=scripted_by("random"), agent=scripted_by("random"))
     figures = scenario.figures({role: scenario.build_agent(role, 0) for role in ("host", "agent")})
-    assert figures["rho/own-own"] == pytest.approx(0.150, abs=0.012)
-    assert figures["rho/own-own"] == pytest.approx(figures["rho/random-own"], abs=0.012)
+    own, random = (ratio(*figures[f"rho/{host}-own"]) for host in ("own", "random"))
+    assert own.estimate == pytest.approx(0.150, abs=0.012)
+    assert own.estimate == pytest.approx(random.estimate, abs=0.012)
+    assert own.lower is not None
+    assert 0.130 < own.lower < own.estimate
 
 
 def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:

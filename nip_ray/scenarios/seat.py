@@ -1,8 +1,13 @@
-"""What protocol and scenario say of an agent's inputs and outputs."""
+"""What protocol and scenario say of an agent's inputs and outputs, and whose settings it has."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
+from nip_ray.errors import UserError
 from nip_ray.protocols import Protocol
+
+Settings = TypeVar("Settings")
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,12 @@ def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int)
         decides=agent in protocol.deciders,
         answers=agent in protocol.provers,
     )
+
+
+def agents_of(protocol: Protocol, given: Mapping[str, Settings], default: Callable[[], Settings]) -> dict[str, Settings]:
+    """Everybody's settings: its own, else those of `_default`, else what `default` makes. Raises UserError for one that does not play."""
+    unknown = set(given) - set(protocol.agents) - {"_default"}
+    if unknown:
+        raise UserError(f"scenario.agents: {sorted(unknown)} do not play {protocol.name!r}; its agents are {list(protocol.agents)}")
+    serves = given["_default"] if "_default" in given else default()
+    return {agent: given.get(agent, serves) for agent in protocol.agents}
