@@ -5,6 +5,7 @@ The environment is set while this file is imported, so before any test imports t
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,6 +44,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Removes what tests and libraries wrote outside their own temporary folders."""
     shutil.rmtree(SCRATCH, ignore_errors=True)
+
+
+@pytest.fixture
+def no_plugins() -> Iterator[None]:
+    """No plugin is registered when the test begins, and what it registers is forgotten when it ends."""
+    _forget_plugins()
+    yield
+    _forget_plugins()
+
+
+def _forget_plugins() -> None:
+    if "nip_ray.config.members" not in sys.modules:
+        return
+    from nip_ray.config.members import ADDED, forget
+    from nip_ray.config.plugins import is_plugin_file
+
+    tables = {"scenario": ("nip_ray.scenarios.registry", "SCENARIOS"), "algorithm": ("nip_ray.rllib.algorithms", "ALGORITHMS")}
+    for part, names in ADDED.items():
+        module, table = tables[part]
+        for name in list(names):
+            forget(part, name)
+            if module in sys.modules:
+                getattr(sys.modules[module], table).pop(name, None)
+    for name in [name for name in sys.modules if is_plugin_file(name)]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

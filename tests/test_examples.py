@@ -16,6 +16,8 @@ from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.runs.folder import RunFolder
 from nip_ray.scenarios.registry import build_scenario
 
+pytestmark = pytest.mark.usefixtures("no_plugins")
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 TINY = ("iterations=2", "scenario.data.num_train=40", "scenario.data.num_test=20", "play.num_copies=32", "runtime.num_threads=1")
 

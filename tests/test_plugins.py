@@ -1,8 +1,6 @@
 """A file of one's own registers scenarios and algorithms, and configs name them like those that ship."""
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,13 +11,11 @@ from typer.testing import CliRunner
 from nip_ray.cli import app
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
-from nip_ray.config.members import ADDED, add, forget, known
-from nip_ray.config.plugins import is_plugin_file
+from nip_ray.config.members import add, forget, known
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.plugins import register_algorithm, register_scenario
 from nip_ray.scenarios.message_game.scenario import build_message_game
-from nip_ray.scenarios.registry import SCENARIOS
 from nip_ray.settings.graph_isomorphism import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
@@ -34,27 +30,7 @@ HAYSTACK: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _forgotten() -> Iterator[None]:
-    """What a test registers is forgotten again, and what others have registered is there again."""
-    scenarios, added = dict(SCENARIOS), {part: dict(names) for part, names in ADDED.items()}
-    modules = {name: module for name, module in sys.modules.items() if is_plugin_file(name)}
-    for name in modules:
-        del sys.modules[name]
-    for part, names in added.items():
-        for name in names:
-            forget(part, name)
-    yield
-    for name in [name for name in sys.modules if is_plugin_file(name)]:
-        del sys.modules[name]
-    sys.modules.update(modules)
-    SCENARIOS.clear()
-    SCENARIOS.update(scenarios)
-    for part, names in ADDED.items():
-        for name in list(names):
-            forget(part, name)
-        for settings in added[part].values():
-            add(part, settings)
+pytestmark = pytest.mark.usefixtures("no_plugins")
 
 
 @dataclass(frozen=True)

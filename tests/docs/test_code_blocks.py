@@ -9,6 +9,8 @@ import typer
 from nip_ray.cli import app
 from tests.docs.blocks import ROOT, RUNNABLE, Block, blocks_of, give_run, not_printed, pages, run_page, transcript
 
+pytestmark = pytest.mark.usefixtures("no_plugins")
+
 FIRST_RUN = "runs/first"  # what pages call the run that docs/start.md begins with
 PAGES = {str(page.relative_to(ROOT)): page for page in pages()}
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
