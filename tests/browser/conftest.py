@@ -24,9 +24,9 @@ def chromium() -> str | None:
     return found or (str(OWN / "chromium") if (OWN / "chromium").is_file() else None)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """The browser itself, one for the session."""
+    """The browser itself, one a file: as long as it is there, its driver keeps an event loop in which no other can be run."""
     program = chromium()
     if program is None:
         pytest.skip("no browser: set NIP_RAY_CHROMIUM, or run `make browser` where the npm registry can be reached")
