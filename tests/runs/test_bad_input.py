@@ -118,7 +118,7 @@ def test_evaluating_what_is_not_there(finished: Path, tmp_path: Path) -> None:
     assert "no such folder" in error_of(call("evaluate", tmp_path / "nowhere"))
     assert "not a run folder" in error_of(call("evaluate", tmp_path))
     RunFolder.create(tmp_path / "fresh", (finished / "config.yaml").read_text(encoding="utf-8")).close()
-    assert "there is no checkpoint" in error_of(call("evaluate", tmp_path / "fresh", "--json"))
+    assert "no checkpoint to examine" in error_of(call("evaluate", tmp_path / "fresh", "--json"))
 
 
 def test_a_scenario_without_data_sets(bad_files: Path, tmp_path: Path) -> None:
