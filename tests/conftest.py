@@ -8,10 +8,13 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+ROOT = Path(__file__).resolve().parents[1]
 THREADS = "1"
 SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))  # short: Ray puts Unix sockets below it, and their paths end at 107 characters
 
@@ -34,12 +37,21 @@ os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 (SCRATCH / "ray").mkdir()
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With several workers (`-n 2 --dist loadgroup`) all tests that share the Ray instance go to one, others by file."""
-    for item in items:
-        group = "ray" if "ray_session" in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several workers the tests of a file stay together, and all files that share the Ray instance go to one worker."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _group(nodeid.split("::")[0])
+
+    return ByFile(config, log)
+
+
+@cache
+def _group(file: str) -> str:
+    return "ray" if "ray_session" in (ROOT / file).read_text(encoding="utf-8") else file
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
