@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.gin import Gin
@@ -12,7 +13,6 @@ from nip_ray.protocols import CONTINUE, NUM_DECISIONS
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
-FORBIDDEN = -1e9
 _SAME = 1e-6  # graph representations closer than this count as equal
 _SHARP = 1000.0
 

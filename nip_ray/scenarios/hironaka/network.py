@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaLayer
 
-FORBIDDEN = -1e9
 _TINY = 1e-30
 _NORMS: dict[str, type[nn.Module]] = {"batch": nn.BatchNorm1d, "layer": nn.LayerNorm}
 

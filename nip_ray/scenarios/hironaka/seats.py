@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.scenarios.hironaka import encode
-from nip_ray.scenarios.hironaka.network import FORBIDDEN
 from nip_ray.scenarios.hironaka.players import Player, RandomHost, Role, scripted
 from nip_ray.scenarios.hironaka.starts import uniform
 

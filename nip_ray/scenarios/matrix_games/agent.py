@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import ACTIVATIONS
 from nip_ray.settings.matrix_games import MatrixAgentSettings
-
-_FORBIDDEN = -1e9
 
 
 class MatrixAgent(nn.Module):
@@ -39,7 +38,7 @@ class MatrixAgent(nn.Module):
             if self.settings.kind == "random":
                 logits = torch.zeros_like(logits)
             if self.forbidden:
-                logits = nn.functional.pad(logits, (0, self.forbidden), value=_FORBIDDEN)
+                logits = nn.functional.pad(logits, (0, self.forbidden), value=FORBIDDEN)
             policy = Policy(logits[:, None], None, None, obs["speaks"], None)
         if want_value:
             value = self.value_head(self.value_body(features)).squeeze(-1)

@@ -17,6 +17,7 @@ from nip_ray.networks.basic import FUNCTIONS
 from nip_ray.play.core import turn_masks
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import NUM_DECISIONS, Protocol
+from nip_ray.scenarios.seat import agents_of
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 
 _INSTANCES = 1024
@@ -114,8 +115,4 @@ def build_message_game(protocol: Protocol, settings: Any) -> MessageGame:
     """The scenario of `settings` (MessageGameSettings) under the protocol `message_game`."""
     if protocol.name != "message_game":
         raise UserError(f"protocol.name: the message game is played under 'message_game' alone (got {protocol.name!r})")
-    unknown = set(settings.agents) - {*protocol.agents, "_default"}
-    if unknown:
-        raise UserError(f"scenario.agents: {sorted(unknown)} do not play; the agents are {list(protocol.agents)}")
-    default = settings.agents.get("_default", MessageAgentSettings())
-    return MessageGame(protocol, settings, {agent: settings.agents.get(agent, default) for agent in protocol.agents})
+    return MessageGame(protocol, settings, agents_of(protocol, settings.agents, MessageAgentSettings))
