@@ -24,6 +24,7 @@ import yaml
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, suggest, with_tags
 from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, plain, read_mapping, unshared
+from nip_ray.config.members import ADDED
 from nip_ray.config.players import playing
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import language_agents
@@ -42,6 +43,8 @@ _TEXT_PREFIXES = ("train", "eval_sampled", "learn", "cost", "time")
 _PLAIN = ("env_steps", "env_steps_total", "env_steps_per_s", "episodes")
 _OF_ALL = ("verifier", "simulator", "episode_length", "messages", "exploitability", "distance_to_nash", "malt", "lr")
 """What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
+_OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "actions")}
+"""The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""
 _LAST = (
     *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
     *("confidence", "overconfidence", "brier", "return", "return_std", "episode_length", "messages", "value", "entropy", "kl"),
@@ -417,8 +420,9 @@ def _metric_fault(metric: str, config: AnyConfig) -> str | None:
 def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
     """An agent that does not play, or a figure that is misspelt."""
     agents = tuple(language_agents(config)) if isinstance(config, TextExperimentConfig) else playing(config)
-    known = (*(agents or ()), *_OF_ALL)
-    if prefix not in ("time", "cost") and agents is not None and parts[0] not in known:
+    known = (*(agents or ()), *_OF_ALL, *_OF_SCENARIO.get(config.scenario.name, ()))
+    own_figures = prefix.startswith("eval") and config.scenario.name in ADDED["scenario"]
+    if prefix not in ("time", "cost") and agents is not None and not own_figures and parts[0] not in known:
         return suggest(parts[0], known)
     last = parts[-1]
     near = _nearest([last], _LAST)
@@ -433,7 +437,8 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
     """A figure that this very experiment does not have, though others do."""
     protocol = config.protocol.name
     if protocol in SHIPPED and SHIPPED[protocol].verifier_turn is None and rest.startswith("verifier/"):
-        return f"but {protocol} has no verifier, name another figure, for example eval/exploitability"
+        example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
+        return f"but {protocol} has no verifier, name another figure, for example {example}"
     if isinstance(config, TextExperimentConfig):
         untested = prefix == "eval_sampled" and config.algorithm.test_scheme == "none"
         return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None

@@ -255,13 +255,30 @@ def documented_keys() -> list[str]:
     page = (ROOT / "docs" / "metrics.md").read_text()
     page = page.partition("## evaluation.json")[0]
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
-    named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC"}
+    named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
+    named |= {"<host>": "own", "<k>": "2"}
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
+
+
+HIRONAKA: dict[str, Any] = {
+    "protocol": {"name": "hironaka"},
+    "scenario": {"name": "hironaka"},
+    "algorithm": {"name": "dqn"},
+    "evaluation": {"sampled": False},
+}
 
 
 @pytest.mark.parametrize("key", documented_keys())
 def test_every_documented_figure_may_decide(key: str) -> None:
-    assert parse_sweep(game({"metric": key})).settings.metric == key
+    of_hironaka = key.startswith(("eval/rho", "eval/finished", "eval/actions", "eval/length_mean", "eval/unfinished"))
+    key = key.replace("own-verifier", "own-choose-first")
+    data = {**HIRONAKA, "sweep": {"metric": key}} if of_hironaka else game({"metric": key})
+    assert parse_sweep(data).settings.metric == key
+
+
+def test_a_figure_of_another_scenario_may_not_decide() -> None:
+    assert "got 'eval/rho/own-choose-first', there are prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
+    assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal({**HIRONAKA, "sweep": {}})
 
 
 def test_there_are_documented_figures() -> None:
