@@ -16,7 +16,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.plugins import register_algorithm, register_scenario
 from nip_ray.scenarios.message_game.scenario import build_message_game
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.ppo import PolicyGradientSettings

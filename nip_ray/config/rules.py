@@ -21,7 +21,8 @@ from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_data import GraphDataSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of

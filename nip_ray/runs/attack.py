@@ -21,7 +21,7 @@ from nip_ray.runs.progress import progress_line
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.attack import AttackSettings
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 
 _MANUAL_PROTOCOL = "nip"  # the one that hand-made provers are made for
 

@@ -4,29 +4,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.graph_data import GraphDataSettings
+from nip_ray.settings.heads import HeadSettings, LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
-class LrFactors:
-    """Factors on the learning rate, for the parameters that the actor loss trains and for those that only the critic loss trains."""
-
-    __pydantic_config__ = FORBID_UNKNOWN
-
-    actor: float = option(1.0, "Factor for the policy's parameters (with a shared body: also the body's).", ge=0)
-    critic: float = option(1.0, "Factor for the value function's parameters.", ge=0)
-
-
-@dataclass(frozen=True)
-class GraphAgentSettings:
+class GraphAgentSettings(HeadSettings):
     """Networks of one agent in graph isomorphism; the defaults are the published library's."""
-
-    __pydantic_config__ = FORBID_UNKNOWN
 
     kind: Literal["learned", "random", "manual"] = option(
         "learned", "Learned networks, a uniform random agent, or the hand-made architecture (nip protocol only, never trained)."
     )
-    activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the graph network and of the heads.")
     num_gnn_layers: int = option(5, "Message-passing layers.", ge=0)
     d_gnn: int = option(16, "Width of a node's representation in the graph network.", ge=1)
     d_gin_mlp: int = option(64, "Hidden width of the graph network's perceptrons.", ge=1)
@@ -37,22 +25,11 @@ class GraphAgentSettings:
     d_transformer: int = option(16, "Width of a token.", ge=1)
     d_transformer_mlp: int = option(64, "Hidden width of a transformer layer's feed-forward part.", ge=1)
     transformer_dropout: float = option(0.0, "Dropout in the transformer, in training only.", ge=0, lt=1)
-    d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
     noise_sigma: float = option(0.0, "Relative noise on pooled graph representations, in training only.", ge=0)
     use_batch_norm: bool = option(True, "Batch-normalise pooled graph representations.")
     use_pair_invariant_pooling: bool = option(True, "Replace pooled (u, w) by their mean and half their absolute difference.")
     d_node_selector: int = option(16, "Hidden width of the head that chooses a node.", ge=1)
     num_node_selector_layers: int = option(2, "Layers of that head.", ge=1)
-    d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
-    num_decider_layers: int = option(2, "Layers of that head.", ge=1)
-    include_round_in_decider: bool = option(True, "Tell the deciding head the round.")
-    d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
-    num_linear_message_selector_layers: int = option(2, "Layers of that head.", ge=1)
-    d_value: int = option(16, "Hidden width of the value head.", ge=1)
-    num_value_layers: int = option(2, "Layers of the value head.", ge=1)
-    include_round_in_value: bool = option(True, "Tell the value head the round.")
-    use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
-    orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
     history_initialisation: Literal["independent", "shared", "unmarked"] = option(
         "independent",
         "At the start a node that was named looks different by round (independent, as published), the same in all (shared), "
@@ -63,8 +40,6 @@ class GraphAgentSettings:
         "independent",
         "At the start queries and keys are unrelated (independent, as published) or the same map (tied): like attends to like.",
     )
-    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
-    body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
     gnn_lr_factor: LrFactors = option(LrFactors, "Further factors of its graph network.")
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 MAX_DIMENSION = 10  # 1013 choices of the host

@@ -5,23 +5,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import HeadSettings
 from nip_ray.settings.image_data import SOURCES, ImageDataSettings, data_faults
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
-class ImageAgentSettings:
+class ImageAgentSettings(HeadSettings):
     """Networks of one agent in image classification; the defaults are the published library's."""
-
-    __pydantic_config__ = FORBID_UNKNOWN
 
     kind: Literal["learned", "random"] = option("learned", "Learned networks, or a uniform random agent.")
     sight: Literal["whole", "coarse"] = option(
         "whole",
         "It sees the whole image (as published); or of every part, a latent pixel's, the mean alone, until another agent names that part.",
     )
-    activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
     initial_num_channels: int = option(16, "Channels before the first group of blocks; every group doubles them.", ge=1)
     building_block_type: Literal["conv2d", "residual_basic"] = option("conv2d", "A block: one convolution, or a residual block of two.")
     num_blocks_per_group: int = option(2, "Blocks in each group.", ge=1)
@@ -32,19 +29,8 @@ class ImageAgentSettings:
         "as timm writes it (extra `vision`).",
     )
     pretrained_architecture: str = option("resnet18", "The model's name in timm; a folder's config.json goes before it.")
-    d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
     d_latent_pixel_selector: int = option(16, "Hidden width of the head that chooses a latent pixel.", ge=1)
     num_latent_pixel_selector_layers: int = option(2, "Layers of that head.", ge=1)
-    d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
-    num_decider_layers: int = option(2, "Layers of that head.", ge=1)
-    include_round_in_decider: bool = option(True, "Tell the deciding head the round.")
-    d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
-    num_linear_message_selector_layers: int = option(2, "Layers of that head.", ge=1)
-    d_value: int = option(16, "Hidden width of the value head.", ge=1)
-    num_value_layers: int = option(2, "Layers of the value head.", ge=1)
-    include_round_in_value: bool = option(True, "Tell the value head the round.")
-    use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
-    orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
     legacy_value_initialisation: bool = option(
         False, "Leave the value head out of the orthogonal initialisation, as the published library did by mistake."
     )
@@ -52,8 +38,6 @@ class ImageAgentSettings:
         "independent",
         "At the start a latent pixel that was named looks different by round (independent, as published), or the same in all.",
     )
-    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
-    body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
 
 
 @dataclass(frozen=True)

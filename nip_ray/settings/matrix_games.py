@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 _LARGEST = 1e30  # so that sums over rounds stay within float32

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 

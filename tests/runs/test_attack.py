@@ -18,7 +18,8 @@ from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
 from nip_ray.settings.attack import AttackSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings, LrFactors
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.heads import LrFactors
 from tests.runs.small import GRAPHS, MESSAGES, small
 
 SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_messages=16")]

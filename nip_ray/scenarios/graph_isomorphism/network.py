@@ -8,7 +8,6 @@ Axes: N turns (rows), G = 2 graphs of a pair, V padded nodes, F history features
 Source of the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph isomorphism.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -18,15 +17,13 @@ from torch.nn import functional as F
 
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
-from nip_ray.networks.basic import initialise, mlp, round_one_hot
+from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import PairTransformerLayer, key_biases, one_side
-from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
-
-Observation = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -131,43 +128,17 @@ def share_rounds(encode: nn.Linear, rounds: int) -> None:
     weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
-class GraphAgent(nn.Module):
+class GraphAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
 
     def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None) -> None:
-        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
-        super().__init__()
-        self.settings, self.seat, self.critic_seat = settings, seat, critic_seat
-        self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
-        width = 2 * settings.d_representation
-        rounds = seat.rounds + 1
+        """See `DialogueAgent`."""
+        super().__init__(settings, seat, critic_seat)
+        self.settings = settings
         self.policy_body = GraphBody(settings, seat)
         self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat)
-        self.node_selector = mlp(
-            settings.d_representation, settings.d_node_selector, seat.num_factors, settings.num_node_selector_layers, settings.activation
-        )
-        self.decider = self.linear_selector = None
-        if seat.decides:
-            num_in = width + (rounds if settings.include_round_in_decider else 0)
-            self.decider = mlp(num_in, settings.d_decider, NUM_DECISIONS, settings.num_decider_layers, settings.activation)
-        if seat.linear_symbols:
-            outputs = seat.num_factors * seat.linear_symbols
-            layers = settings.num_linear_message_selector_layers
-            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, settings.activation)
-        num_in = width + (rounds if settings.include_round_in_value else 0) + (2 if critic_seat is not None else 0)
-        self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, settings.activation)
-        for head in (self.node_selector, self.decider, self.linear_selector, self.value_head):
-            if head is not None:
-                initialise(head, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
-        # mean and standard deviation of history, latest message and linear history; identity until `set_normalisation`
-        self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * 3))
-        self.normalisation: Tensor
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Set mean and standard deviation of "history", "latest" and "linear"; they travel with the weights."""
-        for row, name in enumerate(("history", "latest", "linear")):
-            if name in statistics:
-                self.normalisation[row] = torch.tensor(statistics[name])
+        self.node_selector = self.make_selector(settings.d_node_selector, settings.num_node_selector_layers)
+        self.make_heads(2 * settings.d_representation, self.node_selector)
 
     def body(self) -> nn.Module:
         """The body that the policy reads; with a shared body the value reads it too."""
@@ -182,7 +153,7 @@ class GraphAgent(nn.Module):
         gnn_KSMVD = _run_bodies(bodies, seen)
         policy = value = None
         graphs = gnn_KSMVD[0].new_zeros(0)
-        want_graphs = self.decider is not None or self.linear_selector is not None
+        want_graphs = self.reads_whole
         if want_policy:
             one_answer = self.seat.answers and self.seat.num_factors == 1
             side_N = obs["answer_side"][:, 0] if one_answer else None
@@ -192,10 +163,7 @@ class GraphAgent(nn.Module):
         if want_value:
             if self.value_body is not None or not want_policy:
                 graphs, _ = bodies[-1].represent(gnn_KSMVD[-1], critic_inputs, True, False)
-            known = self._with_round(graphs, obs, self.settings.include_round_in_value)
-            if self.critic_seat is not None:
-                known = torch.cat([known, F.one_hot(obs["label"], 2).to(known.dtype)], 1)
-            value = self.value_head(known).squeeze(-1)
+            value = self.value_of(graphs.flatten(1), obs)
         return policy, value
 
     def groups(self) -> list[ParameterGroup]:
@@ -209,10 +177,7 @@ class GraphAgent(nn.Module):
                 rest = [p for name, p in which.named_parameters() if not name.startswith("gnn.")]
                 made.append(ParameterGroup(part, "gnn", list(which.gnn.parameters()), a * b * g))
                 made.append(ParameterGroup(part, "body", rest, a * b))
-        heads = [head for head in (self.node_selector, self.decider, self.linear_selector) if head is not None]
-        made.append(ParameterGroup("actor", "heads", [p for head in heads for p in head.parameters()], agent.actor))
-        made.append(ParameterGroup("critic", "heads", list(self.value_head.parameters()), agent.critic))
-        return made
+        return made + self.head_groups(self.node_selector)
 
     def _bodies(self, want_policy: bool, want_value: bool) -> list[GraphBody]:
         if self.value_body is None:
@@ -220,32 +185,16 @@ class GraphAgent(nn.Module):
         return ([self.policy_body] if want_policy else []) + ([self.value_body] if want_value else [])
 
     def _inputs(self, obs: Observation, prefix: str = "") -> Inputs:
-        (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
-        spoken_N = obs["round"] > 0
-        latest = (obs[f"{prefix}latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
-        linear = None
-        if self.seat.linear_symbols:
-            linear = (obs[f"{prefix}linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+        history, latest, linear = self.messages(obs, prefix)
         mask = obs["node_mask"].to(latest.dtype)
         node_bias, pooled_bias = key_biases(mask)
-        history = (obs[f"{prefix}history"] - history_mean) / history_std
         return Inputs(history, latest, linear, obs["adjacency"].to(latest.dtype), mask[..., None], node_bias, pooled_bias)
 
     def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
-        num_rows = len(nodes_NGVR)
         logits_NFGV = self.node_selector(nodes_NGVR).permute(0, 3, 1, 2)
         logits_NFGV = logits_NFGV.expand(-1, -1, 2, -1)  # where only one graph's nodes were computed, the other's are forbidden
         message = logits_NFGV.masked_fill(~allowed_nodes(obs, self.seat), FORBIDDEN).flatten(2)
-        decision = linear = None
-        if self.decider is not None:
-            decision = self.decider(self._with_round(graphs_NGR, obs, self.settings.include_round_in_decider))
-        if self.linear_selector is not None:
-            linear = self.linear_selector(graphs_NGR.flatten(1)).view(num_rows, self.seat.num_factors, -1)
-        return Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
-
-    def _with_round(self, graphs_NGR: Tensor, obs: Observation, include: bool) -> Tensor:
-        flat = graphs_NGR.flatten(1)
-        return torch.cat([flat, round_one_hot(obs["round"], self.seat.rounds, flat.dtype)], 1) if include else flat
+        return self.policy_of(message, graphs_NGR.flatten(1) if self.reads_whole else None, obs)
 
 
 def _run_bodies(bodies: list[GraphBody], seen: list[Inputs]) -> list[Tensor]:

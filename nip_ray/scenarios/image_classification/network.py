@@ -17,13 +17,12 @@ from torch.nn import functional as F
 
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
-from nip_ray.networks.basic import initialise, mlp, round_one_hot
+from nip_ray.networks.basic import initialise
 from nip_ray.networks.images import scaled_to, trunk
 from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.image_classification import ImageAgentSettings
-
-Observation = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -87,42 +86,19 @@ class ImageBody(nn.Module):
         weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
-class ImageAgent(nn.Module):
+class ImageAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
 
     def __init__(
         self, settings: ImageAgentSettings, seat: Seat, shape: ImageShape, shared_body: bool, critic_seat: Seat | None = None
     ) -> None:
-        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
-        super().__init__()
-        self.settings, self.seat, self.critic_seat = settings, seat, critic_seat
-        self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
-        rounds, width, activation = seat.rounds + 1, settings.d_representation, settings.activation
+        """See `DialogueAgent`."""
+        super().__init__(settings, seat, critic_seat)
+        self.settings = settings
         self.policy_body = ImageBody(settings, seat, shape)
         self.value_body = None if shared_body else ImageBody(settings, critic_seat or seat, shape)
-        self.pixel_selector = mlp(
-            width, settings.d_latent_pixel_selector, seat.num_factors, settings.num_latent_pixel_selector_layers, activation
-        )
-        self.decider = self.linear_selector = None
-        if seat.decides:
-            num_in = width + (rounds if settings.include_round_in_decider else 0)
-            self.decider = mlp(num_in, settings.d_decider, NUM_DECISIONS, settings.num_decider_layers, activation)
-        if seat.linear_symbols:
-            outputs = seat.num_factors * seat.linear_symbols
-            layers = settings.num_linear_message_selector_layers
-            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, activation)
-        num_in = width + (rounds if settings.include_round_in_value else 0) + (2 if critic_seat is not None else 0)
-        self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, activation)
-        self._initialise_heads()
-        # mean and standard deviation of history, latest message and linear history; identity until `set_normalisation`
-        self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * 3))
-        self.normalisation: Tensor
-
-    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
-        """Set mean and standard deviation of "history", "latest" and "linear"; they travel with the weights."""
-        for row, name in enumerate(("history", "latest", "linear")):
-            if name in statistics:
-                self.normalisation[row] = torch.tensor(statistics[name])
+        self.pixel_selector = self.make_selector(settings.d_latent_pixel_selector, settings.num_latent_pixel_selector_layers)
+        self.make_heads(settings.d_representation, self.pixel_selector, not settings.legacy_value_initialisation)
 
     def body(self) -> nn.Module:
         """The body that the policy reads; with a shared body the value reads it too."""
@@ -134,17 +110,15 @@ class ImageAgent(nn.Module):
         image_NR = None
         if want_policy:
             latent, linear = self._latent(self.policy_body, obs)
-            if self.decider is not None or self.linear_selector is not None or (want_value and self.value_body is None):
+            if self.reads_whole or (want_value and self.value_body is None):
                 image_NR = self.policy_body.of_image(latent, linear)
-            policy = self._policy(image_NR, self.policy_body.of_pixels(latent), obs)
+            message = self.pixel_selector(self.policy_body.of_pixels(latent)).transpose(1, 2)
+            policy = self.policy_of(message, image_NR, obs)
         if want_value:
             if self.value_body is not None or image_NR is None:
                 body = self.value_body or self.policy_body
                 image_NR = body.of_image(*self._latent(body, obs, "state_" if self.apart else ""))
-            known = self._with_round(image_NR, obs, self.settings.include_round_in_value)
-            if self.critic_seat is not None:
-                known = torch.cat([known, F.one_hot(obs["label"], 2).to(known.dtype)], 1)
-            value = self.value_head(known).squeeze(-1)
+            value = self.value_of(image_NR, obs)
         return policy, value
 
     def groups(self) -> list[ParameterGroup]:
@@ -153,42 +127,13 @@ class ImageAgent(nn.Module):
         made = [ParameterGroup("actor", "body", list(self.policy_body.parameters()), agent.actor * body.actor)]
         if self.value_body is not None:
             made.append(ParameterGroup("critic", "body", list(self.value_body.parameters()), agent.critic * body.critic))
-        heads = [head for head in (self.pixel_selector, self.decider, self.linear_selector) if head is not None]
-        made.append(ParameterGroup("actor", "heads", [p for head in heads for p in head.parameters()], agent.actor))
-        made.append(ParameterGroup("critic", "heads", list(self.value_head.parameters()), agent.critic))
-        return made
-
-    def _initialise_heads(self) -> None:
-        gain = self.settings.orthogonal_initialisation_gain if self.settings.use_orthogonal_initialisation else None
-        for head in (self.pixel_selector, self.decider, self.linear_selector):
-            if head is not None:
-                initialise(head, gain)
-        initialise(self.value_head, None if self.settings.legacy_value_initialisation else gain)
+        return made + self.head_groups(self.pixel_selector)
 
     def _latent(self, body: ImageBody, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor | None]:
         """What `body` makes of the image and of normalised messages, and the normalised linear ones."""
-        (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
-        spoken_N = obs["round"] > 0
-        history = (obs[f"{prefix}history"] - history_mean) / history_std
-        latest = (obs[f"{prefix}latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
-        linear = None
-        if self.seat.linear_symbols:
-            linear = (obs[f"{prefix}linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+        history, latest, linear = self.messages(obs, prefix)
         image = obs.get("state_image", obs["image"]) if body is self.value_body else obs["image"]
         return body.latent(image, history, latest, obs.get("embedding")), linear
-
-    def _policy(self, image_NR: Tensor | None, pixels_NSR: Tensor, obs: Observation) -> Policy:
-        message = self.pixel_selector(pixels_NSR).transpose(1, 2)
-        decision = linear = None
-        if self.decider is not None:
-            assert image_NR is not None
-            decision = self.decider(self._with_round(image_NR, obs, self.settings.include_round_in_decider))
-        if self.linear_selector is not None:
-            linear = self.linear_selector(image_NR).view(len(pixels_NSR), self.seat.num_factors, -1)
-        return Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
-
-    def _with_round(self, image_NR: Tensor, obs: Observation, include: bool) -> Tensor:
-        return torch.cat([image_NR, round_one_hot(obs["round"], self.seat.rounds, image_NR.dtype)], 1) if include else image_NR
 
 
 class RandomAgent(nn.Module):

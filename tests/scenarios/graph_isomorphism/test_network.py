@@ -20,7 +20,8 @@ from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, ManualAgent
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent, GraphBody
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, LrFactors
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+from nip_ray.settings.heads import LrFactors
 from tests.builders import PROTOCOLS, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of
 
 Observation = dict[str, Tensor]

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.network import FORBIDDEN, Block, HironakaAgent, relative, stack
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaLayer
 
 

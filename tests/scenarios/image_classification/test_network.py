@@ -225,7 +225,7 @@ def test_an_agent_is_a_function_of_its_seed_and_leaves_the_global_generator_alon
 
 
 def test_learning_rate_factors_go_to_the_parts_that_they_name() -> None:
-    from nip_ray.settings.graph_isomorphism import LrFactors
+    from nip_ray.settings.heads import LrFactors
 
     changes = dict(agent_lr_factor=LrFactors(0.5, 0.25), body_lr_factor=LrFactors(0.1, 2.0))
     network = learned(image_scenario("nip", agents={"verifier": changes}), "verifier")

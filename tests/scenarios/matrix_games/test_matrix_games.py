@@ -19,7 +19,7 @@ from nip_ray.protocols import build
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import RepeatedGame, tandem_actions
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.matrix_games import MatrixAgentSettings, MatrixGameSettings, protocol_of
 from tests.builders import one_thread
 

@@ -11,7 +11,7 @@ from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.message_game.scenario import MessageAgent, MessageGame, build_message_game
-from nip_ray.settings.graph_isomorphism import LrFactors
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 
 ROUNDS, SYMBOLS, SECRETS = 8, 5, 6

@@ -1,0 +1,122 @@
+"""What the networks of graph isomorphism and of image classification share: heads on a body, and normalised messages.
+
+A scenario's agent brings its body and the head that chooses what to name (a node, a latent pixel); the heads that decide, send linear
+messages and value are made here. The order in which parts are made is the order in which they draw their first weights.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nip_ray.learning.groups import ParameterGroup
+from nip_ray.learning.policy import Policy
+from nip_ray.networks.basic import initialise, mlp, round_one_hot
+from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.scenarios.seat import Seat
+from nip_ray.settings.heads import HeadSettings
+
+Observation = Mapping[str, Tensor]
+
+_MESSAGES = ("history", "latest", "linear")
+
+
+class DialogueAgent(nn.Module):
+    """Heads and buffers of one agent that names parts of what it sees; see `GraphAgent` and `ImageAgent`."""
+
+    decider: nn.Module | None
+    linear_selector: nn.Module | None
+    value_head: nn.Module
+    normalisation: Tensor
+
+    def __init__(self, settings: HeadSettings, seat: Seat, critic_seat: Seat | None) -> None:
+        """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
+        super().__init__()
+        self.seat, self.critic_seat = seat, critic_seat
+        self.apart = critic_seat not in (None, seat)  # the value reads other messages than the policy
+        self._heads = settings
+
+    def make_selector(self, hidden: int, layers: int) -> nn.Module:
+        """The head that scores each thing that can be named, once for every writable channel and position."""
+        return mlp(self._heads.d_representation, hidden, self.seat.num_factors, layers, self._heads.activation)
+
+    def make_heads(self, width: int, selector: nn.Module, initialise_value: bool = True) -> None:
+        """Add the other heads, on `width` features, and the buffers; give all heads their first weights.
+
+        initialise_value: False leaves the value head's as torch makes them.
+        """
+        settings, seat, activation = self._heads, self.seat, self._heads.activation
+        rounds = seat.rounds + 1
+        self.decider = self.linear_selector = None
+        if seat.decides:
+            num_in = width + (rounds if settings.include_round_in_decider else 0)
+            self.decider = mlp(num_in, settings.d_decider, NUM_DECISIONS, settings.num_decider_layers, activation)
+        if seat.linear_symbols:
+            outputs = seat.num_factors * seat.linear_symbols
+            layers = settings.num_linear_message_selector_layers
+            self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, activation)
+        num_in = width + (rounds if settings.include_round_in_value else 0) + (2 if self.critic_seat is not None else 0)
+        self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, activation)
+        gain = settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None
+        for head in (selector, self.decider, self.linear_selector):
+            if head is not None:
+                initialise(head, gain)
+        initialise(self.value_head, gain if initialise_value else None)
+        # mean and standard deviation of history, latest message and linear history; identity until `set_normalisation`
+        self.register_buffer("normalisation", torch.tensor([[0.0, 1.0]] * len(_MESSAGES)))
+
+    def set_normalisation(self, statistics: Mapping[str, tuple[float, float]]) -> None:
+        """Set mean and standard deviation of "history", "latest" and "linear"; they travel with the weights."""
+        for row, name in enumerate(_MESSAGES):
+            if name in statistics:
+                self.normalisation[row] = torch.tensor(statistics[name])
+
+    def messages(self, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor, Tensor | None]:
+        """History, latest message and linear history (None where there is none) of `obs`, normalised.
+
+        At the beginning nothing has been said, and what would be said of it is 0. prefix: `state_` for what a central critic reads.
+        """
+        (history_mean, history_std), (latest_mean, latest_std), (linear_mean, linear_std) = self.normalisation
+        spoken_N = obs["round"] > 0
+        history = (obs[f"{prefix}history"] - history_mean) / history_std
+        latest = (obs[f"{prefix}latest"] - latest_mean) / latest_std * spoken_N[:, None, None, None]
+        linear = None
+        if self.seat.linear_symbols:
+            linear = (obs[f"{prefix}linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+        return history, latest, linear
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether the policy reads the summary of everything, beside what it scores part by part."""
+        return self.decider is not None or self.linear_selector is not None
+
+    def policy_of(self, message_NFS: Tensor, summary_NW: Tensor | None, obs: Observation) -> Policy:
+        """The distribution of a turn from the scores of what can be named. summary_NW: see `reads_whole`."""
+        decision = linear = None
+        if self.decider is not None:
+            assert summary_NW is not None
+            decision = self.decider(self._with_round(summary_NW, obs, self._heads.include_round_in_decider))
+        if self.linear_selector is not None:
+            linear = self.linear_selector(summary_NW).view(len(message_NFS), self.seat.num_factors, -1)
+        return Policy(message_NFS, linear, decision, obs["speaks"], obs["may_decide"] if self.seat.decides else None)
+
+    def value_of(self, summary_NW: Tensor, obs: Observation) -> Tensor:
+        """The value (N,) of N turns; a central critic knows the label."""
+        known = self._with_round(summary_NW, obs, self._heads.include_round_in_value)
+        if self.critic_seat is not None:
+            known = torch.cat([known, F.one_hot(obs["label"], 2).to(known.dtype)], 1)
+        return self.value_head(known).squeeze(-1)
+
+    def head_groups(self, selector: nn.Module) -> list[ParameterGroup]:
+        """Parameter groups of the heads."""
+        agent = self._heads.agent_lr_factor
+        policy: Sequence[nn.Module | None] = (selector, self.decider, self.linear_selector)
+        actor = [p for head in policy if head is not None for p in head.parameters()]
+        return [
+            ParameterGroup("actor", "heads", actor, agent.actor),
+            ParameterGroup("critic", "heads", list(self.value_head.parameters()), agent.critic),
+        ]
+
+    def _with_round(self, summary_NW: Tensor, obs: Observation, include: bool) -> Tensor:
+        return torch.cat([summary_NW, round_one_hot(obs["round"], self.seat.rounds, summary_NW.dtype)], 1) if include else summary_NW

@@ -1,0 +1,39 @@
+"""What the networks of agents in graph isomorphism and in image classification have in common: the heads, and how fast parts learn."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class LrFactors:
+    """Factors on the learning rate, for the parameters that the actor loss trains and for those that only the critic loss trains."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    actor: float = option(1.0, "Factor for the policy's parameters (with a shared body: also the body's).", ge=0)
+    critic: float = option(1.0, "Factor for the value function's parameters.", ge=0)
+
+
+@dataclass(frozen=True)
+class HeadSettings:
+    """Heads of one agent, on whatever body; the defaults are the published library's."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: str = option("learned", "What plays.")
+    activation: Literal["tanh", "relu", "sigmoid"] = option("tanh", "Activation of the body and of the heads.")
+    d_representation: int = option(16, "Width of what the body hands to the heads.", ge=1)
+    d_decider: int = option(16, "Hidden width of the head that decides.", ge=1)
+    num_decider_layers: int = option(2, "Layers of that head.", ge=1)
+    include_round_in_decider: bool = option(True, "Tell the deciding head the round.")
+    d_linear_message_selector: int = option(16, "Hidden width of the head that sends linear messages.", ge=1)
+    num_linear_message_selector_layers: int = option(2, "Layers of that head.", ge=1)
+    d_value: int = option(16, "Hidden width of the value head.", ge=1)
+    num_value_layers: int = option(2, "Layers of the value head.", ge=1)
+    include_round_in_value: bool = option(True, "Tell the value head the round.")
+    use_orthogonal_initialisation: bool = option(True, "Orthogonal weights and zero biases.")
+    orthogonal_initialisation_gain: float = option(1.0, "Gain of the orthogonal initialisation.", gt=0)
+    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the whole agent; 0 freezes.")
+    body_lr_factor: LrFactors = option(LrFactors, "Further factors of its body.")
