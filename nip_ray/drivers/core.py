@@ -9,23 +9,17 @@ Decisions that matter here:
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from nip_ray.drivers.contract import Agent, Tracker, Transition, rows, stack
 from nip_ray.drivers.environments import Copies, Recipe, copies_of, num_copies_of, recipe_of
+from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import DriverSettings, EnvironmentSettings
-
-OnRow = Callable[[dict[str, Any]], None]
-OnCheckpoint = Callable[[int], None]
-
-
-def nothing(told: Any) -> None:
-    """Who gets rows or checkpoints where nobody asked for them."""
 
 
 class Pending:
@@ -135,17 +129,13 @@ class Core:
         if any(part.copies.observations is None for part in self.parts):
             self.reset()
 
-    def train(self, end: int, write_interval: int, on_row: OnRow, checkpoint_interval: int, on_checkpoint: OnCheckpoint) -> None:
-        """Train up to timestep `end`; rows and checkpoints at the multiples of their intervals (0: never)."""
+    def train(self, end: int, reports: Reports) -> None:
+        """Train up to timestep `end`."""
         self.enable_training(True)
         self.mark_time()
         while self.timestep < end:
             self.advance()
-            at = self.timestep
-            if write_interval and at % write_interval == 0:
-                on_row(self.row())
-            if checkpoint_interval and at % checkpoint_interval == 0:
-                on_checkpoint(at)
+            reports.tell(self.timestep, self.row)
 
     def reset(self) -> None:
         """Begin new episodes in all copies; those in flight are cut."""

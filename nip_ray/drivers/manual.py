@@ -4,8 +4,8 @@ It does, call by call, what the sequential driver does, except that nothing is r
 """
 
 from nip_ray.drivers.contract import Agent, Transition
-from nip_ray.drivers.core import OnCheckpoint, OnRow
 from nip_ray.drivers.environments import Copies
+from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.statistics import EpisodeStatistics
 from nip_ray.errors import UserError
@@ -43,15 +43,7 @@ def train_by_hand(
 class ManualDriver(SequentialDriver):
     """`train_by_hand` behind the drivers' interface, learner after learner."""
 
-    def train(
-        self,
-        until: int | None = None,
-        *,
-        write_interval: int = 0,
-        on_row: OnRow | None = None,
-        checkpoint_interval: int = 0,
-        on_checkpoint: OnCheckpoint | None = None,
-    ) -> None:
+    def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
         """As `SequentialDriver.train`, without a progress bar. Raises UserError where learners share an environment."""
         core, total = self.core, self.settings.timesteps
         if any(len(part.learners) > 1 for part in core.parts):
@@ -61,12 +53,9 @@ class ManualDriver(SequentialDriver):
         core.mark_time()
         while core.timestep < end:
             at = core.timestep
-            stop = min([end, *((at // interval + 1) * interval for interval in (write_interval, checkpoint_interval) if interval)])
+            stop = reports.next_due(at, end)
             for part in core.parts:
                 learner = part.learners[0]
                 train_by_hand(part.copies, learner.agent, total, start=at, stop=stop, statistics=learner.statistics)
             core.timestep = stop
-            if on_row is not None and write_interval and stop % write_interval == 0:
-                on_row(core.row())
-            if on_checkpoint is not None and checkpoint_interval and stop % checkpoint_interval == 0:
-                on_checkpoint(stop)
+            reports.tell(stop, core.row)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from nip_ray.drivers.contract import Agent, Transition
-from nip_ray.drivers.core import Core, Environment, OnCheckpoint, OnRow, Pending, as_recipe, learners_and_scopes, nothing, own_part
+from nip_ray.drivers.core import Core, Environment, Pending, as_recipe, learners_and_scopes, own_part
 from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.scopes import Scope
 from nip_ray.drivers.sequential import SequentialDriver, described
 from nip_ray.errors import LearnerLost, TrainingError, UserError
@@ -75,45 +76,27 @@ class ParallelDriver:
         """How many transitions there were, of all learners."""
         return self._together.env_steps if self._together else self._env_steps
 
-    def train(
-        self,
-        until: int | None = None,
-        *,
-        write_interval: int = 0,
-        on_row: OnRow | None = None,
-        checkpoint_interval: int = 0,
-        on_checkpoint: OnCheckpoint | None = None,
-    ) -> None:
+    def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
         """As `SequentialDriver.train`; afterwards the agents that the driver was given have learned."""
         if self._together is not None:
-            self._together.train(
-                until,
-                write_interval=write_interval,
-                on_row=on_row,
-                checkpoint_interval=checkpoint_interval,
-                on_checkpoint=on_checkpoint,
-            )
+            self._together.train(until, reports)
         else:
-            self._train_apart(until, write_interval, on_row, checkpoint_interval, on_checkpoint)
+            self._train_apart(until, reports)
         self.state_dict()
 
-    def _train_apart(
-        self, until: int | None, write_interval: int, on_row: OnRow | None, checkpoint_interval: int, on_checkpoint: OnCheckpoint | None
-    ) -> None:
+    def _train_apart(self, until: int | None, reports: Reports) -> None:
         total = self.settings.timesteps
         end = total if until is None else min(until, total)
         with progress_line("timesteps", self._timestep, total, not self.settings.progress_bar) as report:
             while self._timestep < end:
-                stop = min([end, *(_next(self._timestep, interval) for interval in (write_interval, checkpoint_interval) if interval)])
-                answers = self._ask("train", stop, write_interval)
+                stop = reports.next_due(self._timestep, end)
+                answers = self._ask("train", stop, reports.write_interval)
                 self._timestep, self._env_steps = stop, sum(steps for steps, _ in answers)
                 for rows in zip(*(rows for _, rows in answers), strict=True):
                     row = merged(rows)
                     report(stop, row)
-                    if on_row is not None:
-                        on_row(row)
-                if on_checkpoint is not None and checkpoint_interval and stop % checkpoint_interval == 0:
-                    on_checkpoint(stop)
+                    reports.on_row(row)
+                reports.checkpoint_if_due(stop)
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
         """As `SequentialDriver.evaluate`."""
@@ -178,10 +161,6 @@ def merged(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _next(at: int, interval: int) -> int:
-    return (at // interval + 1) * interval
-
-
 # ---------------------------------------------------------------------------------------------------- over there
 
 
@@ -215,7 +194,7 @@ class Place:
     def train(self, end: int, write_interval: int) -> tuple[int, list[dict[str, Any]]]:
         """(env steps so far, rows of metrics)."""
         rows: list[dict[str, Any]] = []
-        self.core.train(end, write_interval, rows.append, 0, nothing)
+        self.core.train(end, Reports(write_interval, rows.append))
         return self.core.env_steps, rows
 
     def evaluate(self, timesteps: int, num_copies: int | None) -> dict[str, float]:

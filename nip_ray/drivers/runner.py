@@ -21,6 +21,7 @@ from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.environments import Recipe, make_environment, recipe_of
 from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
+from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
@@ -178,7 +179,7 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment
         _save(folder, settings, driver, timestep, fingerprint_of(settings, experiment))
 
     begun = driver.timestep
-    driver.train(write_interval=write, on_row=on_row, checkpoint_interval=checkpoint, on_checkpoint=on_checkpoint)
+    driver.train(reports=Reports(write, on_row, checkpoint, on_checkpoint))
     if driver.timestep > begun and (not checkpoint or total % checkpoint):
         on_checkpoint(driver.timestep)
     figures: dict[str, Any] = {}

@@ -2,10 +2,12 @@
 
 import atexit
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nip_ray.drivers.contract import Agent
-from nip_ray.drivers.core import Core, Environment, OnCheckpoint, OnRow, Part, as_recipe, learners_and_scopes, make_parts, nothing, own_part
+from nip_ray.drivers.core import Core, Environment, Part, as_recipe, learners_and_scopes, make_parts, own_part
+from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.runs.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
 
@@ -43,18 +45,9 @@ class SequentialDriver:
         """How many transitions there were, of all learners."""
         return self.core.env_steps
 
-    def train(
-        self,
-        until: int | None = None,
-        *,
-        write_interval: int = 0,
-        on_row: OnRow | None = None,
-        checkpoint_interval: int = 0,
-        on_checkpoint: OnCheckpoint | None = None,
-    ) -> None:
+    def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
         """Train up to timestep `until` (None: the settings' total), from where it stands.
 
-        on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every `checkpoint_interval`.
         Raises TrainingError where training breaks down.
         """
         total = self.settings.timesteps
@@ -62,10 +55,10 @@ class SequentialDriver:
 
             def told(row: dict[str, Any]) -> None:
                 report(row["iteration"], row)
-                (on_row or nothing)(row)
+                reports.on_row(row)
 
             end = total if until is None else min(until, total)
-            self.core.train(end, write_interval, told, checkpoint_interval, on_checkpoint or nothing)
+            self.core.train(end, replace(reports, on_row=told))
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
         """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy unless the

@@ -4,7 +4,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from nip_ray.drivers.contract import stack
-from nip_ray.drivers.core import Core, OnCheckpoint, OnRow, evaluation_core
+from nip_ray.drivers.core import Core, evaluation_core
+from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.runs.progress import progress_line
 
@@ -26,24 +27,13 @@ class StepDriver(SequentialDriver):
         self._report: Any = None
         self._evaluation = evaluation_core(self.core)
 
-    def train(
-        self,
-        until: int | None = None,
-        *,
-        write_interval: int = 0,
-        on_row: OnRow | None = None,
-        checkpoint_interval: int = 0,
-        on_checkpoint: OnCheckpoint | None = None,
-    ) -> None:
+    def train(self, until: int | None = None, reports: Reports = SILENT) -> None:
         """As `SequentialDriver.train`, step by step."""
         end = self.settings.timesteps if until is None else min(until, self.settings.timesteps)
         self.core.mark_time()
         while self.timestep < end:
             self.step()
-            if on_row is not None and write_interval and self.timestep % write_interval == 0:
-                on_row(self.core.row())
-            if on_checkpoint is not None and checkpoint_interval and self.timestep % checkpoint_interval == 0:
-                on_checkpoint(self.timestep)
+            reports.tell(self.timestep, self.core.row)
 
     def step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
         """One timestep of training: (observations, rewards, terminated, truncated, infos) as the environment gave them.

@@ -11,6 +11,7 @@ from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.environments import Recipe
 from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
+from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import LearnerLost, TrainingError, UserError
@@ -43,7 +44,7 @@ def test_steps_are_what_the_sequential_driver_does(environment: EnvironmentSetti
 
 def test_the_loop_by_hand_is_what_the_sequential_driver_does() -> None:
     driver = ManualDriver(CARTPOLE, agents(PPO, DQN), quiet(48), seed=5)
-    driver.train(write_interval=7, checkpoint_interval=9)
+    driver.train(reports=Reports(checkpoint_interval=7))
     assert same(driver.state_dict(), sequential(CARTPOLE, PPO, DQN))
     driver.close()
     shared = ManualDriver(SHARED, agents(PPO, DQN), quiet(48))
@@ -67,7 +68,7 @@ def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(env
     driver = ParallelDriver(environment, learners, quiet(48), seed=5)
     try:
         rows: list[dict[str, Any]] = []
-        driver.train(write_interval=16, on_row=rows.append)
+        driver.train(reports=Reports(write_interval=16, on_row=rows.append))
         expected = sequential(environment, PPO, DQN)
         found = driver.state_dict()
         for state in (found, expected):  # a run that writes rows has taken its figures; another has not
