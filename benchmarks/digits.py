@@ -20,6 +20,7 @@ from nip_ray.runs.process import prepare_process
 
 PLAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "alone": ("digits_solo", ()),
+    "alone, whole sight": ("digits_solo", ("scenario.agents.verifier.sight=whole",)),
     "random prover": ("digits_nip", ("scenario.agents.prover.kind=random",)),
     "nip": ("digits_nip", ()),
     "debate": ("digits_debate", ()),

@@ -11,6 +11,8 @@ import typer
 from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors, number, print_json, print_table
 from nip_ray.errors import UserError
 
+_TOLD_APART = ("attack", "greedy", "sampled", "message_regression", "exact", "figures")
+
 
 @app.command()
 def evaluate(
@@ -64,8 +66,12 @@ def evaluate(
         if as_json:
             print_json(figures)
             return
-        print_table(["", ""], [[key, number(value)] for key, value in figures.items() if not isinstance(value, dict)])
-        print_table(["", "estimate", "from", "to", "of"], list(_records(figures)))
+        counted = [key for key in figures if f"{key}/n" in figures]
+        ends = {f"{key}/{end}" for key in counted for end in ("lower", "upper", "n")}
+        plain = [key for key, value in figures.items() if not isinstance(value, dict) and key not in ends and key not in counted]
+        print_table(["", ""], [[key, number(figures[key])] for key in plain])
+        rows = [[key, *(number(figures.get(f"{key}{end}")) for end in ("", "/lower", "/upper", "/n"))] for key in counted]
+        print_table(["", "estimate", "from", "to", "of"], [*rows, *_records(figures)])
         _print_attack(figures)
 
 
@@ -76,8 +82,10 @@ def cross_play(
         Path | None, typer.Option(metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False)
     ] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="Sampled actions instead of the most likely ones.")] = False,
-    max_instances: Annotated[int | None, typer.Option(metavar="N", min=1, help="So many instances only", show_default=False)] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of sampled actions and of intervals.")] = 0,
+    max_instances: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="So many instances only, drawn at random", show_default=False)
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of drawn instances, sampled actions and intervals.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -85,6 +93,10 @@ def cross_play(
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
+        if out is not None and (out.is_dir() or not out.parent.is_dir()):
+            raise UserError(
+                f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}; name a file in a folder that does"
+            )
         with redirect_stdout(sys.stderr):
             from nip_ray.runs.cross_play import cross_play as play
             from nip_ray.runs.folder import write_document
@@ -103,9 +115,9 @@ def cross_play(
 
 
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
-    """A row for every record in the parts of an evaluation, but those of the attack."""
+    """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside them."""
     for key, value in figures.items():
-        if key == "attack" or not isinstance(value, dict):
+        if (not prefix and key in _TOLD_APART) or not isinstance(value, dict):
             continue
         if "estimate" in value:
             yield [f"{prefix}{key}", *(number(value[part]) for part in ("estimate", "lower", "upper", "n"))]
@@ -126,7 +138,8 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
         for name, key in (("against all of them at once", "any_attacker"), ("whatever is said", "every_message")):
             if table[key] is not None:
                 rows.append([name, "", "", _interval(table[key])])
-        print_table([f"{goal}: right verdicts against", "", "training", "held out"], rows)
+        measured = "held out" if figures.get("held_out", True) else "all instances"
+        print_table([f"{goal}: right verdicts against", "", "training", measured], rows)
 
 
 def _interval(record: Mapping[str, Any]) -> str:
@@ -145,6 +158,6 @@ def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool)
     if as_json:
         print_json({"checkpoints": rows})
         return
-    shown = [key for key in rows[-1] if key.startswith("eval") and key.count("/") == 2 and "=" not in key]
+    shown = [key for key in rows[-1] if f"{key}/n" in rows[-1] and key.count("/") == 2 and "=" not in key]
     print_table(["", *(str(row["iteration"]) for row in rows)], [[key, *(number(row.get(key)) for row in rows)] for key in shown])
     typer.echo(f"kept in {rows[-1]['file']}")

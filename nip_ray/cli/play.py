@@ -17,9 +17,10 @@ def match(
     agent: Annotated[str, typer.Argument(help=f"{_NAMES['agent']}; {_OR_RUN}", show_default=False)],
     rounds: Annotated[int, typer.Option(min=1, help="Rounds to play, game after game.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same games.")] = 0,
-    search_depth: Annotated[
+    search_starts: Annotated[
         int, typer.Option(min=0, help="Also search so many random starts for the longest game that any agent can force on this host.")
     ] = 0,
+    search_depth: Annotated[int, typer.Option(min=0, hidden=True, help="The former name of --search-starts.")] = 0,
     scale_state: Annotated[
         bool | None,
         typer.Option(
@@ -34,7 +35,7 @@ def match(
     with errors():
         from nip_ray.runs.matches import play_match
 
-        figures = play_match(host, agent, rounds, seed, search_depth, scale_state)
+        figures = play_match(host, agent, rounds, seed, search_starts or search_depth, scale_state)
         if as_json:
             print_json(figures)
         else:

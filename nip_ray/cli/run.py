@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import typer
 
 from nip_ray.cli.common import Quiet, app, errors, number, print_table
-from nip_ray.errors import UserError
 
 
 @app.command()
@@ -31,11 +30,10 @@ def run(
 
 def resume_run(run_dir: Path, iterations: int | None, settings: Sequence[str], quiet: bool) -> None:
     """`nip-ray resume` for the folder of such a run."""
-    if iterations is not None:
-        raise UserError("--iterations: the timesteps of this run stand in its runner file, rates fall over them; start a new run")
     from nip_ray.drivers.runner import resume_runner
 
-    result = resume_runner(run_dir, settings, quiet=quiet)
+    more = [] if iterations is None else [f"driver.timesteps={iterations}"]
+    result = resume_runner(run_dir, [*settings, *more], quiet=quiet)
     _print_result(result.run_dir, result.metrics, quiet)
 
 

@@ -23,7 +23,7 @@ import yaml
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
-from nip_ray.config.strict import refuse_missing
+from nip_ray.config.strict import refuse_missing, refuse_missing_tags
 from nip_ray.errors import UserError
 from nip_ray.runs.sources import config_file, is_artifact
 from nip_ray.settings.code_validation import CodeValidationSettings
@@ -36,6 +36,7 @@ _LONGEST = 60  # characters of a wrong value that a message shows
 
 TEXT_NAMES = {"scenario": [tag_of(CodeValidationSettings)], "algorithm": [tag_of(ExpertIterationSettings), tag_of(MaltSettings)]}
 """By which names a config is known to be one of language models."""
+_EXPERIMENT_KEYS, _RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
 
 
@@ -49,6 +50,8 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
     data, name = read_mapping(path, overrides)
     if "sweep" in data:
         raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
+    if is_runner(data):
+        raise UserError(f"{name}: is a runner file, of learners and a driver, which is for `nip-ray run` and `nip-ray resume`")
     try:
         config = config_from_dict(data, complete=checked)
         if checked:
@@ -107,6 +110,17 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
     return ExperimentConfig
 
 
+def is_runner(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
+    found = any(key in data for key in _RUNNER_KEYS) or isinstance(data.get("learners"), list)
+    return found and not any(key in data for key in _EXPERIMENT_KEYS)
+
+
+def is_experiment(data: Mapping[str, Any]) -> bool:
+    """Whether a mapping has keys that only experiments have, and none that only runner files have."""
+    return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in _RUNNER_KEYS)
+
+
 def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyConfig:
     """The config that a mapping describes; keys left out have their defaults. `rules.check` is not called.
 
@@ -116,6 +130,8 @@ def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyCo
     """
     _check_format(data)
     kind = kind_of(data)
+    if complete:
+        refuse_missing_tags(data, kind)
     try:
         encoded = pydantic_core.to_json(with_tags(data, kind), inf_nan_mode="constants")
     except ValueError as error:

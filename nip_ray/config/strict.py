@@ -10,7 +10,7 @@ Decisions that matter here:
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,26 @@ from nip_ray.errors import UserError
 _SHOWN = 5
 
 
+def refuse_missing_tags(data: Mapping[str, Any], kind: type) -> None:
+    """Raise a UserError where `data` says `strict: true` and not which algorithm or scenario: a default would judge all keys below it."""
+    if data.get("strict") is True:
+        unions = {name: data.get(name) for name, key in keys_of(kind).items() if len(branches(key.annotation)) > 1}
+        _refuse([f"{name}.name" for name, part in unions.items() if isinstance(part, Mapping) and "name" not in part])
+
+
 def refuse_missing(data: Mapping[str, Any], kind: type) -> None:
     """Raise a UserError that names the keys of a config of class `kind` that are missing in `data`, where that says `strict: true`."""
     if data.get("strict") is not True:
         return
-    missing = list(missing_keys(data, kind))
+    _refuse(list(missing_keys(data, kind)))
+
+
+def _refuse(missing: Sequence[str]) -> None:
     if missing:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        hint = "write them out (`python -m nip_ray.config.strict FILE` prints the file with all keys), or set strict to false"
-        raise UserError(f"strict: {len(missing)} keys are missing: {', '.join(missing[:_SHOWN])}{more}; {hint}")
+        what, them = ("1 key is", "it") if len(missing) == 1 else (f"{len(missing)} keys are", "them")
+        hint = f"write {them} out (`python -m nip_ray.config.strict FILE` prints the file with all keys), or set strict to false"
+        raise UserError(f"strict: {what} missing: {', '.join(missing[:_SHOWN])}{more}; {hint}")
 
 
 def missing_keys(data: Mapping[str, Any], kind: type, prefix: str = "") -> Iterator[str]:

@@ -137,6 +137,13 @@ def rows(tree: Any, start: int, stop: int) -> Any:
     return tree[start:stop]
 
 
+def count_rows(tree: Any) -> int:
+    """How many rows the arrays in a tree of mappings have."""
+    while isinstance(tree, Mapping):
+        tree = next(iter(tree.values()))
+    return len(tree)
+
+
 def stack(trees: Sequence[Any]) -> Any:
     """Trees of the same form as one, their rows one after the other."""
     if len(trees) == 1:

@@ -4,7 +4,7 @@ Decisions that matter here:
 - there is one loop body, `Core.advance`, for training and evaluation, for one learner and many; drivers only say how often it runs, and
   where. So sequential, parallel and step drivers cannot come apart;
 - the order is: every learner's pre_interaction, every learner's act, every environment's step, render, every learner's
-  record_transition and infos, every learner's post_interaction, learners in their order. A learner sees its own copies alone;
+  record_transition, every learner's infos, every learner's post_interaction, learners in their order. A learner sees its own copies alone;
 - env steps count transitions: steps that only begin an episode are none.
 """
 
@@ -72,19 +72,25 @@ class Part:
     def step(self) -> None:
         """Step the environment."""
         led_to, reward, terminated, truncated, valid, infos = self.copies.step(self._actions)
-        after = None if self._states is None else self.copies.state()
+        after = None if self._states is None else self.copies.state_led_to()
         self._transition = Transition(self._before, self._actions, reward, led_to, terminated, truncated, valid, infos, self._states, after)
 
-    def record(self, timestep: int, timesteps: int, info: str) -> None:
-        """Hand every learner its rows, and the single numbers of the environment's infos."""
+    def record(self, timestep: int, timesteps: int) -> None:
+        """Hand every learner its rows."""
         whole = self.transition
-        numbers = information(whole.infos, info) if whole.infos else {}
         for learner in self.learners:
             transition = whole if self._alone else slice_of(whole, *learner.scope)
             learner.agent.record_transition(transition, timestep, timesteps)
             learner.statistics.add(transition)
+
+    def track(self, info: str) -> None:
+        """Hand every learner the single numbers in `info` of the environment's infos."""
+        infos = self.transition.infos
+        numbers = information(infos, info) if infos else {}
+        for learner in self.learners if numbers else ():
+            add = learner.agent.track_data if learner.tracker is None else learner.tracker.add
             for tag, value in numbers.items():
-                (learner.agent.track_data if learner.tracker is None else learner.tracker.add)(tag, value)
+                add(tag, value)
 
     @property
     def transition(self) -> Transition:
@@ -164,7 +170,9 @@ class Core:
             for part in parts:
                 part.copies.render()
         for part in parts:
-            part.record(at, total, self.settings.environment_info)
+            part.record(at, total)
+        for part in parts:
+            part.track(self.settings.environment_info)
         recorded = time.perf_counter()
         for learner in learners:
             learner.agent.post_interaction(at, total)
@@ -290,6 +298,10 @@ def learners_and_scopes(
     chosen = list(names) if names is not None else [f"learner_{place}" for place in range(len(listed))]
     if len(chosen) != len(listed) or len(set(chosen)) != len(chosen):
         raise UserError(f"learners: got the names {', '.join(chosen)} for {len(listed)}, expected a different one for each")
+    for name, agent, (start, stop) in zip(chosen, listed, found, strict=True):
+        own = getattr(agent, "num_copies", stop - start)
+        if own != stop - start:
+            raise UserError(f"learners: {name} is made for {own} copies and gets {stop - start}, make it for as many as its scope has")
     return listed, found, chosen
 
 

@@ -14,6 +14,7 @@ Decisions that matter here:
 
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import load_env_creator
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from nip_ray.drivers.contract import MASK, arrays, ended, replaced_rows
@@ -35,12 +37,14 @@ class Recipe:
     """How to make an environment, here or in another process (so it must pickle).
 
     make: from a number of copies to an environment with Gymnasium's vector interface. num_copies: of all learners together.
-    shared: one environment for all learners; else each has one of its own, of as many copies as its scope has.
+    shared: one environment for all learners; else each has one of its own, of as many copies as its scope has. divisible: where it is
+    shared, evaluation may still give each learner one of its own.
     """
 
     make: Callable[[int], Any]
     num_copies: int
     shared: bool = False
+    divisible: bool = False
 
 
 def recipe_of(settings: EnvironmentSettings) -> Recipe:
@@ -52,6 +56,7 @@ def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasiu
     """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin anew as asked."""
     mode = AutoresetMode[settings.autoreset.upper()]
     kind = _vectorization(settings)
+    _check_options(settings, kind)
     arguments: dict[str, Any] = {} if kind == "vector_entry_point" else {"vector_kwargs": {"autoreset_mode": mode}}
     arguments |= settings.options
     try:
@@ -85,6 +90,24 @@ def _vectorization(settings: EnvironmentSettings) -> str:
     return settings.vectorization
 
 
+def _check_options(settings: EnvironmentSettings, kind: str) -> None:
+    """Refuse an argument that the environment does not take: an environment that fails half-made complains again when it is deleted."""
+    spec = gymnasium.spec(settings.id.rpartition(":")[2])
+    creator = spec.vector_entry_point if kind == "vector_entry_point" else spec.entry_point
+    if not settings.options or creator is None:
+        return
+    takes = inspect.signature(load_env_creator(creator) if isinstance(creator, str) else creator).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+        return
+    own = [name for name in takes if name not in ("self", "num_envs")]
+    known = {*own, *inspect.signature(gymnasium.make).parameters, "render_mode"} - {"id", "kwargs"}
+    for name in settings.options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(own)}"
+            raise UserError(f"environment.options.{name}: {settings.id} takes no such argument, {hint}")
+
+
 def num_copies_of(env: Any) -> int:
     """How many copies `env` has. Raises UserError for an environment of one, which has no batch of anything to drive."""
     if not isinstance(getattr(env, "num_envs", None), int | np.integer):
@@ -107,7 +130,7 @@ class Copies:
 
     env: any object with Gymnasium's vector interface; with several players its observations, rewards and ends are mappings of players.
     first: place of its first copy among all copies. observations: what the copies show now; where the environment's infos have an
-    "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}.
+    "action_mask", {"observation": what they show, "action_mask": (n, actions) bool}. A tuple's parts are a mapping of "0", "1", ...
     """
 
     def __init__(self, env: Any, first: int = 0) -> None:
@@ -118,6 +141,7 @@ class Copies:
         self._newest: Any = None  # what the environment gave last, as it gave it
         self.over: np.ndarray | None = None  # (n,) bool: the next step of these begins an episode (None: of none)
         self._state = getattr(env, "state", None)
+        self._last_state: Any = None  # before a reset within the newest step (None: there was none)
 
     def reset(self, seed: int, *purpose: str | int) -> None:
         """Begin new episodes in all copies, which depend on (seed, purpose, place of the copy) alone."""
@@ -127,11 +151,15 @@ class Copies:
         else:
             seeds = stable_seed(seed, "environment", *purpose, self.first) % 2**31
         shown, infos = self.env.reset(seed=seeds)
-        self.observations, self.over = _with_mask(shown, infos), None
+        self.observations, self.over = _with_mask(_as_mappings(shown), infos), None
 
     def state(self) -> Any:
         """The global state, None where the environment has none."""
         return self._state() if callable(self._state) else None
+
+    def state_led_to(self) -> Any:
+        """The global state that the newest step led to; of copies that the environment resets in the same step, that after its reset."""
+        return self.state() if self._last_state is None else self._last_state
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, np.ndarray | None, Mapping[str, Any]]:
         """(what the actions led to, rewards, terminated, truncated, valid, infos), as `Transition` has them; `observations` moves on."""
@@ -139,10 +167,11 @@ class Copies:
         if shown is self._newest:
             raise TrainingError("the environment gives the same array in every step; make it with copy=True")
         self._newest = shown
+        shown = _as_mappings(shown)
         if MASK in infos:
             shown = _with_mask(shown, infos)
         over = ended(terminated, truncated)
-        valid, led_to = None, shown
+        valid, led_to, self._last_state = None, shown, None
         if self.mode is AutoresetMode.NEXT_STEP:
             if self.over is not None:
                 valid = ~self.over
@@ -151,7 +180,9 @@ class Copies:
             if self.mode is AutoresetMode.SAME_STEP:
                 led_to = _with_final(shown, over, infos)
             else:
+                self._last_state = self.state()
                 anew, infos_anew = self.env.reset(options={"reset_mask": over})
+                anew = _as_mappings(anew)
                 shown = replaced_rows(shown, over, _with_mask(anew, infos_anew)) if MASK in infos_anew else anew
         self.observations = shown
         return led_to, reward, terminated, truncated, valid, infos
@@ -170,12 +201,22 @@ class Copies:
         return True
 
     def render(self) -> Any:
-        """A picture, as the environment makes it."""
-        return self.env.render()
+        """A picture, as the environment makes it. Raises UserError where it cannot."""
+        try:
+            return self.env.render()
+        except gymnasium.error.Error as error:
+            raise UserError(f"driver.headless: got false, but nothing can be drawn ({' '.join(str(error).split())[:200]})") from error
 
     def close(self) -> None:
         """End the environment."""
         self.env.close()
+
+
+def _as_mappings(shown: Any) -> Any:
+    """What the copies show with tuples as mappings of "0", "1", ...: one kind of tree is enough for whoever reads it."""
+    if isinstance(shown, tuple):
+        shown = {str(place): part for place, part in enumerate(shown)}
+    return {name: _as_mappings(part) for name, part in shown.items()} if isinstance(shown, Mapping) else shown
 
 
 def _with_final(shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
@@ -199,7 +240,7 @@ def _filled(final: Any, shown: Any) -> Any:
     """`final` as arrays like `shown`; rows of copies that are not over hold anything."""
     if isinstance(shown, Mapping):
         if not isinstance(final, Mapping):  # a row each, None where nothing ended
-            final = {key: [None if row is None else row[key] for row in final] for key in shown}
+            final = {key: [None if row is None else _as_mappings(row)[key] for row in final] for key in shown}
         return {key: _filled(final[key], part) for key, part in shown.items()}
     if isinstance(final, np.ndarray) and final.dtype != object:
         return final

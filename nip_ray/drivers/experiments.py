@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pydantic
+import pydantic_core
 import torch
 from torch import Tensor
 
@@ -205,7 +207,8 @@ def read_experiment(settings: ExperimentEnvironmentSettings, stored: Path | None
 
 def experiment_recipe(settings: ExperimentEnvironmentSettings, experiment: ExperimentConfig) -> Recipe:
     """How to make the copies of an experiment, here or in another process."""
-    return Recipe(partial(_make, experiment.model_dump(mode="json"), settings.num_copies), settings.num_copies, settings.shared)
+    make = partial(_make, experiment.model_dump(mode="json"), settings.num_copies)
+    return Recipe(make, settings.num_copies, settings.shared, divisible=True)
 
 
 def _make(dumped: dict[str, Any], total: int, num_copies: int) -> ProtocolCopies:
@@ -233,11 +236,20 @@ def own_experiment(experiment: ExperimentConfig, changes: Sequence[str], where: 
 
 
 def _shared_settings(experiment: ExperimentConfig, name: Any) -> dict[str, Any]:
-    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too."""
-    kinds = {tag_of(kind): keys_of(kind) for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
-    return {"name": name} | {
-        key: value for key, value in plain(experiment.algorithm).items() if key in kinds.get(name, ()) and key != "name"
-    }
+    """What the experiment's settings of its algorithm say that those of the algorithm `name` can say, too: same key, possible value."""
+    kinds = {tag_of(kind): kind for kind in branches(ExperimentConfig.model_fields["algorithm"].annotation)}
+    if name not in kinds:
+        return {"name": name}
+    shared = {key: value for key, value in plain(experiment.algorithm).items() if key in keys_of(kinds[name]) and key != "name"}
+    return {"name": name} | {key: value for key, value in shared.items() if _is_possible(kinds[name], key, value)}
+
+
+def _is_possible(kind: type, key: str, value: Any) -> bool:
+    try:
+        pydantic.TypeAdapter(kind).validate_json(pydantic_core.to_json({key: value}, inf_nan_mode="constants"), strict=True)
+    except pydantic.ValidationError:
+        return False
+    return True
 
 
 def _alone_agent(experiment: ExperimentConfig) -> str | None:

@@ -18,7 +18,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent
-from nip_ray.drivers.environments import Recipe, make_environment, recipe_of
+from nip_ray.drivers.environments import Copies, Recipe, make_environment, recipe_of
 from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.reports import Reports
@@ -30,7 +30,7 @@ from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
-from nip_ray.settings.drivers import ExperimentEnvironmentSettings, RunnerSettings
+from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
 
 Driver = SequentialDriver | ParallelDriver
 DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelDriver, "step": StepDriver, "manual": ManualDriver}
@@ -85,19 +85,19 @@ def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Pa
 def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
     """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
 
-    overrides: "key=value" of what may change: the driver (not its timesteps), evaluation, what is kept.
-    Raises UserError when it is no run of a runner file, or its checkpoints belong to other settings.
+    overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation, what is kept.
+    Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more timesteps are done already.
     """
     for change in overrides:
-        key = change.partition("=")[0].strip()
-        if key.partition(".")[0] not in _CHANGEABLE or key == "driver.timesteps":
-            raise UserError(f"--set {change}: a resumed run can change {', '.join(_CHANGEABLE)}, but not driver.timesteps; start a new run")
+        if change.partition("=")[0].strip().partition(".")[0] not in _CHANGEABLE:
+            raise UserError(f"--set {change}: a resumed run can change {', '.join(_CHANGEABLE)}; start a new run")
     with RunFolder.open(run_dir, write=True) as folder:
         settings = load_runner(folder.path, overrides)
-        if overrides:
-            write_atomically(folder.path / CONFIG, runner_to_yaml(settings).encode())
         experiment = experiment_of(settings, folder.path)
         begun = has_checkpoint(folder.checkpoints)
+        if overrides:
+            _check_timesteps(settings, load_runner(folder.path).driver.timesteps, folder)
+            write_atomically(folder.path / CONFIG, runner_to_yaml(settings).encode())
         driver = make_driver(settings, quiet=quiet, experiment=experiment, fresh=not begun)
         try:
             start = 0
@@ -111,6 +111,29 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
             return _run(folder, settings, driver, experiment)
         finally:
             driver.close()
+
+
+def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -> None:
+    """Refuse another total where learners have planned for the old one, and one that lies behind the run."""
+    total = settings.driver.timesteps
+    if total == before:
+        return
+    if key := falls_over_timesteps(settings):
+        raise UserError(f"driver.timesteps: got {total} in a run of {before}, over which {key} falls; start a new run")
+    done = load_checkpoint(folder.checkpoints).iteration if has_checkpoint(folder.checkpoints) else 0
+    if total < done:
+        raise UserError(f"driver.timesteps: got {total}, but {done} are done already; ask for more")
+
+
+def falls_over_timesteps(settings: RunnerSettings) -> str | None:
+    """A key of a learner's that changes something over all timesteps of training; None where a run may become longer as it is."""
+    for place, learner in enumerate(settings.learners):
+        chosen, where = learner.algorithm, f"learners.{place}.algorithm"
+        if isinstance(chosen, PPOAgentSettings) and chosen.anneal_learning_rate:
+            return f"{where}.anneal_learning_rate"
+        if isinstance(chosen, DQNAgentSettings) and chosen.exploration_start != chosen.exploration_end:
+            return f"{where}.exploration_fraction"
+    return None
 
 
 def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> ExperimentConfig | None:
@@ -145,9 +168,14 @@ def _parts(
 
         assert experiment is not None
         return experiment_recipe(settings.environment, experiment), experiment_agents(settings, experiment, scopes, fresh)
-    own = make_environment(settings.environment, 1)
-    spaces = own.single_observation_space, own.single_action_space
-    own.close()
+    own = Copies(make_environment(settings.environment, 1))
+    try:
+        spaces = own.env.single_observation_space, own.env.single_action_space
+        if not settings.driver.headless:
+            own.reset(settings.seed, "picture")
+            own.render()
+    finally:
+        own.close()
     agents: list[Agent] = []
     for place, (learner, (start, stop)) in enumerate(zip(settings.learners, scopes, strict=True)):
         agents.append(make_agent(learner, *spaces, stop - start, settings.seed, place))
@@ -155,9 +183,12 @@ def _parts(
 
 
 def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None = None) -> str:
-    """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change."""
+    """Of what checkpoints depend on: which driver, how often is written and what is evaluated may change, and how many timesteps are made
+    where nothing falls over them."""
     whole = plain(settings)
-    kept = {**{key: whole[key] for key in ("seed", "environment", "learners")}, "timesteps": settings.driver.timesteps}
+    kept: dict[str, Any] = {key: whole[key] for key in ("seed", "environment", "learners")}
+    if falls_over_timesteps(settings):
+        kept["timesteps"] = settings.driver.timesteps
     if experiment is not None:  # in the place of the file's name and what was changed in it
         kept["environment"] = {"num_copies": settings.environment.num_copies, "shared": settings.environment.shared}
         kept["experiment"] = run_fingerprint(experiment)

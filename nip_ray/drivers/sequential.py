@@ -64,8 +64,9 @@ class SequentialDriver:
         """Figures `LEARNER/...` over so many timesteps from fresh episodes; nothing is learned, and actions are greedy unless the
         settings say otherwise.
 
-        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in training); else in
-        those of training, which goes on with fresh episodes afterwards.
+        With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in training), in one
+        environment of all these where it is shared and cannot be split; else in those of training, which goes on with fresh episodes
+        afterwards.
         """
         parts = self._evaluation_parts(num_copies)
         try:
@@ -76,9 +77,12 @@ class SequentialDriver:
 
     def _evaluation_parts(self, num_copies: int | None) -> list[Part] | None:
         recipe = self._recipe
-        if recipe is None or recipe.shared:
+        if recipe is None:
             return None
-        named = zip(self.agents, self.scopes, self.names, strict=True)
+        named = list(zip(self.agents, self.scopes, self.names, strict=True))
+        if recipe.shared and not recipe.divisible:
+            scopes = self.scopes if num_copies is None else tuple((i * num_copies, (i + 1) * num_copies) for i in range(len(named)))
+            return make_parts(replace(recipe, num_copies=scopes[-1][1]), self.agents, scopes, self.names)
         return [own_part(recipe, agent, scope, name, num_copies) for agent, scope, name in named]
 
     def state_dict(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Decisions that matter here:
 - an environment is read attribute by attribute, through its wrappers and the copies of a loop: arrays, numbers, text, random generators,
   and lists, tuples and dictionaries of these. That is all that CartPole and its like have. Nothing is pickled;
 - an environment with anything else in it (a physics engine, other processes) has no snapshot, unless it (or each copy of a loop) has
-  `state_dict` and `load_state_dict` of its own; drivers then begin new episodes after a restart, and tell the learners so.
+  `state_dict` and `load_state_dict` of its own; drivers then begin new episodes after a restart, and tell the learners so;
+- what is left out is told by what it is, not by what it is called: an attribute `clock` may be a number that rewards depend on.
 """
 
 import json
@@ -18,7 +19,8 @@ from gymnasium.envs.registration import EnvSpec
 
 from nip_ray.drivers.contract import arrays
 
-_IGNORED = ("metadata", "spec", "_cached_spec", "_saved_kwargs", "env_fns", "screen", "screens", "surf", "clock", "isopen", "viewer")
+_IGNORED = ("metadata", "spec", "_cached_spec", "_saved_kwargs", "env_fns")  # what Gymnasium itself keeps under these names
+_PICTURES = "pygame"  # windows, surfaces and their clocks, which an environment makes anew when it draws
 _CONSTANT = (gymnasium.Space, EnvSpec, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _PLAIN = (bool, int, float, str, type(None))
 _GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM)}
@@ -78,7 +80,7 @@ def _encoded(value: Any, depth: int) -> Any:
         return {"kind": type(value).__name__, "value": [_encoded(part, depth + 1) for part in value]}
     if type(value) is dict:
         return {"kind": "dict", "value": [[_encoded(key, depth + 1), _encoded(part, depth + 1)] for key, part in value.items()]}
-    if isinstance(value, gymnasium.vector.AutoresetMode):
+    if isinstance(value, gymnasium.vector.AutoresetMode) or type(value).__module__.partition(".")[0] == _PICTURES:
         return {"kind": "constant"}
     raise _NotPlain
 

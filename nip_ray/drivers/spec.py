@@ -17,7 +17,7 @@ import pydantic_core
 import yaml
 
 from nip_ray.config.keys import branches, keys_of, with_tags
-from nip_ray.config.load import Dumper, apply_overrides, fault_text, plain, read_mapping
+from nip_ray.config.load import Dumper, apply_overrides, fault_text, is_experiment, plain, read_mapping
 from nip_ray.drivers.scopes import resolve_scopes
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import (
@@ -40,6 +40,8 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
     if isinstance(source, Mapping):
         return parse_runner(apply_overrides(source, overrides))
     data, name = read_mapping(source, overrides)
+    if is_experiment(data):
+        raise UserError(f"{name}: is an experiment, not a runner file; start it with `nip-ray train {name}`")
     try:
         return parse_runner(data)
     except UserError as error:
@@ -114,6 +116,10 @@ def _check(settings: RunnerSettings) -> None:
     if any(width < 1 for learner in settings.learners for width in learner.network.hidden):
         raise UserError("learners: network.hidden holds a width below 1, expected integers >= 1")
     played = isinstance(settings.environment, ExperimentEnvironmentSettings)
+    if not settings.driver.headless and (played or "render_mode" not in getattr(settings.environment, "options", {})):
+        what = "an experiment has no pictures" if played else "environment.options has no render_mode"
+        right = "true" if played else "environment.options: {render_mode: human}, or headless: true"
+        raise UserError(f"driver.headless: got false, but {what}; expected {right}")
     if isinstance(settings.environment, ExperimentEnvironmentSettings) and not settings.environment.config:
         raise UserError(
             "environment.config: missing, expected the YAML config of an experiment, for example tune_configs/message_game.yaml"

@@ -67,7 +67,8 @@ def attacked(victim: Victim, settings: AttackSettings, report: Report | None = N
     began = time.perf_counter()
     refuse_unfit(victim.scenario.protocol)
     document: dict[str, Any] = {}
-    details: dict[str, Any] = {"verifier": settings.verifier, "settings": _plain(settings)}
+    how = {"verifier": settings.verifier, "seed": victim.seed, "settings": _plain(settings)}
+    details: dict[str, Any] = {**how}
     goals = [goal for goal in settings.goals if bool((victim.scenario.label_I[victim.held_out] == LABELS[goal]).any())]
     for number, goal in enumerate(goals):
         before = number * num_iterations(settings) // len(settings.goals)
@@ -79,7 +80,7 @@ def attacked(victim: Victim, settings: AttackSettings, report: Report | None = N
         found = _Attack(victim, settings, goal)
         record, table = found.run(tell)
         document[f"{goal}_under_attack"] = record
-        details[goal] = table
+        details[goal] = {**table, **how}
     return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
 
 
@@ -114,7 +115,7 @@ class _Attack:
         self.seed = stable_seed(victim.seed, "attack", goal)
         self.agents = attacking_agents(scenario.protocol, self.wanted)
         self.play = BatchedPlay(scenario, str(self.device))
-        self.held_out = self._of_label(victim.held_out.to(self.device))[: settings.max_instances]
+        self.held_out = self._measured(self._of_label(victim.held_out.to(self.device)))
         self.train, self.selection = self._divided(self._of_label(scenario.ids("train")))
 
     def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -231,6 +232,13 @@ class _Attack:
 
     def _of_label(self, id_I: Tensor) -> Tensor:
         return id_I[self.victim.scenario.label_I[id_I] == self.label]
+
+    def _measured(self, id_I: Tensor) -> Tensor:
+        """All of them, or as many as the settings allow, drawn at random."""
+        most = self.settings.max_instances
+        if most is None or most >= len(id_I):
+            return id_I
+        return id_I[torch.randperm(len(id_I), generator=generator(self.seed, "measured"))[:most].to(id_I.device)]
 
     def _divided(self, id_I: Tensor) -> tuple[Tensor, Tensor]:
         """(to train on, kept back), at random."""

@@ -124,6 +124,7 @@ class Examination:
             "iteration": iteration,
             "split": self.split,
             "num_instances": len(self.ids),
+            "held_out": self.scenario.held_out,
             "wl_ceiling": self.scenario.ceiling(self.split),
         }
         if greedy:

@@ -77,7 +77,8 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike, level: float
     """The ratio of two sums over G independent draws: games per round, a share of all moves.
 
     Its interval is that of the linearised ratio (the delta method; Cochran, "Sampling Techniques", 1977, equation 2.39) with Student's
-    quantile. A share of draws (each denominator 1, each numerator 0 or 1) has the exact one of `proportion`.
+    quantile, cut off at what the ratio cannot pass: 0 where no numerator is negative, and 1 where none is above its denominator. A
+    share of draws (each denominator 1, each numerator 0 or 1) has the exact one of `proportion`.
     """
     top_G, bottom_G = np.asarray(numerator_G, dtype=np.float64), np.asarray(denominator_G, dtype=np.float64)
     if bool((bottom_G == 1).all()) and bool(np.isin(top_G, (0, 1)).all()):
@@ -88,7 +89,11 @@ def ratio(numerator_G: npt.ArrayLike, denominator_G: npt.ArrayLike, level: float
     estimate = float(top_G.sum()) / total
     spread = mean((top_G - estimate * bottom_G) * (top_G.size / total), level)  # of mean 0, up to rounding
     half = None if spread.upper is None or spread.estimate is None else spread.upper - spread.estimate
-    return Mean(estimate, None if half is None else estimate - half, None if half is None else estimate + half, top_G.size)
+    if half is None:
+        return Mean(estimate, None, None, top_G.size)
+    least = 0.0 if bool((top_G >= 0).all()) and bool((bottom_G >= 0).all()) else -math.inf
+    most = 1.0 if least == 0 and bool((top_G <= bottom_G).all()) else math.inf
+    return Mean(estimate, max(least, estimate - half), min(most, estimate + half), top_G.size)
 
 
 def _check_level(level: float) -> None:

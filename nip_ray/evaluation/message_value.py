@@ -2,13 +2,16 @@
 
 Decisions that matter here:
 - everybody does the likeliest, on the same instances and under the same episode seeds: the losses are paired, instance by instance;
+- instances are put into a random order first: a split may be sorted by its labels, and what a neighbour says would then be right;
 - `silenced`: the verifier hears nothing. `shuffled`: in each round it hears what the provers said in the same round about another instance,
-  drawn at random among those of the batch, so that symbols are as frequent as ever and mean nothing. `other_instance`: the provers are
-  shown another instance (the next one of the same batch) all the time, and answer the verifier's questions about that one;
+  drawn at random among those of the batch, so that symbols are as frequent as ever and mean nothing; where nobody else has the turn it
+  hears nothing. `other_instance`: the provers are shown another instance (each the next one of a random cycle through all of them) all
+  the time, and answer the verifier's questions about that one. With one instance there is no other, and neither of the two;
 - a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it hears what it never
   heard in training loses by `silenced` and not by the others.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,16 +36,19 @@ def message_value(
 
     right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds).
     """
-    protocol = play.protocol
+    protocol, count = play.protocol, len(id_B)
     if protocol.verifier is None or not protocol.provers:
         return {}
+    order_B = torch.randperm(count, generator=generator(seed, "message value"))
+    id_B, seed_B, right_B = (x_B[order_B.to(x_B.device)] for x_B in (id_B, seed_B, right_B))
     heard_B = right_B.cpu().numpy()
-    found: dict[str, Any] = {"heard": proportion(int(heard_B.sum()), len(heard_B)).record()}
-    for way in WAYS:
+    batch = math.ceil(count / math.ceil(count / BATCH))  # of about one size: in the last one there are others too
+    found: dict[str, Any] = {"heard": proportion(int(heard_B.sum()), count).record()}
+    for way in WAYS if count > 1 else WAYS[:1]:
         players = {agent: Player(network) for agent, network in networks.items()}
         for prover in protocol.provers:
             players[prover] = _changed(way, networks[prover], id_B, generator(seed, "shuffled", prover))
-        rollout = stage_all(play, players, id_B, seed_B).rollout
+        rollout = stage_all(play, players, id_B, seed_B, batch).rollout
         changed_B = (rollout.verdict_B == rollout.y_B).cpu().numpy()
         accuracy = proportion(int(changed_B.sum()), len(changed_B))
         found[way] = {"accuracy": accuracy.record(), "lost": paired_difference(heard_B, changed_B).record()}
@@ -51,13 +57,8 @@ def message_value(
 
 def _changed(way: str, network: nn.Module, id_B: Tensor, order: torch.Generator) -> Player:
     if way == "other_instance":
-        return Player(network, shown_B=_neighbours(id_B))
+        return Player(network, shown_B=id_B.roll(-1))  # in random order, so that it is a random cycle
     return Player(network, meddle=silence if way == "silenced" else _shuffling(order))
-
-
-def _neighbours(id_B: Tensor) -> Tensor:
-    """Each instance's successor in its batch, the last one's being the first."""
-    return torch.cat([part.roll(-1) for part in id_B.split(BATCH)])
 
 
 def _shuffling(order: torch.Generator) -> Meddle:
@@ -65,6 +66,8 @@ def _shuffling(order: torch.Generator) -> Meddle:
 
     def shuffled(turn: Turn) -> Action:
         count = len(turn.copy_N)
+        if count == 1:
+            return silence(turn)
         # a random cycle: nobody keeps his own
         round_trip_N = torch.randperm(count, generator=order)
         source_N = torch.empty_like(round_trip_N)

@@ -88,3 +88,18 @@ def scaled_to(map_NCHW: Tensor, height: int, width: int) -> Tensor:
     if h <= height and w <= width:
         return F.interpolate(map_NCHW, (height, width), mode="nearest")
     raise ValueError(f"a map of {h} x {w} pixels is neither larger nor smaller than {height} x {width}")
+
+
+def part_means(map_NCHW: Tensor, height: int, width: int) -> Tensor:
+    """(N, C, height, width): of every part of a map its mean, where parts are those that `scaled_to` draws back to the map's size."""
+    h, w = map_NCHW.shape[-2:]
+    if h % height == 0 and w % width == 0:
+        return F.adaptive_avg_pool2d(map_NCHW, (height, width))
+    rows = torch.stack([part.mean(2) for part in map_NCHW.split(_lengths(h, height), 2)], 2)  # adaptive pooling's parts overlap here
+    return torch.stack([part.mean(3) for part in rows.split(_lengths(w, width), 3)], 3)
+
+
+def _lengths(side: int, parts: int) -> list[int]:
+    """How many pixels along a side each of its parts has."""
+    part_L = scaled_to(torch.arange(parts, dtype=torch.float32).view(1, 1, 1, -1), 1, side)
+    return torch.bincount(part_L.flatten().long()).tolist()

@@ -6,17 +6,16 @@ Decisions that matter here:
   both. Characters that a page should not obey (controls, changes of writing direction) are made visible in it; a record keeps them.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
+from nip_ray.play.visible import visible
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
 WORDS = {REJECT: "reject", ACCEPT: "accept", CONTINUE: "continue"}
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
 
 
 def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
@@ -83,11 +82,6 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
             for r, turns in enumerate(dialogue.rounds)
         ],
     }
-
-
-def visible(text: str) -> str:
-    """`text` with control characters and those that change the writing direction spelled out, as in ``<U+202E>``."""
-    return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)
 
 
 def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]]:

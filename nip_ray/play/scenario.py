@@ -38,7 +38,8 @@ class Scenario(ABC):
 
     Instances of all splits stand in one table, so that an id alone determines an observation in any process.
     protocol: who plays. num_symbols: S, main-message alphabet. message_size: M symbols a message. linear_symbols: size of the
-    linear alphabet (0: none). label_I: (I,) int64 labels by id. rules: of a game with positions, which then judge it; None elsewhere.
+    linear alphabet (0: none). label_I: (I,) int64 labels by id. held_out: whether no instance of "test" is one of "train"; without it
+    nothing is claimed of instances that nobody was trained with. rules: of a game with positions, which then judge it; None elsewhere.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Scenario(ABC):
     message_size: int = 1
     linear_symbols: int = 0
     label_I: Tensor
+    held_out: bool = True
     rules: "GameRules[Any] | None" = None
 
     @abstractmethod
@@ -90,6 +92,10 @@ class Scenario(ABC):
         Name -> (numerator, denominator), each (games,): the figure is the ratio of their sums.
         """
         return {}
+
+    def instance_content(self, id_N: Tensor) -> dict[str, Tensor] | None:
+        """What instances are, whatever an agent sees of them: named tensors, a row an instance; None: what a prover sees first says it."""
+        return None
 
     def symbol_kinds(self, id_N: Tensor, symbol_N: Tensor) -> Tensor:
         """(N,) int64 >= 0: of what kind each main symbol is on its instance, to count symbols of many instances together; here itself."""

@@ -1,6 +1,8 @@
 """What a process needs of an experiment, built once and shared by its env runner, its learner and its modules."""
 
 import json
+import os
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -8,16 +10,25 @@ import torch
 from torch import nn
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.members import ADDED
 from nip_ray.config.plugins import import_plugins
 from nip_ray.play.scenario import Scenario
-from nip_ray.scenarios.registry import build_agents, played_scenario
+from nip_ray.protocols import PROTOCOLS
+from nip_ray.scenarios.marks import Mark, marks
+from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
 
 _PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
+_FOLDERS = ("train", "test", "pretrained_weights")  # keys whose value may be a folder
 
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
-    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in other parts alone."""
-    return _scenario(json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True), str(device))
+    """The scenario of an experiment (a dumped `ExperimentConfig`), its table on `device`; one for all that differ in other parts alone.
+
+    It is built anew when a file that it names has changed, and when its protocol or its scenario was registered again.
+    """
+    import_plugins(experiment.get("plugins", ()))
+    text = json.dumps({part: experiment[part] for part in _PARTS if part in experiment}, sort_keys=True)
+    return _scenario(text, str(device), _registered(experiment), marks(*_files(experiment.get("scenario", {}))))
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:
@@ -27,7 +38,22 @@ def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:
 
 
 @lru_cache(maxsize=4)
-def _scenario(text: str, device: str) -> Scenario:
+def _scenario(text: str, device: str, registered: tuple[Any, ...], marked: tuple[Mark, ...]) -> Scenario:
+    """registered, marked: see `_registered` and `_files`; part of the key alone."""
     config = ExperimentConfig.model_validate_json(text)
-    import_plugins(config.plugins)
     return played_scenario(config.protocol, config.scenario, config.algorithm).to(device)
+
+
+def _registered(experiment: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What is registered now under the names of the experiment's protocol and scenario."""
+    protocol, scenario = (experiment.get(part, {}).get("name") for part in ("protocol", "scenario"))
+    return PROTOCOLS.get(protocol), SCENARIOS.get(scenario), ADDED["scenario"].get(scenario)
+
+
+def _files(settings: Any, key: str = "") -> Iterator[str]:
+    """Every file that settings, as plain data, name."""
+    if isinstance(settings, Mapping):
+        for name, value in settings.items():
+            yield from _files(value, name)
+    elif isinstance(settings, str) and (os.path.isfile(settings) or (key in _FOLDERS and os.path.isdir(settings))):
+        yield settings

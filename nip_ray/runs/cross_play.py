@@ -22,19 +22,20 @@ from torch import Tensor, nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.aggregates import crossed_interval, stratified_interval
+from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
 from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.staged import Player, stage_all
 from nip_ray.play.core import BatchedPlay, episode_seeds
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
-from nip_ray.runs.evaluate import bench, newest_or
+from nip_ray.runs.evaluate import WITH_FILES, bench, newest_or
 from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.seeding import generator, stable_seed
 
 FIGURES = ("accuracy", "completeness", "soundness", "undecided")
 _MAX_RUNS = 64
+_SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of scenarios that say what a message is
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,17 @@ def cross_play(
     """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group"}; docs/evaluation.md has the layout.
 
     run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all). greedy: the most
-    likely actions, else sampled ones. max_instances: so many of them only. seed: of sampled actions and of intervals.
+    likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of these, of sampled actions and of
+    intervals.
     Raises UserError for runs that cannot meet, and for one without a checkpoint.
     """
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
-    count = len(runs[0].ids[:max_instances])
+    place_B = _places(len(runs[0].ids), max_instances, seed)
     cells = {}
     for verifier in runs:
         for prover in runs:
-            cells[verifier.name, prover.name] = _figures(_played(verifier, prover, count, greedy, seed))
+            cells[verifier.name, prover.name] = _figures(_played(verifier, prover, place_B, greedy, seed))
     matrix = [
         {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
         for verifier in runs
@@ -82,7 +84,7 @@ def cross_play(
         "runs": [{"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs],
         "groups": list(_groups(runs)),
         "greedy": greedy,
-        "num_instances": count,
+        "num_instances": len(place_B),
         "dataset": None if dataset is None else str(dataset),
         "matrix": matrix,
         "by_group": list(_by_group(runs, cells, seed)),
@@ -111,6 +113,12 @@ def check_fit(run_dirs: Sequence[Path | str]) -> None:
             differing = [key for key, value in asdict(first.protocol).items() if value != asdict(config.protocol)[key]]
             values = [", ".join(f"{key}={asdict(one.protocol)[key]}" for key in differing) for one in (first, config)]
             raise UserError(f"cross-play: {run_dirs[0]} has the protocol {values[0]} and {run_dir} {values[1]}; name runs of one protocol")
+        for key in _SPEECH:
+            one, other = (getattr(run.scenario, key, None) for run in (first, config))
+            if one != other:
+                raise UserError(
+                    f"cross-play: {run_dirs[0]} has scenario.{key}={one} and {run_dir} {other}; name runs whose messages are of one kind"
+                )
 
 
 def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> list[Contestant]:
@@ -130,9 +138,9 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
         group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
         runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
         if not _same_instances(runs[0], runs[-1]):
-            raise UserError(
-                f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; name a file of instances with --dataset"
-            )
+            has_files = config.scenario.name in WITH_FILES
+            hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
+            raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
     return runs
 
 
@@ -155,7 +163,7 @@ def _names(run_dirs: Sequence[Path]) -> list[str]:
 
 
 def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
-    free = {"seed", "name", "tracking", "runtime", "checkpoint", "evaluation", "profiling", "fault_tolerance"}
+    free = set(FREE_KEYS)
     return first.model_dump(exclude=free) == second.model_dump(exclude=free)
 
 
@@ -172,14 +180,23 @@ def _same_instances(first: Contestant, second: Contestant) -> bool:
 
 
 def _first_sight(run: Contestant) -> dict[str, Tensor]:
-    """What a prover sees of every held-out instance before anything is said, and its label."""
+    """What every held-out instance is; or, where its scenario does not say, what a prover sees of it first, and its label."""
+    if (content := run.scenario.instance_content(run.ids)) is not None:
+        return content
     play = BatchedPlay(run.scenario)
     play.reset(run.ids, torch.zeros_like(run.ids))
     return {**play.observe(run.scenario.protocol.provers[0], torch.arange(len(run.ids))), "label": run.scenario.label_I[run.ids]}
 
 
-def _played(verifier: Contestant, prover: Contestant, count: int, greedy: bool, seed: int) -> Rollout:
-    """The first `count` instances once each: the verifier of one run, everybody else of the other."""
+def _places(count: int, most: int | None, seed: int) -> Tensor:
+    """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at random."""
+    if most is None or most >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
+
+
+def _played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
+    """The instances at these places once each: the verifier of one run, everybody else of the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
     players = {}
     for agent in protocol.agents:
@@ -187,8 +204,8 @@ def _played(verifier: Contestant, prover: Contestant, count: int, greedy: bool, 
         if agent == protocol.verifier:
             players[agent] = Player(verifier.networks[agent], noise)
         else:  # each sees through its own run's eyes, where the same instance may have another number
-            players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[:count], scenario=prover.scenario)
-    return stage_all(play, players, verifier.ids[:count], episode_seeds(stable_seed(seed, "cross play"), 0, count)).rollout
+            players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)
+    return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
 
 
 def _figures(rollout: Rollout) -> dict[str, tuple[int, int]]:
@@ -221,7 +238,8 @@ def _by_group(
             row: dict[str, Any] = {"verifiers": verifiers, "provers": provers}
             for name in FIGURES[:3]:
                 score = [[_estimate(cells[v.name, p.name][name], v is not p) for p in second] for v in first]
-                row[name] = crossed_interval(score, seed).record()
+                trials = [[cells[v.name, p.name][name][1] for p in second] for v in first]
+                row[name] = crossed_interval(score, seed, n_VP=trials).record()
                 if verifiers == provers:
                     row[f"{name}_trained_together"] = _together([cells[run.name, run.name][name] for run in first], seed).record()
             yield row
@@ -233,4 +251,5 @@ def _estimate(count: tuple[int, int], counts: bool) -> float:
 
 def _together(counts: Sequence[tuple[int, int]], seed: int) -> Mean:
     """Of runs by themselves: the interquartile mean over seeds."""
-    return stratified_interval([[hits / trials for hits, trials in counts if trials]], seed)
+    known = [(hits, trials) for hits, trials in counts if trials]
+    return stratified_interval([[hits / trials for hits, trials in known]], seed, n_KL=[[trials for _, trials in known]])

@@ -3,8 +3,7 @@
 Decisions that matter here:
 - one checkpoint here, all of them in `nip_ray.runs.rerun`; both are `bench`, which makes ready what checkpoints have in common, and
   `examine`, whose document has the shape of `evaluation.json`;
-- examining writes nothing. An attack takes minutes, so what it found is kept: it joins the run's `evaluation.json`, and the report is
-  written anew, where it was made of the iteration and the instances that the file is about;
+- examining writes nothing. An attack takes minutes, so what it found is kept (`nip_ray.runs.kept_attack`);
 - attackers learn on the run's own training instances, also when the verifier is measured on a file.
 """
 
@@ -16,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, load_stored_config, parse_yaml
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination
@@ -24,15 +23,20 @@ from nip_ray.runs.attack import attack, check_attack
 from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder
+from nip_ray.runs.kept_attack import can_be_kept, keep
 from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
-from nip_ray.runs.progress import say
+from nip_ray.scenarios.graph_isomorphism.build import with_test as graph_with_test
+from nip_ray.scenarios.image_classification.build import with_test as image_with_test
 from nip_ray.scenarios.registry import played_scenario
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.settings.image_classification import ImageClassificationSettings
 
-EVALUATION = "evaluation.json"
+WITH_FILES = ("graph_isomorphism", "image_classification")
+"""Scenarios whose instances can come from files."""
 
 _MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
-_PARTS = ("calibration", "message_value", "worst_case")
+_PARTS = ("greedy", "sampled", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
 
 
 @dataclass(frozen=True)
@@ -59,57 +63,61 @@ def evaluate_run(
     settings: Sequence[str] = (),
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each accuracy with ``…/lower`` and ``…/upper``
-    (95 %, exact), and what was examined: run_dir, iteration, dataset, num_instances, seed. Then the parts of docs/evaluation.md:
-    calibration, message_value, worst_case, and with `attacked` soundness_under_attack, completeness_under_attack, attack.
+    """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
+    (95 %), ``…/lower`` and ``…/upper``, and what was examined: run_dir, iteration, dataset, num_instances, held_out, seed. Then the parts
+    of docs/evaluation.md that there are: greedy, sampled, message_regression, exact, figures, calibration, message_value, worst_case, and
+    with `attacked` soundness_under_attack, completeness_under_attack, attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
-    settings: "evaluation.key=value" to be used instead of the run's. quiet: no progress line of an attack.
+    settings: "evaluation.key=value" to be used instead of the run's. quiet: no progress line of an attack. Of language models the stored
+    dialogues of the last test are examined, and of the options seed and some settings count, for an attack.
     Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit, and where there is nobody to attack;
     TrainingError when an attacker's training breaks down.
     """
     folder = RunFolder.open(run_dir)
-    if attacked and isinstance(spoken := load_config(folder.path / CONFIG, checked=False), TextExperimentConfig):
-        return _attack_on_text(folder, spoken, dataset, checkpoint, settings, quiet)
-    config = with_settings(load_stored_config(folder.path / CONFIG), settings)
+    stored = load_config(folder.path / CONFIG, checked=False)
+    if isinstance(stored, TextExperimentConfig):
+        return _of_text(folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet)
+    config = with_settings(stored, settings)
     found = newest_or(folder, checkpoint, config)
     if attacked:
         import_plugins(config.plugins)
         check_attack(config)
     made = bench(folder.path, config, dataset, seed, with_training=attacked)
+    scenario, held_out, own = made.examination.scenario, made.examination.ids, made.dataset is None
+    about = {"iteration": found.iteration, "split": made.examination.split, "num_instances": len(held_out)}
+    whole = len(held_out) == len(scenario.ids(made.examination.split))
+    wanted = attacked and own and can_be_kept(folder, about, same_instances=whole or made.seed == config.seed)
     document = examine(made, found, deep=True)
-    figures = {**flat_figures(made, document), **{key: document[key] for key in _PARTS if key in document}}
+    figures = {**flat_figures(made, document), **parts(document)}
     if not attacked:
         return figures
-    scenario, held_out = made.examination.scenario, made.examination.ids
     entries = attack(config, scenario, made.networks, held_out, made.seed, config.evaluation.attack, quiet=quiet)
-    _keep(folder, made, {**document, **entries})
+    if wanted:
+        keep(folder, document, entries)
     return {**figures, **entries}
 
 
-def _attack_on_text(
-    folder: RunFolder,
-    config: TextExperimentConfig,
-    dataset: Path | str | None,
-    checkpoint: int | None,
-    settings: Sequence[str],
-    quiet: bool,
-) -> dict[str, Any]:
-    """The attack on the last models of a run of language models, kept in its evaluation.json."""
-    from nip_ray.evaluation.report import write_report
-    from nip_ray.runs.text_attack import attack_text_run
+def parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a document in the shape of `evaluation.json`: the records that `evaluate_run` returns as they are."""
+    return {key: document[key] for key in _PARTS if key in document}
 
-    if dataset is not None or checkpoint is not None:
-        raise UserError("--attack: of language models the last ones are attacked, about the run's own items; leave out the rest")
+
+def _of_text(
+    folder: RunFolder, config: TextExperimentConfig, given: Mapping[str, Any], attacked: bool, settings: Sequence[str], quiet: bool
+) -> dict[str, Any]:
+    """The same of a run of language models. given: the options of `evaluate_run` that say what is examined."""
+    from nip_ray.runs.text_evaluate import attacked_text_run, examined_text_run, refuse_unused
+
     usual = config_from_dict({})
     assert isinstance(usual, ExperimentConfig)
     chosen = with_settings(usual, settings).evaluation.attack  # a config of language models has no key for it
-    import_plugins(config.plugins)
-    entries = attack_text_run(folder.path, config, chosen, quiet=quiet)
-    if (folder.path / EVALUATION).exists():
-        folder.write_json(EVALUATION, {**folder.read_json(EVALUATION), **entries})
-        write_report(folder.path)
-    return {"run_dir": str(folder.path), **entries}
+    refuse_unused(given, settings, attacked)
+    if attacked:
+        return {"run_dir": str(folder.path), **attacked_text_run(folder, config, chosen, given["seed"], quiet)}
+    document = examined_text_run(folder, config)
+    about = {"run_dir": str(folder.path), **{key: document[key] for key in ("iteration", "num_instances")}}
+    return {**about, **dict(_figures(document)), **parts(document)}
 
 
 def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
@@ -158,29 +166,14 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
     return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
 
 
-def _keep(folder: RunFolder, made: Bench, document: Mapping[str, Any]) -> None:
-    """Put what an attack found beside the run's other figures, if it is about the same checkpoint and the run's own held-out split."""
-    if made.dataset is not None:
-        return
-    kept: dict[str, Any] = {}
-    if (folder.path / EVALUATION).exists():
-        kept = folder.read_json(EVALUATION)
-        if kept.get("iteration") != document["iteration"]:
-            say(f"{folder.path / EVALUATION} is about iteration {kept.get('iteration')}; what the attack found is not written there")
-            return
-    from nip_ray.evaluation.report import write_report
-
-    folder.write_json(EVALUATION, {**kept, **document})
-    write_report(folder.path)
-
-
 def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of `examine` as `evaluate_run` returns it."""
+    """The figures of a document of `examine` by the keys of `docs/metrics.md`, and what they are about, as `evaluate_run` returns them."""
     return {
         "run_dir": str(made.run_dir),
         "iteration": document["iteration"],
         "dataset": made.dataset,
         "num_instances": document["num_instances"],
+        "held_out": document["held_out"],
         "seed": made.seed,
         **dict(_figures(document)),
     }
@@ -190,34 +183,36 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Keys as in `docs/metrics.md`; what has no value, being a share of nothing, has no key."""
     yield from ((f"eval/{name}", value) for name, value in document.get("exact", {}).items())
     for name, record in document.get("figures", {}).items():
-        if record["estimate"] is not None:
-            yield f"eval/{name}", record["estimate"]
-            yield from _bounds(f"eval/{name}", record)
+        yield from _figure(f"eval/{name}", record)
     for mode, prefix in _MODES:
-        for name, record in document[mode].items():
-            if record["estimate"] is not None:
-                yield f"{prefix}/{name}", record["estimate"]
-                if name.startswith("verifier/") and "=" not in name:
-                    yield from _bounds(f"{prefix}/{name}", record)
+        for name, record in document.get(mode, {}).items():
+            yield from _figure(f"{prefix}/{name}", record)
     if document["wl_ceiling"] is not None:
         yield "eval/verifier/wl_ceiling", document["wl_ceiling"]
     for agent, score in document.get("message_regression", {}).items():
-        yield f"eval/{agent}/message_regression", score["estimate"]
-        yield from _bounds(f"eval/{agent}/message_regression", score)
+        yield from _figure(f"eval/{agent}/message_regression", score)
 
 
-def _bounds(key: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    yield from ((f"{key}/{end}", record[end]) for end in ("lower", "upper"))
+def _figure(key: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A record, flat: the figure, the ends of its interval where it has one, and how many it is of."""
+    if record["estimate"] is None:
+        return
+    yield key, record["estimate"]
+    yield from ((f"{key}/{end}", record[end]) for end in ("lower", "upper") if record[end] is not None)
+    yield f"{key}/n", record["n"]
 
 
 def examined(config: ExperimentConfig, dataset: Path | str | None, with_training: bool) -> Any:
     """The scenario's settings, with the held-out split from `dataset`, and the run's training instances where they are needed."""
     if dataset is None:
         return config.scenario
-    if config.scenario.name != "graph_isomorphism":
-        raise UserError(f"--dataset: the scenario {config.scenario.name!r} of this run has no data sets; leave it out")
+    scenario = config.scenario
+    if isinstance(scenario, ImageClassificationSettings):  # its training images stay: they say what classes there are
+        return image_with_test(scenario, str(dataset))
+    if not isinstance(scenario, GraphIsomorphismSettings):
+        raise UserError(f"--dataset: the scenario {scenario.name!r} of this run has no data sets; leave it out")
     if with_training:
-        return replace(config.scenario, data=replace(config.scenario.data, test=str(dataset), num_test=None))
+        return graph_with_test(scenario, str(dataset))
     # training pairs are not needed: the file serves as both splits
-    data = replace(config.scenario.data, train=str(dataset), test=str(dataset), num_train=None, num_test=None, min_wl_score=None)
-    return replace(config.scenario, data=data)
+    data = replace(scenario.data, train=str(dataset), test=str(dataset), num_train=None, num_test=None, min_wl_score=None)
+    return replace(scenario, data=data)

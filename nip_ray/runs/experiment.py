@@ -116,13 +116,16 @@ def _changed(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentCon
 
 
 def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
-    """Data files, plugins and other runs by absolute path, so that a run can be resumed from anywhere and workers find them."""
+    """Data files, weights, caches, plugins and other runs by absolute path, so that a run can go on from anywhere and workers find them."""
     update: dict[str, Any] = {"plugins": tuple(os.path.abspath(p) if p.endswith(".py") else p for p in config.plugins)}
     scenario = config.model_dump(mode="json")["scenario"]
     if "data" in scenario:
         for key in ("train", "test"):
             if scenario["data"].get(key) is not None:
                 scenario["data"][key] = os.path.abspath(scenario["data"][key])
+    for part, key in ((scenario, "embedding_cache"), *((agent, "pretrained_weights") for agent in scenario.get("agents", {}).values())):
+        if part.get(key) is not None:
+            part[key] = os.path.abspath(part[key])
     dumped = config.model_dump(mode="json")
     for source in dumped["initial_weights"].values():
         source["run_dir"] = absolute(source["run_dir"])

@@ -3,6 +3,7 @@
 A player is written as a name ("zeillinger"), a run folder (its own at the newest checkpoint) or RUN_DIR@N (at that of iteration N).
 
 Decisions that matter here:
+- a network sees the points as in its training (`scale_observation`), which is its own affair and no part of the game;
 - players of a run play the game that they were trained on; but starts and length are those of the published validator, so that the counts
   can be compared with the published ones. Two scripted players play the published game altogether;
 - the published validator divides the points in every round, and its rounding leaves points apart that are equal. Networks trained on whole
@@ -26,14 +27,14 @@ _GAME = ("dimension", "max_points", "max_value", "polytope", "reposition", "scal
 
 
 def play_match(
-    host: str, agent: str, rounds: int = 10_000, seed: int = 0, search_depth: int = 0, scale_state: bool | None = None
+    host: str, agent: str, rounds: int = 10_000, seed: int = 0, search_starts: int = 0, scale_state: bool | None = None
 ) -> dict[str, Any]:
     """The record of a match (`MatchResult.record`), with host, agent, seed and scale_state.
 
     scale_state: divide the points in every round, as the published validator does (None: as the runs were trained; between two scripted
-    players: yes). search_depth: also search so many random starts for the longest game that any agent can force on this host
-    ("search_depth", "search_complete"). Raises UserError for a player that is none, two that were trained on different games, and a search
-    with a host that draws its moves.
+    players: yes). search_starts: also search so many random starts for the longest game that any agent can force on this host
+    ("search_starts", "search_depth", "search_complete"), always on whole numbers. Raises UserError for a player that is none, several that
+    play by turns in a run, two that were trained on different games, and a search with a host that draws its moves.
     """
     from nip_ray.scenarios.hironaka.match import PUBLISHED, match
 
@@ -43,7 +44,7 @@ def play_match(
     settings = replace(PUBLISHED, **(games[0] if games else {}))
     settings = settings if scale_state is None else replace(settings, scale_state=scale_state)
     players = player_of("host", host, settings.dimension), player_of("agent", agent, settings.dimension)
-    searched = _searched(players[0], settings, search_depth, seed) if search_depth else {}
+    searched = _searched(players[0], settings, search_starts, seed) if search_starts else {}
     told = {"host": host, "agent": agent, "seed": seed, "scale_state": settings.scale_state}
     return {**told, **match(*players, rounds, seed, settings).record(), **searched}
 
@@ -110,5 +111,5 @@ def _searched(host: "Player", settings: HironakaSettings, starts: int, seed: int
     from nip_ray.seeding import generator
 
     game = Game(replace(settings, reduce_start=True, scale_state=False))
-    found = search_depth(game, host, game.random_points(starts, generator(seed, "search")))
-    return {"search_depth": found.rounds, "search_complete": found.complete}
+    found = search_depth(game, host, game.random_points(starts, generator(seed, "search")), limit=settings.max_rounds + 1)
+    return {"search_starts": starts, "search_depth": found.rounds, "search_complete": found.complete}

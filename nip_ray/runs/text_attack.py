@@ -38,7 +38,9 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     protocol = from_settings(config.protocol)
     refuse_unfit(protocol)
     document: dict[str, Any] = {}
-    details: dict[str, Any] = {"verifier": "sampled", "settings": {"text_iterations": settings.text_iterations}}
+    counting = {"text_iterations": settings.text_iterations, "max_instances": settings.max_instances}
+    how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
+    details: dict[str, Any] = {**how}
     for goal in settings.goals:
         label = LABELS[goal]
         agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == 1 - label)
@@ -60,6 +62,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
             "attackers": rows,
             "any_attacker": None,
             "every_message": None,
+            **how,
         }
     if not document:
         raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")

@@ -10,6 +10,7 @@ Decisions that matter here:
 """
 
 import hashlib
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,6 +82,11 @@ class PageServer(ThreadingHTTPServer):
         except (OSError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it must be below 65536"
             raise UserError(f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one") from None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader who went away in the middle of an answer is none; anything else is shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:

@@ -1,5 +1,6 @@
 """Hironaka's polyhedra game: its size, its rules, what it pays, and who plays it."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -102,7 +103,12 @@ class HironakaSettings:
 
 
 def hironaka_faults(settings: HironakaSettings) -> Iterator[str]:
-    """What is wrong with who plays, each fault with the key, below `scenario`, that it is about."""
+    """What is wrong with the starts and with who plays, each fault with the key, below `scenario`, that it is about."""
+    if settings.reduce_start and not _can_begin(settings):
+        yield (
+            f"max_points: got {settings.max_points}, with max_value {settings.max_value} almost every random start is over at once, "
+            "take fewer points or a larger max_value"
+        )
     defaults = HironakaAgentSettings()
     for source, agent in settings.agents.items():
         unused = (
@@ -124,3 +130,13 @@ def hironaka_faults(settings: HironakaSettings) -> Iterator[str]:
         for key, name in [("player", agent.player), *(("others", name) for name in agent.others)]:
             if agent.kind == "scripted" and name not in SCRIPTED[role]:
                 yield f"agents.{source}.{key}: got {name}, which is no {role}, expected one of {', '.join(SCRIPTED[role])}"
+
+
+def _can_begin(settings: HironakaSettings, draws: int = 1000) -> bool:
+    """Whether one of some random starts has no point that is below all others, so that its game is not over at once."""
+    draw, values = random.Random(0), range(settings.max_value + 1)
+    for _ in range(draws):
+        columns = [draw.choices(values, k=settings.max_points) for _ in range(settings.dimension)]
+        if tuple(min(column) for column in columns) not in zip(*columns, strict=True):
+            return True
+    return False

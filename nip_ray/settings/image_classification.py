@@ -81,3 +81,5 @@ def image_faults(settings: ImageClassificationSettings) -> Iterator[str]:
     for name, agent in settings.agents.items():
         if agent.pretrained_weights is not None and not Path(agent.pretrained_weights).exists():
             yield f"agents.{name}.pretrained_weights: {agent.pretrained_weights}: no such file or folder, nothing is downloaded"
+        if agent.pretrained_weights is not None and agent.sight == "coarse":
+            yield f"agents.{name}.sight: coarse would see the whole image in pretrained_weights' feature maps, leave one of the two out"

@@ -49,7 +49,9 @@ class ImageDataSettings:
         "Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
     )
     train: str | None = option(None, "Parquet file, or folder of them, with the training images (none: from the source).")
-    test: str | None = option(None, "The same of the held-out images (none: the source's own, or a share of what `train` names).")
+    test: str | None = option(
+        None, "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`)."
+    )
     num_train: int | None = option(None, "Keep so many training images, half of either label where balanced (none: all).", ge=2)
     num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)
     test_share: float = option(0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1)
@@ -75,6 +77,13 @@ def data_faults(data: ImageDataSettings) -> Iterator[str]:
     both = data.train is not None and data.test is not None
     if both and Path(str(data.train)).is_file() and Path(str(data.train)).resolve() == Path(str(data.test)).resolve():
         yield f"test: {data.test}: this is the training file, hold other images out or leave this out"
+    if data.test_share != ImageDataSettings.test_share:
+        if data.test is not None:
+            yield "test_share: counts where no held-out images are named only (test is), leave one of the two out"
+        elif data.train is None and SOURCES[data.source].repository is not None:
+            yield f"test_share: counts where a source has no held-out images of its own only ({data.source} has), leave it out"
+    if data.binarisation == "select_two" and data.binarisation_seed is not None:
+        yield "binarisation_seed: counts with merge and random only (binarisation is select_two), leave it out"
     yield from _class_faults(data)
 
 

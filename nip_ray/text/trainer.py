@@ -33,10 +33,11 @@ from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
 from nip_ray.text.budget import Reservation
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
 from nip_ray.text.jobs import await_job, ensure_job, job_key, next_attempt
+from nip_ray.text.last_test import GROUPS, last_test
 from nip_ray.text.lessons import METHODS, Lesson, lesson, rehearsal
 from nip_ray.text.malt import label_tree, mid_points
 from nip_ray.text.malt_figures import tree_statistics
-from nip_ray.text.metrics import dialogue_metrics, dialogue_record
+from nip_ray.text.metrics import dialogue_metrics
 from nip_ray.text.openai_jobs import encode
 from nip_ray.text.parts import USUAL_EPOCHS, Parts
 from nip_ray.text.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
@@ -45,8 +46,6 @@ from nip_ray.text.state import STATE, PaidJob, Stage, TextState, save_state
 from nip_ray.text.talk import Progress, Sitting
 from nip_ray.text.tasks import Task, test_tasks, training_tasks
 
-GROUPS = {"difficulty": lambda item: item.difficulty}
-"""By what of an item accuracy is told apart."""
 REHEARSAL = -1
 """The iteration that the rehearsal counts as."""
 TRANSCRIPTS = 50
@@ -333,10 +332,4 @@ class TextTrainer:
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""
-        tested = [i for i in range(self.state.iteration) if rollout_file(self.folder.path, "test", i).is_file()]
-        if not tested:
-            return None
-        dialogues = read_dialogues(rollout_file(self.folder.path, "test", tested[-1]), self.parts.by_id["test"])
-        items = len({dialogue.item.id for dialogue in dialogues})
-        record = dialogue_record(dialogues, self.protocol, groups=GROUPS)
-        return {"iteration": tested[-1] + 1, "split": "test", "num_instances": items, "wl_ceiling": None, "sampled": record}
+        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol)

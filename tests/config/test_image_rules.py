@@ -52,6 +52,22 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         dict(data=dict(selected_classes=(0, 1))),
         "scenario.data.selected_classes: counts with select_two only (binarisation is merge), leave it out",
     ),
+    "a seed without a use": (
+        dict(data=dict(binarisation="select_two", binarisation_seed=3)),
+        "scenario.data.binarisation_seed: counts with merge and random only (binarisation is select_two), leave it out",
+    ),
+    "a share beside held-out images": (
+        dict(data=dict(source="files", train=__file__, test=str(ROOT / "README.md"), test_share=0.3)),
+        "scenario.data.test_share: counts where no held-out images are named only (test is), leave one of the two out",
+    ),
+    "a share of a source with held-out images": (
+        dict(data=dict(source="mnist", test_share=0.3)),
+        "scenario.data.test_share: counts where a source has no held-out images of its own only (mnist has), leave it out",
+    ),
+    "a coarse sight with another eye": (
+        dict(agents=dict(verifier=dict(sight="coarse", pretrained_weights=__file__))),
+        "scenario.agents.verifier.sight: coarse would see the whole image in pretrained_weights' feature maps, leave one of the two out",
+    ),
     "nothing left": (
         dict(num_block_groups=4),
         "scenario.num_block_groups: got 4, but nothing would be left of 8 x 8, use at most 3",

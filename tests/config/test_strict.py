@@ -113,6 +113,11 @@ def test_a_member_must_be_named(tmp_path: Path) -> None:
     data["scenario"] = {"name": "matrix_game", **{key: value for key, value in data["scenario"].items() if key != "name"}}
     del data["algorithm"]["name"]
     assert "algorithm.name" in list(missing_keys(data, ExperimentConfig))
+    with pytest.raises(UserError, match=r"strict: 1 key is missing: algorithm\.name; write it out"):
+        config_from_dict(data)
+    del data["scenario"]["name"]
+    with pytest.raises(UserError, match=r"strict: 2 keys are missing: scenario\.name, algorithm\.name"):
+        config_from_dict(data)
 
 
 def test_a_stored_config_is_complete_and_one_of_an_earlier_version_is_still_read(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_spaces_that_do_not_fit_are_refused() -> None:
     pairs = gymnasium.spaces.MultiDiscrete([2, 2])
     for learner, observation, action, words in (
         (PPO, BOX, pairs, "expected a Discrete space or a Box"),
-        (PPO, pairs, TWO, "expected a Box, MultiBinary or Discrete space"),
+        (PPO, gymnasium.spaces.Text(5), TWO, "expected a Box, MultiBinary, Discrete or MultiDiscrete space"),
         (DQN, BOX, BOX, "needs a Discrete action space"),
         (RANDOM, BOX, gymnasium.spaces.Box(-np.inf, np.inf, (1,)), "bounded Box"),
     ):

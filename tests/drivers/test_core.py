@@ -1,6 +1,7 @@
 """The order of calls, what learners are shown, and what evaluation leaves alone."""
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -40,13 +41,59 @@ def test_one_learner_is_called_in_the_documented_order() -> None:
     ]
 
 
+class WithState(Watched):
+    """Also shows how many steps there were since each copy's episode began, as its global state."""
+
+    def state(self) -> np.ndarray:
+        return np.array([[one.unwrapped.count] for one in self.env.envs])
+
+
+class StateRecorder(Recorder):
+    """Also writes down the states that it acts upon."""
+
+    def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> np.ndarray:
+        self.calls.append(f"states {states.tolist()}")
+        return super().act(observations, timestep, timesteps, explore=explore, states=states)
+
+
+@pytest.mark.parametrize("mode", ["next_step", "disabled"])
+def test_the_loop_by_hand_makes_the_calls_of_the_sequential_driver_with_states_pictures_and_infos(mode: str) -> None:
+    made = []
+    for name in ("sequential", "manual"):
+        calls: list[str] = []
+        recorder = StateRecorder("a", calls, 2)
+        driver = DRIVERS[name](WithState(counting(2, mode), calls), recorder, quiet(5, headless=False, render_interval=2))
+        driver.train()
+        driver.close()
+        told = [call for call in calls if "training=" not in call]
+        made.append((told, [(one.states.tolist(), one.next_states.tolist()) for one in recorder.seen]))
+    assert made[0] == made[1]
+    assert {"a.track info/speed", "env.render", "states [[0], [0]]"} <= set(made[0][0])
+    assert made[0][1][1] == ([[1], [1]], [[2], [2]])  # also of the copy whose episode ends here
+
+
+def test_evaluation_in_a_shared_environment_is_in_copies_of_its_own() -> None:
+    finals = []
+    for evaluated in (False, True):
+        driver = SequentialDriver(replace(CARTPOLE, shared=True), agents(PPO, DQN), quiet(30), seed=2)
+        driver.train(15)
+        if evaluated:
+            figures = driver.evaluate(10, num_copies=4)
+            assert 36 <= figures["learner_0/env_steps"] <= 40
+            assert 36 <= figures["learner_1/env_steps"] <= 40
+        driver.train()
+        finals.append(driver.state_dict())
+        driver.close()
+    assert same(*finals)
+
+
 def test_learners_that_share_an_environment_take_turns_within_each_step() -> None:
     driver, calls, (first, second) = watched(5, [2, 3])
     driver.train(1)
     driver.close()
     assert calls[-14:-2] == [
         *("a.pre 0/2", "b.pre 0/2", "a.act 0", "b.act 0", "env.step"),
-        *("a.record 0", *TRACK, "b.record 0", *(track.replace("a.", "b.", 1) for track in TRACK), "a.post 0"),
+        *("a.record 0", "b.record 0", *TRACK, *(track.replace("a.", "b.", 1) for track in TRACK), "a.post 0"),
     ]
     assert calls[-2:] == ["b.post 0", "env.close"]
     whole = np.concatenate([first.seen[0].next_observations, second.seen[0].next_observations])
@@ -165,6 +212,8 @@ def test_learners_that_do_not_fit_are_refused() -> None:
         SequentialDriver(CARTPOLE, agents(PPO, copies=1) * 7, quiet(1))
     with pytest.raises(UserError, match="expected a different one for each"):
         SequentialDriver(CARTPOLE, agents(PPO, PPO), quiet(1), names=["x", "x"])
+    with pytest.raises(UserError, match="learner_0 is made for 5 copies and gets 6"):
+        SequentialDriver(CARTPOLE, agents(DQN, copies=5), quiet(1))
 
 
 def test_a_driver_says_what_it_drives() -> None:

@@ -1,13 +1,20 @@
 """Where episodes begin and end, whatever the environment's way of beginning anew."""
 
+from typing import Any
+
+import gymnasium
 import numpy as np
 import pytest
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from nip_ray.drivers.agents import make_agent
+from nip_ray.drivers.agents.base import encoder
 from nip_ray.drivers.contract import rows
 from nip_ray.drivers.environments import Copies, make_environment
+from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.errors import UserError
-from nip_ray.settings.drivers import EnvironmentSettings
-from tests.drivers.small import counting
+from nip_ray.settings.drivers import EnvironmentSettings, LearnerSettings
+from tests.drivers.small import DQN, PPO, RANDOM, Counting, counting, quiet
 
 MODES = ("next_step", "same_step", "disabled")
 
@@ -69,12 +76,61 @@ def test_copies_of_a_loop_play_the_same_episodes_in_a_slice_and_in_the_whole() -
         (EnvironmentSettings(id="nip_ray.scenarios.hironaka.environments:nip_ray/HironakaHos-v0"), "did you mean nip_ray/HironakaHost"),
         (EnvironmentSettings(id="Pendulum-v1", vectorization="vector_entry_point"), "no vector form of its own"),
         (EnvironmentSettings(vectorization="vector_entry_point", autoreset="same_step"), "can only next_step; try vectorization: sync"),
-        (EnvironmentSettings(vectorization="sync", options={"gravity_of_the_moon": 1.6}), "CartPole-v1 cannot be made"),
+        (EnvironmentSettings(vectorization="sync", options={"sutton_barto_rewards": True}), "options.sutton_barto_rewards: .*did you mean"),
+        (EnvironmentSettings(options={"gravity_of_the_moon": 1.6}), "expected one of max_episode_steps"),
     ],
 )
 def test_environments_that_cannot_be_are_refused(settings: EnvironmentSettings, words: str) -> None:
     with pytest.raises(UserError, match=words):
         make_environment(settings, 2)
+
+
+class Hand(Counting):
+    """`Counting` that shows ((step, 3), {"bit": step % 2})."""
+
+    observation_space = gymnasium.spaces.Tuple(  # type: ignore[assignment]
+        [gymnasium.spaces.MultiDiscrete([9, 3], start=[0, 1]), gymnasium.spaces.Dict({"bit": gymnasium.spaces.Discrete(2)})]
+    )
+
+    def _seen(self) -> Any:
+        return np.array([self.count, 3]), {"bit": self.count % 2}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("learner", [PPO, DQN, RANDOM], ids=["ppo", "dqn", "random"])
+def test_tuples_and_several_counts_are_seen_in_all_modes_and_kept(mode: str, learner: LearnerSettings) -> None:
+    env = SyncVectorEnv([lambda: Hand(0), lambda: Hand(1)], autoreset_mode=AutoresetMode[mode.upper()])
+    agent = make_agent(learner, env.single_observation_space, env.single_action_space, 2, 0, 0)
+    driver = SequentialDriver(env, agent, quiet(24))
+    driver.train(12)
+    shown = driver.core.parts[0].copies.observations
+    assert shown["0"].shape == (2, 2)
+    state = driver.state_dict()
+    driver.load_state_dict(state)
+    driver.train()
+    assert driver.evaluate(6)["learner_0/episodes"] > 0
+    driver.close()
+    width, encode = encoder(env.single_observation_space)
+    assert width == 14
+    rows = encode({"0": np.array([[4, 3], [0, 1]]), "1": {"bit": np.array([1, 0])}})
+    assert [np.flatnonzero(row).tolist() for row in rows] == [[4, 11, 13], [0, 9, 12]]
+
+
+def test_text_is_refused_for_every_agent() -> None:
+    for learner in (PPO, DQN, RANDOM):
+        with pytest.raises(UserError, match="observations are a Text"):
+            make_agent(learner, gymnasium.spaces.Text(5), gymnasium.spaces.Discrete(2), 2, 0, 0)
+
+
+def test_several_counts_and_bits_are_drawn_as_actions() -> None:
+    counts, bits = gymnasium.spaces.MultiDiscrete([2, 3], start=[5, 0]), gymnasium.spaces.MultiBinary(4)
+    for space in (counts, bits):
+        agent = make_agent(RANDOM, Counting.observation_space, space, 3, 0, 0)
+        for training in (True, False):
+            agent.enable_training_mode(training)
+            actions = agent.act(np.zeros((3, 2), dtype=np.float32), 0, 9)
+            assert len(actions) == 3
+            assert all(action in space for action in actions)
 
 
 def test_options_reach_the_environment() -> None:

@@ -244,8 +244,7 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
     assert again.settings.driver.name == "step"
     states = [load_checkpoint(run.run_dir / "checkpoints").tensors for run in (whole, again)]
     assert same(*states)
-    with pytest.raises(UserError, match=r"not driver\.timesteps"):
-        resume_runner(stopped.run_dir, ["driver.timesteps=50"])
+    assert resume_runner(stopped.run_dir, ["driver.timesteps=26"], quiet=True).timesteps == 26
 
 
 def test_the_shipped_file_is_a_runner_file(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +304,29 @@ def test_a_learner_may_begin_with_a_pretrained_body(tmp_path: Path) -> None:
     assert same(raw["prover"], first["prover"])
 
 
-def test_an_algorithm_that_plays_by_itself_is_refused() -> None:
+def test_an_algorithm_that_plays_by_itself_is_refused_unless_another_is_put_in_its_place() -> None:
     environment = {"name": "experiment", "config": str(ROOT / "tune_configs" / "hironaka_host.yaml"), "num_copies": 4}
-    with pytest.raises(UserError, match="got dqn, which plays and learns in its own rhythm"):
+    with pytest.raises(UserError, match=r"got dqn, which plays and learns in its own rhythm.*'algorithm=\{name: ppo\}'"):
         make_driver(parse_runner({"environment": environment}))
+    read = read_experiment(ExperimentEnvironmentSettings(config=environment["config"], changes=("algorithm={name: ppo}",)))  # type: ignore[arg-type]
+    assert read.algorithm.name == "ppo"
+    for change in ("algorithm.name=ppo", "algorithm={name: ppo}"):
+        own = own_experiment(read_experiment(ExperimentEnvironmentSettings(config=str(environment["config"]))), [change], "here")
+        assert own.algorithm.name == "ppo"
+
+
+def test_what_another_algorithm_cannot_say_is_left_out() -> None:
+    dqn = own_experiment(MESSAGES, ["algorithm.name=dqn"], "here")
+    assert dqn.algorithm.max_grad_norm == MESSAGES.algorithm.max_grad_norm  # type: ignore[union-attr]
+    back = own_experiment(dqn, ["algorithm.name=ppo"], "here")
+    assert back.algorithm.loss == "clip"  # type: ignore[union-attr]
+
+
+def test_learners_of_a_shared_environment_are_examined_on_the_same_instances() -> None:
+    first, second = both((5, 5))
+    driver = SequentialDriver(recipe(MESSAGES, 10, shared=True), [first, second], quiet(20))
+    parts = driver._evaluation_parts(7) or []
+    for part in parts:
+        part.copies.reset(0, "evaluation", 0)
+    assert [part.copies.observations["id"].tolist() for part in parts] == [parts[0].copies.observations["id"].tolist()] * 2
+    driver.close()

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import pytest
 import yaml
 
-from nip_ray.drivers.runner import DRIVERS, EVALUATION, fingerprint_of, make_driver, resume_runner, run_runner
+from nip_ray.config.load import load_config
+from nip_ray.drivers.runner import DRIVERS, EVALUATION, falls_over_timesteps, fingerprint_of, make_driver, resume_runner, run_runner
 from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints
@@ -66,11 +68,26 @@ def test_the_defaults_are_a_runner_file() -> None:
         ({"learners": [{"name": "a"}, {"name": "a"}]}, "the name a stands twice"),
         ({"learners": [{"network": {"hidden": [4, 0]}}]}, "expected integers >= 1"),
         ({"learners": [{}, {}], "environment": {"shared": True}, "driver": {"name": "manual"}}, "got manual"),
+        ({"driver": {"headless": False}}, "driver.headless: got false, but environment.options has no render_mode"),
+        ({"environment": {"name": "experiment", "config": "x"}, "driver": {"headless": False}}, "an experiment has no pictures"),
     ],
 )
 def test_what_is_wrong_is_named(data: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse_runner(data)
+
+
+def test_files_of_the_other_kind_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"quickstart.yaml: is an experiment, not a runner file; start it with `nip-ray train"):
+        load_runner(ROOT / "tune_configs" / "quickstart.yaml")
+    with pytest.raises(UserError, match=r"runner_cartpole.yaml: is a runner file.* for `nip-ray run`"):
+        load_config(ROOT / "tune_configs" / "runner_cartpole.yaml")
+    (tmp_path / "config.yaml").write_text("learners: [{}]")
+    with pytest.raises(UserError, match="is a runner file"):
+        load_config(tmp_path)
+    (tmp_path / "both.yaml").write_text("driver: {}\nalgorithm: {name: ppo}")
+    with pytest.raises(UserError, match="driver: unknown key"):
+        load_config(tmp_path / "both.yaml")
 
 
 def test_a_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
@@ -113,6 +130,44 @@ def test_a_run_that_was_stopped_gives_the_numbers_of_one_that_was_not(name: str,
     assert plain_rows(whole.run_dir) == plain_rows(again.run_dir)
     first, second = ({key: value for key, value in run.metrics.items() if key.startswith("eval/")} for run in (whole, again))
     assert first == second
+
+
+def test_a_run_may_become_longer_where_nothing_falls_over_its_timesteps(tmp_path: Path) -> None:
+    data = {**TINY, "learners": [{"name": "p", "algorithm": {"rollouts": 8, "learning_epochs": 2}}]}
+    whole = run_runner({**data, "driver": {"timesteps": 60}}, tmp_path / "whole", quiet=True)
+    run_runner(data, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match="got 30, but 40 are done already"):
+        resume_runner(tmp_path / "run", ["driver.timesteps=30"], quiet=True)
+    again = resume_runner(tmp_path / "run", ["driver.timesteps=60"], quiet=True)
+    assert again.timesteps == 60
+    assert same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
+    assert plain_rows(whole.run_dir) == plain_rows(again.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        ({"name": "ppo", "anneal_learning_rate": True}, "learners.0.algorithm.anneal_learning_rate"),
+        ({"name": "dqn"}, "learners.0.algorithm.exploration_fraction"),
+        ({"name": "dqn", "exploration_start": 0.1, "exploration_end": 0.1}, None),
+        ({"name": "random"}, None),
+    ],
+)
+def test_what_falls_over_all_timesteps_is_named(algorithm: dict[str, Any], key: str | None) -> None:
+    short, long = (parse_runner({"learners": [{"algorithm": algorithm}], "driver": {"timesteps": n}}) for n in (10, 20))
+    assert falls_over_timesteps(short) == key
+    assert (fingerprint_of(short) == fingerprint_of(long)) is (key is None)
+
+
+def test_a_picture_that_cannot_be_drawn_is_an_error_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def render(self: Any) -> None:
+        raise gymnasium.error.DependencyNotInstalled("pygame is not installed")
+
+    monkeypatch.setattr("gymnasium.envs.classic_control.cartpole.CartPoleVectorEnv.render", render)
+    data = {**TINY, "environment": {"num_copies": 5, "options": {"render_mode": "rgb_array"}}, "driver": {"headless": False}}
+    with pytest.raises(UserError, match=r"driver\.headless: .*pygame is not installed"):
+        run_runner(data, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
 
 
 def test_drivers_go_on_from_each_others_checkpoints(tmp_path: Path, ray_session: None) -> None:

@@ -58,6 +58,30 @@ def test_what_cannot_be_read_has_no_snapshot() -> None:
     assert take_snapshot(env) is None
 
 
+@pytest.mark.parametrize("name", ["clock", "screen", "surf", "isopen", "viewer"])
+def test_a_number_is_state_whatever_it_is_called(name: str) -> None:
+    one, other = Counting(0), Counting(0)
+    setattr(one, name, 7)
+    setattr(other, name, 2)
+    put_snapshot(other, take_snapshot(one) or {})
+    assert getattr(other, name) == 7
+    setattr(one, name, object())
+    assert take_snapshot(one) is None
+
+
+def test_windows_and_surfaces_stay_where_they_are() -> None:
+    class Surface:
+        pass
+
+    Surface.__module__ = "pygame.surface"
+    one: Any = Counting(0)
+    other: Any = Counting(0)
+    one.picture, one.screens, one.world = Surface(), [None, Surface()], 4
+    other.picture, other.screens, other.world = None, [None, None], 0
+    put_snapshot(other, take_snapshot(one) or {})
+    assert (other.picture, other.screens, other.world) == (None, [None, None], 4)
+
+
 def test_an_environment_may_keep_its_own_state() -> None:
     class Own(gymnasium.vector.VectorEnv):
         value = 3

@@ -43,7 +43,7 @@ def test_a_run_is_resumed_by_the_verb_that_resumes_all_runs(runner: Path, tmp_pa
     for arguments, words in (
         (["--iterations", "90"], "start a new run"),
         (["--set", "seed=4"], "can change driver, evaluation, experiment"),
-        (["--set", "driver.timesteps=50"], "but not driver.timesteps"),
+        (["--set", "driver.timesteps=50"], "over which learners.1.algorithm.exploration_fraction falls"),
         (["--set", "driver.nam=step"], "did you mean name"),
     ):
         code, said = call("resume", str(stopped), *arguments)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nip_ray.evaluation.aggregates import bootstrap_interval, crossed_interval, interquartile_mean, paired_difference, stratified_interval
+from nip_ray.evaluation.aggregates import crossed_interval, interquartile_mean, paired_difference, stratified_interval
 
 
 def pairs(both: int, only: int, other: int, neither: int) -> tuple[list[bool], list[bool]]:
@@ -51,7 +51,6 @@ def test_a_paired_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 def test_no_instances_say_nothing() -> None:
     assert paired_difference([], []).n == 0
-    assert bootstrap_interval(lambda index: 0.0, 0, 0).estimate is None
     assert stratified_interval([[]], 0).estimate is None
 
 
@@ -79,9 +78,9 @@ def test_the_stratified_interval_is_that_of_the_seeds() -> None:
 
 
 def test_strata_are_not_mixed() -> None:
-    """Drawn within their stratum, equal runs stay what they are, however far the strata are apart."""
-    found = stratified_interval([[0.1] * 5, [0.9] * 5], 0)
-    assert (found.lower, found.estimate, found.upper) == pytest.approx((0.5, 0.5, 0.5))
+    """Drawn within their stratum, runs that are alike stay what they are, however far the strata are apart."""
+    found = stratified_interval([[0.1] * 4 + [0.1001], [0.9] * 4 + [0.9001]], 0)
+    assert (found.lower, found.estimate, found.upper) == pytest.approx((0.5, 0.5, 0.5), abs=0.001)
 
 
 def test_pairs_of_seeds_are_not_independent() -> None:
@@ -101,8 +100,44 @@ def test_pairs_that_do_not_count_are_left_out() -> None:
     assert crossed_interval([[np.nan]], 0).n == 0
 
 
-def test_a_bootstrapped_mean_has_students_interval_almost() -> None:
-    values = np.random.default_rng(3).normal(size=200)
-    found = bootstrap_interval(lambda index: float(values[index].mean()), 200, 0)
-    half = 1.96 * values.std(ddof=1) / np.sqrt(200)
-    assert found.upper - found.lower == pytest.approx(2 * half, rel=0.1)  # type: ignore[operator]
+@pytest.mark.parametrize(("runs", "spread"), [(2, 0.02), (2, 0.1), (3, 0.02), (3, 0.1), (5, 0.1)])
+def test_the_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says(runs: int, spread: float) -> None:
+    random, held, trials = np.random.default_rng(runs), 0, 250
+    for _ in range(trials):
+        score_L = random.binomial(1000, random.normal(0.7, spread, runs).clip(0, 1)) / 1000
+        found = stratified_interval([score_L.tolist()], 0, 300, n_KL=[[1000] * runs])
+        assert found.estimate is not None
+        assert found.lower is not None
+        assert found.upper is not None
+        assert found.lower <= found.estimate <= found.upper
+        held += found.lower <= 0.7 <= found.upper
+    assert held / trials > 0.9
+
+
+def test_the_crossed_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says() -> None:
+    random, held, trials = np.random.default_rng(4), 0, 100
+    for _ in range(trials):
+        share_VP = (0.7 + random.normal(0, 0.06, (3, 1)) + random.normal(0, 0.06, (1, 3))).clip(0, 1)
+        found = crossed_interval(random.binomial(300, share_VP) / 300, 0, 200, n_VP=np.full((3, 3), 300))
+        assert found.lower is not None
+        assert found.upper is not None
+        held += found.lower <= 0.7 <= found.upper
+    assert held / trials > 0.9
+
+
+def test_seeds_that_agree_by_chance_are_no_surer_than_their_episodes() -> None:
+    for found in (
+        stratified_interval([[0.8] * 3], 0, n_KL=[[1000] * 3]),
+        crossed_interval(np.full((2, 2), 0.8), 0, n_VP=np.full((2, 2), 750)),
+    ):
+        half = 1.96 * np.sqrt(0.8 * 0.2 / 3000)
+        assert (found.lower, found.upper) == pytest.approx((0.8 - half, 0.8 + half), abs=0.002)
+    perfect = stratified_interval([[1.0] * 3], 0, n_KL=[[100] * 3])
+    assert perfect.lower is not None
+    assert 0.97 < perfect.lower < 1
+    assert perfect.upper == 1
+
+
+def test_seeds_that_agree_say_nothing_where_their_episodes_are_unknown() -> None:
+    assert stratified_interval([[0.8] * 3], 0).upper is None
+    assert crossed_interval(np.full((2, 2), 0.8), 0).lower is None

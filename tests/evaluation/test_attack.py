@@ -115,7 +115,8 @@ def test_the_same_seed_gives_the_same_attack() -> None:
         for seed in (1, 1, 2)
     ]
     for document in found:
-        del document["attack"]["seconds"]
+        assert document["attack"]["soundness"]["seed"] == document["attack"].pop("seed")
+        del document["attack"]["seconds"], document["attack"]["soundness"]["seed"]
     assert found[0] == found[1] != found[2]
 
 
@@ -194,6 +195,23 @@ def test_too_few_training_instances_are_one_clear_error() -> None:
     made.scenario.label_I[1:] = 1
     with pytest.raises(UserError, match="1 training instances with y = 0"):
         attacked(made, QUICK)
+
+
+def test_a_limit_on_instances_draws_them_from_all_of_them() -> None:
+    made, seen = victim(Gullible()), set[int]()
+    observe, held_out = made.scenario.observe, torch.arange(900, 1000)
+
+    def watched(agent: str, id_N: torch.Tensor, *rest: Any) -> Any:
+        seen.update(id_N.tolist())
+        return observe(agent, id_N, *rest)
+
+    made.scenario.observe = watched  # type: ignore[method-assign]
+    made.scenario.ids = lambda split: torch.arange(800)  # type: ignore[method-assign]
+    settings = replace(QUICK, iterations=1, max_messages=0, goals=("soundness",), max_instances=10)
+    found = attacked(replace(made, held_out=held_out), settings)
+    measured = {number for number in seen if number >= 900}
+    assert found["soundness_under_attack"]["n"] == len(measured) == 10
+    assert max(measured) > 950, "not the first ten"
 
 
 def test_a_goal_without_held_out_instances_is_left_out() -> None:

@@ -91,5 +91,15 @@ def test_a_ratio_that_is_a_share_of_draws_has_the_exact_interval() -> None:
     assert ratio([0, 0, 1, 0], [1, 1, 1, 1]) == proportion(1, 4)
 
 
+def test_the_interval_of_a_ratio_ends_where_the_ratio_cannot_go() -> None:
+    few = ratio([0] * 9 + [1], [100] * 9 + [5])
+    assert few.lower == 0
+    nearly_all = ratio([100] * 9 + [1], [100] * 9 + [5])
+    assert nearly_all.upper == 1
+    losses = ratio([0] * 9 + [-1], [100] * 9 + [5])
+    assert losses.lower is not None
+    assert losses.lower < 0
+
+
 def test_a_ratio_to_nothing_is_unknown() -> None:
     assert ratio([0, 0], [0, 0]).estimate is None

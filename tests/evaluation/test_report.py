@@ -247,6 +247,28 @@ def test_hostile_strings_stay_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_curves")
+def test_nothing_that_a_stranger_wrote_turns_the_direction_of_writing(tmp_path: Path) -> None:
+    turning = "".join(f"a{sign}b" for sign in "\u202e\u2066\u2069\u200f\x00\x1b\u200b")
+    cell = {"verifier": turning, "prover": turning, "accuracy": proportion(3, 4).record()}
+    episode = transcript(1, 0, 1, turning, turning)
+    episode["rounds"][0]["turns"][0] |= {"channel": turning, "message": turning, "decision": turning}
+    episode |= {"label": turning, "verdict": turning, "instance": turning}
+    folder = run_folder(
+        tmp_path / "run",
+        metric_rows(12, turning),
+        config=f"name: a title \u202e of a stranger\n# {turning}\n".replace("\x00", "").replace("\x1b", ""),
+        evaluation=json.dumps(evaluation(agent=turning) | {"split": turning}),
+        environment=json.dumps({turning: turning}),
+        transcripts=json.dumps(episode) + "\n",
+    )
+    (folder / "cross_play.json").write_text(json.dumps({"matrix": [cell]}))
+    page = write_report(folder).read_text(encoding="utf-8")
+    assert not set(page) & set("\u202e\u2066\u2069\u200f\x00\x1b\u200b")
+    assert "a title &lt;U+202E&gt; of a stranger" in page
+    assert "a&lt;U+0000&gt;b" in page
+
+
+@pytest.mark.usefixtures("no_curves")
 @pytest.mark.parametrize("left_out", ["config", "evaluation", "environment", "transcripts"])
 def test_a_missing_file_is_no_obstacle(tmp_path: Path, left_out: str) -> None:
     page = Page(write_report(run_folder(tmp_path / "run", metric_rows(12), **{left_out: None})))

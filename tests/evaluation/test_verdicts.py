@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nip_ray.evaluation.calibration import calibration, graded_verdicts
+from nip_ray.evaluation.calibration import calibration, calibration_error, graded_verdicts
 from nip_ray.evaluation.examine import Examination
 from nip_ray.evaluation.message_value import WAYS, message_value
 from nip_ray.evaluation.staged import Player, Staged, stage_all
@@ -95,6 +95,47 @@ def test_a_calibrated_verifier_is_told_from_one_that_is_too_sure() -> None:
     honest, boastful = (calibration(graded(p, y_N), 0)["ece"] for p in (p_N, np.clip(1.6 * (p_N - 0.5) + 0.5, 0.001, 0.999)))
     assert honest["estimate"] < 0.05
     assert boastful["lower"] > honest["upper"]
+
+
+CALIBRATED = {
+    "spread": lambda random, n: random.random(n),
+    "sure": lambda random, n: random.beta(20, 0.5, n),
+    "always 0.99": lambda random, n: np.full(n, 0.99),
+}
+
+
+@pytest.mark.parametrize("n", [50, 300])
+@pytest.mark.parametrize("kind", CALIBRATED)
+def test_the_interval_of_a_calibrated_verifiers_error_begins_at_zero(kind: str, n: int) -> None:
+    random, held, trials = np.random.default_rng(5), 0, 40
+    for _ in range(trials):
+        p_N = CALIBRATED[kind](random, n)
+        found = calibration_error(p_N, (random.random(n) < p_N).astype(float), 0)
+        assert found.estimate is not None
+        assert found.lower is not None
+        assert found.upper is not None
+        assert 0 <= found.lower <= found.estimate <= found.upper <= 1
+        held += found.lower == 0
+    assert held / trials > 0.9
+
+
+@pytest.mark.parametrize("n", [50, 300])
+def test_the_interval_of_the_calibration_error_holds_the_truth_as_often_as_it_says(n: int) -> None:
+    """p is uniform, y follows 0.5 + 0.7 (p - 0.5): in each bin the error is 0.3 |p - 0.5|, 0.075 in all."""
+    random, held, trials = np.random.default_rng(6), 0, 60
+    for _ in range(trials):
+        p_N = random.random(n)
+        found = calibration_error(p_N, (random.random(n) < 0.5 + 0.7 * (p_N - 0.5)).astype(float), 0)
+        assert found.lower is not None
+        assert found.upper is not None
+        held += found.lower <= 0.075 <= found.upper
+    assert held / trials > 0.9
+
+
+def test_one_graded_verdict_has_an_error_and_no_interval() -> None:
+    found = calibration_error(np.array([0.75]), np.array([1.0]), 0)
+    assert (found.estimate, found.lower, found.n) == (pytest.approx(0.25), None, 1)
+    assert calibration_error(np.array([]), np.array([]), 0).estimate is None
 
 
 def test_the_undecided_have_no_grade() -> None:

@@ -176,6 +176,17 @@ def test_first_weights_from_elsewhere_reach_the_target_networks(made: Any) -> No
     assert float((target - 3).abs().max()) < 1e-3
 
 
+def test_first_weights_reach_the_target_networks_of_roles_that_rest_at_first(made: Any) -> None:
+    from nip_ray.runs.initial_weights import put_weights
+
+    rests = dict(kind="alternating", period=2, first_agent_num_rounds=1, first_agent=False)
+    algorithm = made(dqn(role=dict(target_interval=1000), schedules={"player1": rests}))
+    put_weights(algorithm, {"player1": {"policy_head.weight": torch.full((2, 6), 3.0)}})
+    train(algorithm, 2)
+    target = algorithm.learner_group._learner.targets["player1"].policy_head.weight
+    assert torch.equal(target, torch.full((2, 6), 3.0))
+
+
 # ------------------------------------------------------------------------------------------------------ the loop's order
 
 
@@ -275,6 +286,56 @@ def test_scripted_opponents_are_set_by_name(made: Any) -> None:
     assert torch.equal(axis_N, last[host_N])
     with pytest.raises(UserError, match="choose_first"):
         algorithm.set_opponent("agent", "nobody")
+
+
+@pytest.mark.parametrize(
+    ("opponent", "words"),
+    [([], r"got \[\]"), (5, "got 5"), (nn.Linear(2, 2), r"got a Linear, which has no groups\(\)")],
+    ids=["nobody", "a number", "a layer"],
+)
+def test_what_is_no_opponent_is_refused_at_once_and_the_one_there_is_stays(made: Any, opponent: Any, words: str) -> None:
+    algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"])))
+    algorithm.set_opponent("agent", "choose_last")
+    with pytest.raises(UserError, match=words):
+        algorithm.set_opponent("agent", opponent)
+    assert set(algorithm.opponents) == {"agent"}
+
+
+def test_weights_of_an_opponent_leave_buffers_and_optimizers_alone(made: Any) -> None:
+    algorithm = made(dqn(algorithm=dict(trained_roles=["player0"], save_buffer=False)))
+    train(algorithm, 1)
+    learner = algorithm.learner_group._learner
+    before, sizes = algorithm.training_state(), learner.buffer_sizes()
+    algorithm.set_opponent("player1", {name: value + 1 for name, value in weights(algorithm)["player1"].items()})
+    assert learner.buffer_sizes() == sizes != {}
+    after = algorithm.training_state()
+    assert same_state(after["optimizers"], before["optimizers"])
+    assert distance({"player0": after["modules"]["player0"]}, {"player0": before["modules"]["player0"]}) == 0
+    assert distance({"player1": after["modules"]["player1"]}, {"player1": before["modules"]["player1"]}) == 1
+
+
+@pytest.mark.parametrize("travel", TRAVELS)
+def test_opponents_set_by_name_are_there_again_after_a_restore(made: Any, tmp_path: Path, travel: Travel) -> None:
+    config = dqn("hironaka", algorithm=dict(trained_roles=["host"]))
+    whole, again = made(config), made(config)
+    whole.set_opponent("agent", ["choose_last", "random"])
+    train(whole, 1)
+    travel(whole, again, tmp_path)
+    assert again.opponents["agent"].names == ("choose_last", "random")
+    assert distance(train(whole, 1), train(again, 1)) == 0
+
+
+def test_a_restore_says_whose_module_is_missing(made: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    config = dqn(algorithm=dict(trained_roles=["player0"]))
+    whole, again = made(config), made(config)
+    whole.set_opponent("player1", whole.networks()["player1"])
+    state = whole.training_state()
+    whole.load_training_state(state)
+    assert "player1" in whole.opponents
+    assert "player1" not in capsys.readouterr().err
+    again.load_training_state(state)
+    assert not again.opponents
+    assert "player1 was played by a module" in capsys.readouterr().err
 
 
 # --------------------------------------------------------------------------------------------------- who may be trained

@@ -107,6 +107,34 @@ def test_sampled_play_depends_on_the_seed_alone(runs: list[Path]) -> None:
     assert found[0]["num_instances"] == 12
 
 
+def test_some_instances_are_drawn_from_all_of_them(tmp_path: Path, runs: list[Path]) -> None:
+    """Also from a file in which one label stands before the other."""
+    scenario: Any = small().scenario
+    pairs = graph_data(scenario.data)[1]
+    save_pairs(pairs.select(pairs.y_P.argsort()), tmp_path / "sorted.npz")
+    found = cross_play(runs[:2], dataset=tmp_path / "sorted.npz", max_instances=10)
+    for cell in found["matrix"]:
+        assert min(cell["completeness"]["n"], cell["soundness"]["n"]) > 0
+        assert cell["completeness"]["n"] + cell["soundness"]["n"] == 10
+
+
+def test_where_to_write_is_checked_before_anybody_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nip_ray.cli.evaluate.check_run_dir", lambda folder: None)
+    monkeypatch.setattr("nip_ray.runs.cross_play.cross_play", lambda *_, **__: pytest.fail("it played"))
+    for out in (tmp_path, tmp_path / "none" / "cross_play.json"):
+        result = CliRunner().invoke(app, ["cross-play", "a", "b", "--out", str(out)])
+        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+        assert f"--out {out}" in result.stderr
+
+
+def test_a_file_of_instances_is_suggested_only_where_there_can_be_one(tmp_path: Path) -> None:
+    made = [small("iterations=1", f"scenario.num_secrets={count}", base=MESSAGES) for count in (4, 6)]
+    both = [run_experiment(config, tmp_path / str(number), quiet=True).run_dir for number, config in enumerate(made)]
+    with pytest.raises(UserError, match="same settings of their instances") as caught:
+        cross_play(both)
+    assert "--dataset" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("overrides", "base", "words"),
     [

@@ -44,7 +44,7 @@ def evaluated(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_bounds(figures: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in evaluated(figures).items() if not key.endswith(("/lower", "/upper"))}
+    return {key: value for key, value in evaluated(figures).items() if not key.endswith(("/lower", "/upper", "/n"))}
 
 
 def call(*arguments: str | Path) -> dict[str, Any]:
@@ -106,6 +106,19 @@ def test_intervals(run: Path) -> None:
             assert ends == [record["lower"], record["estimate"], record["upper"]]
 
 
+def test_every_figure_comes_with_its_sample_size_and_the_record_that_it_is_from(run: Path) -> None:
+    figures = evaluate_run(run)
+    with RunFolder.open(run) as folder:
+        document = folder.read_json("evaluation.json")
+    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled")):
+        assert figures[mode] == document[mode]
+        for name, record in document[mode].items():
+            for end in ("lower", "upper", "n"):
+                assert figures.get(f"{prefix}/{name}/{end}") == (None if record["estimate"] is None else record[end]), name
+    assert any("=" in key and key.endswith("/lower") for key in figures)
+    assert figures["held_out"] is document["held_out"] is True
+
+
 def test_the_seed_is_for_sampled_actions(run: Path) -> None:
     found = [call(run, "--seed", seed) for seed in ("3", "3", "11", "12", "13")]
     assert found[0] == found[1] == call(run)
@@ -118,13 +131,18 @@ def test_the_seed_is_for_sampled_actions(run: Path) -> None:
 def test_a_table_without_json(run: Path) -> None:
     result = CliRunner().invoke(app, ["evaluate", str(run)])
     assert result.exit_code == 0
-    accuracy = rows(run)[-1]["eval/verifier/accuracy"]
-    assert ["eval/verifier/accuracy", f"{accuracy:.4f}"] in [line.split() for line in result.stdout.splitlines()]
+    figures = evaluate_run(run)
+    cells = [f"{figures[f'eval/verifier/accuracy{end}']:.4f}" for end in ("", "/lower", "/upper")]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["eval/verifier/accuracy", *cells, "20"] in lines
+    assert sum(line[:1] == ["eval/verifier/accuracy"] for line in lines) == 1
 
 
 def test_the_message_game(tmp_path: Path) -> None:
     run = run_experiment(small("iterations=2", base=MESSAGES), tmp_path / "run", quiet=True).run_dir
-    assert without_bounds(evaluate_run(run)) == evaluated(rows(run)[-1])
+    figures = evaluate_run(run)
+    assert without_bounds(figures) == evaluated(rows(run)[-1])
+    assert figures["held_out"] is RunFolder.open(run).read_json("evaluation.json")["held_out"] is False
 
 
 # ---------------------------------------------------------------------------------------------------------- other data sets

@@ -19,7 +19,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.report import write_report
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
-from nip_ray.runs.experiment import ExperimentResult, run_experiment
+from nip_ray.runs.experiment import ExperimentResult, run_experiment, with_absolute_paths
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import headline, progress_line
@@ -213,6 +213,18 @@ def test_headline(figures: Mapping[str, float], said: str) -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = {"prover": {"pretrained_weights": "w.pth"}, "verifier": {}}
+    scenario = {"name": "image_classification", "data": {"train": "a"}, "agents": agents, "embedding_cache": "maps"}
+    monkeypatch.chdir(tmp_path)
+    found = with_absolute_paths(ExperimentConfig.model_validate({"scenario": scenario})).model_dump()["scenario"]
+    assert found["data"]["train"] == str(tmp_path / "a")
+    assert found["embedding_cache"] == str(tmp_path / "maps")
+    assert [agent["pretrained_weights"] for agent in found["agents"].values()] == [str(tmp_path / "w.pth"), None]
+    plain = ExperimentConfig()
+    assert with_absolute_paths(plain) == plain
 
 
 def test_what_cannot_work_leaves_no_folder(tmp_path: Path) -> None:

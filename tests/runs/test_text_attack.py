@@ -1,11 +1,14 @@
 """Liars among language models: a prover that learns what a verifier, whose habits are known, believes."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.cli import app
+from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
 from nip_ray.runs.evaluate import evaluate_run
@@ -92,6 +95,53 @@ def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
     assert not made.protocol.shared_reward
 
 
+def test_the_stored_tests_can_be_examined_and_nothing_is_played(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    before = sorted(run.rglob("*"))
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert result.exit_code == 0, result.output
+    figures, stored = json.loads(result.stdout), RunFolder.open(run).read_json("evaluation.json")
+    assert figures["sampled"] == stored["sampled"]
+    assert figures["eval_sampled/verifier/accuracy"] == stored["sampled"]["verifier/accuracy"]["estimate"]
+    assert figures["eval_sampled/verifier/accuracy/n"] == figures["num_instances"] == 40
+    assert sorted(run.rglob("*")) == before
+    assert CliRunner().invoke(app, ["evaluate", str(run)]).exit_code == 0
+    (run / "rollouts" / "test-000001.jsonl").unlink()
+    with pytest.raises(UserError, match="no test dialogues"):
+        evaluate_run(run)
+
+
+def test_an_attack_is_kept_though_the_file_of_figures_is_gone(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    before = RunFolder.open(run).read_json("evaluation.json")
+    (run / "evaluation.json").unlink()
+    found = evaluate_run(run, attacked=True, seed=77, settings=["evaluation.attack.text_iterations=2"])
+    after = RunFolder.open(run).read_json("evaluation.json")
+    assert after["soundness_under_attack"] == found["soundness_under_attack"]
+    assert after["sampled"] == before["sampled"]
+    assert load_config(run / found["attack"]["soundness"]["run_dir"] / "config.yaml").seed == 77
+    assert found["attack"]["seed"] == 77
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 3}, "--seed: of language models the stored dialogues"),
+        ({"checkpoint": 1}, "--checkpoint: of language models"),
+        ({"settings": ["evaluation.attack.goals=[soundness]"]}, "--set evaluation.attack.goals: of language models nothing"),
+        ({"attacked": True, "settings": ["evaluation.attack.seeds=4"]}, "--set evaluation.attack.seeds: of language models an attack uses"),
+        ({"attacked": True, "settings": ["evaluation.attack.verifier=sampled"]}, "--set evaluation.attack.verifier"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    (tmp_path / "run").mkdir()
+    made: Any = load_config(write_config(tmp_path, experiment(tmp_path)))
+    (tmp_path / "run" / "config.yaml").write_text(config_to_yaml(made))
+    with pytest.raises(UserError, match=words) as caught:
+        evaluate_run(tmp_path / "run", **options)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [(["evaluation.attack.goals=[completeness]"], "is paid for a wrong verdict"), (["iterations=3"], r"evaluation\.… only")],
@@ -100,7 +150,7 @@ def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[
     run = played(tmp_path, experiment(tmp_path))
     with pytest.raises(UserError, match=words):
         evaluate_run(run, attacked=True, settings=settings)
-    with pytest.raises(UserError, match="leave out the rest"):
+    with pytest.raises(UserError, match="--checkpoint: of language models the last ones are attacked"):
         evaluate_run(run, attacked=True, checkpoint=1)
 
 

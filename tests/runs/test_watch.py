@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -49,6 +51,14 @@ def ask(server: PageServer, path: str = "/", method: str = "GET", **headers: str
     body = answer.read().decode()
     connection.close()
     return answer.status, body, dict(answer.getheaders())
+
+
+def wait_for_handlers() -> bool:
+    """Whether all threads that answer are done."""
+    for thread in threading.enumerate():
+        if "process_request_thread" in thread.name:
+            thread.join(20)
+    return not any("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def test_it_listens_on_this_machine_alone(server: PageServer) -> None:
@@ -107,6 +117,31 @@ def test_nothing_is_written_into_the_run(folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == before
     assert "In training the verifier decided 50.0" in page
     assert "connect-src 'self'" in page
+
+
+def test_a_reader_who_goes_away_is_no_error(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reset connection (SO_LINGER of no time) fails the answer: to a question, and to one that never came."""
+    server.live = LivePage(server.live.run_dir, render=lambda path, mark: "page" * 4_000_000)
+    for question in (f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode(), b"GET"):
+        with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
+            connection.sendall(question)
+            if question.endswith(b"\n"):
+                connection.recv(10)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert ask(server, "/mark")[0] == 200
+    assert wait_for_handlers()
+    assert capsys.readouterr().err == ""
+
+
+def test_a_fault_of_its_own_is_shown(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(path: Path, mark: str) -> str:
+        raise ValueError("a fault in drawing")
+
+    server.live = LivePage(server.live.run_dir, render=broken)
+    with pytest.raises(http.client.RemoteDisconnected):
+        ask(server)
+    assert wait_for_handlers()
+    assert "ValueError: a fault in drawing" in capsys.readouterr().err
 
 
 def test_a_run_that_has_just_begun_is_waited_for(folder: Path) -> None:

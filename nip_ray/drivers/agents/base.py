@@ -101,19 +101,31 @@ class Draws:
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
-    """(width, function from observations to (n, width) float32 rows): a Dict's parts one after the other, in their order.
+    """(width, function from observations to (n, width) float32 rows): the parts of a Dict or Tuple one after the other, in their order.
 
-    Observations may come as {"observation", "action_mask"} (see `legal_of`). Raises UserError for a space that is neither Box,
-    MultiBinary nor Discrete, nor a Dict of such.
+    Observations may come as {"observation", "action_mask"} (see `legal_of`), and tuples as mappings (see `Copies`). Raises UserError
+    for a space that is neither Box, MultiBinary, Discrete nor MultiDiscrete, nor a Dict or Tuple of such.
     """
-    if isinstance(space, gymnasium.spaces.Dict):
-        parts = {name: encoder(part) for name, part in space.spaces.items() if name != MASK}
-        if not parts:
-            raise UserError("environment: its observations are an empty Dict, expected a Box, Discrete or Dict space with something in it")
-        width = sum(part[0] for part in parts.values())
-        return width, lambda observations: np.concatenate([parts[name][1](observations[name]) for name in parts], -1)
-    width, encode = _flat_encoder(space)
-    return width, lambda observations: encode(observations["observation"] if isinstance(observations, Mapping) else observations)
+    width, encode = _encoder(space)
+    if isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces:
+        return width, encode
+    flat = not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+
+    def unwrapped(observations: Rows) -> Rows:
+        return observations["observation"] if isinstance(observations, Mapping) and (flat or MASK in observations) else observations
+
+    return width, lambda observations: encode(unwrapped(observations))
+
+
+def _encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
+    if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return _flat_encoder(space)
+    own = space.spaces if isinstance(space, gymnasium.spaces.Dict) else {str(place): part for place, part in enumerate(space.spaces)}
+    parts = {name: _encoder(part) for name, part in own.items() if name != MASK}
+    if not parts:
+        raise UserError(f"environment: its observations are an empty {type(space).__name__}, expected a space with something in it")
+    width = sum(part[0] for part in parts.values())
+    return width, lambda observations: np.concatenate([parts[name][1](observations[name]) for name in parts], -1)
 
 
 def legal_of(observations: Rows) -> np.ndarray | None:
@@ -130,10 +142,21 @@ def _flat_encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
     if isinstance(space, gymnasium.spaces.Discrete):
         table = np.eye(int(space.n), dtype=np.float32)
         return int(space.n), lambda observations: table[np.asarray(observations) - int(space.start)]
+    if isinstance(space, gymnasium.spaces.MultiDiscrete):
+        counts = space.nvec.reshape(-1)
+        first = np.cumsum(counts) - counts - np.asarray(space.start).reshape(-1)  # column of the lowest value of each
+        return int(counts.sum()), lambda observations: _one_hots(np.asarray(observations).reshape(-1, len(counts)) + first, counts.sum())
     raise UserError(
-        f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary or Discrete space or a Dict of these "
-        "(use a wrapper)"
+        f"environment: its observations are a {type(space).__name__}, expected a Box, MultiBinary, Discrete or MultiDiscrete space, or a "
+        "Dict or Tuple of these (use a wrapper)"
     )
+
+
+def _one_hots(columns: np.ndarray, width: int) -> np.ndarray:
+    """(n, width) float32: 1 in each row's columns (n, k)."""
+    made = np.zeros((len(columns), width), dtype=np.float32)
+    np.put_along_axis(made, columns, 1.0, -1)
+    return made
 
 
 def numpy_view(tensor: torch.Tensor) -> np.ndarray:

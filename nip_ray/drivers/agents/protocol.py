@@ -208,8 +208,8 @@ def check_drivable(name: str) -> None:
     drivable = [key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step]  # type: ignore[union-attr]
     if name not in drivable:
         raise UserError(
-            f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; "
-            f"expected one of {', '.join(drivable)}, or `nip-ray train`"
+            f"algorithm.name: got {name}, which plays and learns in its own rhythm and cannot be driven; expected one of "
+            f"{', '.join(drivable)} (as environment.changes: ['algorithm={{name: ppo}}']), or `nip-ray train`"
         )
 
 

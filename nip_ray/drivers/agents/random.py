@@ -6,15 +6,18 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws, legal_of
-from nip_ray.drivers.contract import Rows
+from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws, encoder, legal_of
+from nip_ray.drivers.contract import Rows, count_rows
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import NetworkSettings, RandomAgentSettings
 
+_COUNTED = (gymnasium.spaces.Discrete, gymnasium.spaces.MultiDiscrete, gymnasium.spaces.MultiBinary)
+
 
 class RandomAgent(BaseAgent):
-    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither Discrete nor a bounded Box."""
+    """Learns nothing; greedy or not, it draws. Raises UserError for actions that are neither counted nor a bounded Box, and for
+    observations that no agent of ours is shown (`encoder`)."""
 
     def __init__(
         self,
@@ -29,14 +32,22 @@ class RandomAgent(BaseAgent):
             observation_space, action_space, num_copies, (observation_space, action_space, num_copies, settings, network, seed)
         )
         self._seed, self._draws = seed, Draws(seed, "act", lambda random: self._draw(random, (BLOCK, num_copies)))
-        if not isinstance(action_space, gymnasium.spaces.Discrete) and not _bounded(action_space):
-            raise UserError(f"environment: its actions are a {type(action_space).__name__}, expected a Discrete space or a bounded Box")
+        encoder(observation_space)  # refuses what no agent is shown
+        if not isinstance(action_space, _COUNTED) and not _bounded(action_space):
+            raise UserError(
+                f"environment: its actions are a {type(action_space).__name__}, "
+                "expected a Discrete, MultiDiscrete or MultiBinary space or a bounded Box"
+            )
         self.acted = 0
 
     def _draw(self, random: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         space = self.action_space
         if isinstance(space, gymnasium.spaces.Discrete):
             return random.integers(int(space.start), int(space.start + space.n), shape)
+        if isinstance(space, gymnasium.spaces.MultiDiscrete):
+            return random.integers(space.start, space.start + space.nvec, (*shape, *space.shape)).astype(space.dtype)
+        if isinstance(space, gymnasium.spaces.MultiBinary):
+            return random.integers(0, 2, (*shape, *space.shape)).astype(space.dtype)
         return random.uniform(space.low, space.high, (*shape, *space.shape)).astype(space.dtype)
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
@@ -47,8 +58,7 @@ class RandomAgent(BaseAgent):
             share = np.random.default_rng(stable_seed(self._seed, *purpose)).random((len(legal), 1))
             return (legal.cumsum(-1) > share * legal.sum(-1, keepdims=True)).argmax(-1) + int(self.action_space.start)
         if not self.training:
-            count = len(next(iter(observations.values())) if isinstance(observations, Mapping) else observations)
-            return self._draw(np.random.default_rng(stable_seed(self._seed, *purpose)), (count,))
+            return self._draw(np.random.default_rng(stable_seed(self._seed, *purpose)), (count_rows(observations),))
         return self._draws.at(self.acted - 1)
 
     def state_dict(self) -> dict[str, Any]:

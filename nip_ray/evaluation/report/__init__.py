@@ -3,21 +3,31 @@
 It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed or is still going on.
 """
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nip_ray.errors import UserError
+from nip_ray.play.visible import visible
+
+if TYPE_CHECKING:
+    from nip_ray.evaluation.report.source import RunSource
 
 
-def write_report(run_dir: Path, transcripts: str | None = None) -> Path:
+def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callable[[str], None] | None = None) -> Path:
     """Write ``report.html`` and ``curves/*.png`` into `run_dir` and return the page's path. transcripts: see `report_page`.
 
     Only metrics.jsonl must be there; what else is missing or damaged is said on the page. Raises UserError when there is no run,
-    the transcripts that were asked for cannot be read, or the folder cannot be written.
+    the transcripts that were asked for cannot be read, or the folder cannot be written. told: hears what the page says is missing or
+    damaged, one sentence at a time; with it, newest transcripts of which nothing can be read are a UserError too, once the page is
+    written. The end of a training run, which must not fail for that, has none.
     """
+    from nip_ray.evaluation.report.source import read_run
     from nip_ray.runs.folder import write_atomically
 
     run_dir = Path(run_dir)
-    page, curves = report_page(run_dir, transcripts=transcripts)
+    source = read_run(run_dir, transcripts)
+    page, curves = _page(source)
     pictures = run_dir / "curves"
     try:
         pictures.mkdir(exist_ok=True)
@@ -27,6 +37,14 @@ def write_report(run_dir: Path, transcripts: str | None = None) -> Path:
         write_atomically(pictures / f"{name}.png", png)
     path = run_dir / "report.html"
     write_atomically(path, page.encode("utf-8", errors="replace"))
+    if told is not None:
+        for note in source.notes:
+            told(note)
+        if source.unreadable:
+            missing = run_dir / "transcripts" / source.unreadable
+            raise UserError(
+                visible(f"{missing}: no record of it can be read; {path} was written without it; put back a copy, or remove it")
+            )
     return path
 
 
@@ -36,15 +54,19 @@ def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = ""
     transcripts: the file of them to show, as in 000050 (None: the newest). live: the mark of a page that is served and looks for newer
     ones ("": it does not). Raises UserError when there is no run, or the transcripts that were asked for cannot be read.
     """
+    from nip_ray.evaluation.report.source import read_run
+
+    return _page(read_run(Path(run_dir), transcripts), live)
+
+
+def _page(source: "RunSource", live: str = "") -> tuple[str, dict[str, bytes]]:
     # here, not above: training imports this module, and must not wait for matplotlib
     from nip_ray.evaluation.report import curves
     from nip_ray.evaluation.report.contents import page_contents
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.page import rendered
     from nip_ray.evaluation.report.panels import panels
-    from nip_ray.evaluation.report.source import read_run
 
-    source = read_run(Path(run_dir), transcripts)
     findings = find(source)
     drawn = curves.both_themes(panels(source.rows, findings.chance, findings.ceiling))
     scripts = ("browser.js", "watch.js") if live else ("browser.js",)

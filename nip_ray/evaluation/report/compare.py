@@ -1,8 +1,10 @@
 """Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures with intervals.
 
 Decisions that matter here:
-- a group's figure is the interquartile mean over its seeds, with an interval by drawing seeds again (Agarwal et al. 2021): with three
-  seeds a mean is one lucky seed away from any other. A run that is alone in its group has its own figure and its own interval;
+- a group's figure is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three seeds a mean is one
+  lucky seed away from any other. A run that is alone in its group has its own figure and its own interval, of its episodes;
+- that one setting is better than another is said of groups with `MIN_SEEDS` seeds each, and else that these runs are. So the same seed
+  may not count twice: two runs with one config and one seed are refused;
 - a curve's line is the mean at iterations that all seeds of the group have, its band their range. Where some have stopped, the mean of
   the others is no learning curve;
 - groups are named by the settings in which they differ, which is what a comparison is about.
@@ -17,16 +19,17 @@ from typing import Any
 import numpy as np
 
 from nip_ray.errors import UserError
+from nip_ray.evaluation.aggregates import FREE_KEYS, MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.report.contents import NAMES
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, interval_words, percent_words, read_run
-from nip_ray.evaluation.report.trust import heat_map, under_attack
+from nip_ray.evaluation.report.trust import heat_map, withstood
 
 MAX_RUNS, MAX_GROUPS = 64, 8
 SETTINGS_NAMED, SETTINGS_LISTED = 3, 60
-_FREE = ("seed", "name", "tracking", "runtime", "checkpoint", "evaluation", "profiling", "fault_tolerance")
+_ACCURACY = "verifier/accuracy"
 _UNDER_ATTACK = {f"{side}_under_attack": f"{side.capitalize()} under attack" for side in ("soundness", "completeness")}
 _CURVES = (
     ("eval/verifier/accuracy", "Accuracy, held-out", "share of episodes"),
@@ -63,8 +66,8 @@ class Group:
 def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
     """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be shown with them.
 
-    Raises UserError for fewer than two runs, one that is none, a file of cross-play that cannot be read, and an `out` that cannot be
-    written.
+    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), a file of cross-play that
+    cannot be read, and an `out` that cannot be written.
     """
     from nip_ray.runs.folder import write_atomically
 
@@ -84,6 +87,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
 
     crossed = {} if cross_play is None else _cross_play(cross_play)
     groups = grouped(_runs(run_dirs))
+    _refuse_twins(groups)
     head, rows = _figures(groups)
     return rendered(
         "compare.html.j2",
@@ -106,7 +110,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        own = _flat({key: value for key, value in run.source.config.items() if key not in _FREE})
+        own = _flat({key: value for key, value in run.source.config.items() if key not in FREE_KEYS})
         key = json.dumps(own, sort_keys=True, default=str) if own else run.name  # a config that cannot be read is like no other
         found.setdefault(key, []).append(run)
         settings[key] = own
@@ -143,6 +147,16 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
     if len(paths) > MAX_RUNS:
         raise UserError(f"compare: {len(paths)} runs are too many for one page; name at most {MAX_RUNS}")
     return [Run(name, read_run(path)) for name, path in zip(_names(resolved), paths)]
+
+
+def _refuse_twins(groups: Sequence[Group]) -> None:
+    """UserError for a seed that a group has twice: a copy says nothing that the first run has not said."""
+    for group in groups:
+        first: dict[str, Run] = {}
+        for run in group.runs:
+            twin = first.setdefault(run.seed, run)
+            if twin is not run and "seed" in run.source.config:
+                raise UserError(f"compare: {twin.name} and {run.name} have the same config and the same seed, {run.seed}; name one of them")
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -189,19 +203,24 @@ def _differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 def _run_figure(source: RunSource, key: str) -> Figure | None:
     """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or one under attack."""
     if key in _UNDER_ATTACK:
-        return under_attack(source, key.partition("_")[0])
+        return withstood(source, key.partition("_")[0])
     exact = exact_figures(source).get(key)
     return Figure(exact) if exact is not None else held_out(source, "greedy", key) or held_out(source, "sampled", key)
 
 
 def group_figure(group: Group, key: str) -> Figure | None:
     """The interquartile mean over a group's seeds with its interval; of a single run its own figure. n: runs, or the run's episodes."""
-    from nip_ray.evaluation.aggregates import stratified_interval
-
-    found = [figure for run in group.runs if (figure := _run_figure(run.source, key)) is not None]
+    found = _of_runs(group, key)
     if len(found) < 2:
         return found[0] if found else None
-    return figure_of(stratified_interval([[figure.estimate for figure in found]], seed=0).record())
+    counts = [figure.n for figure in found if figure.n]
+    known = [counts] if _is_share(key) and len(counts) == len(found) else None
+    return figure_of(stratified_interval([[figure.estimate for figure in found]], seed=0, n_KL=known).record())
+
+
+def _of_runs(group: Group, key: str) -> list[Figure]:
+    """The figures of those of a group's runs that have it."""
+    return [figure for run in group.runs if (figure := _run_figure(run.source, key)) is not None]
 
 
 def _labels(groups: Sequence[Group]) -> dict[str, str]:
@@ -240,8 +259,8 @@ def _run_row(run: Run, group: Group) -> dict[str, Any]:
 
 
 def _sentence(groups: Sequence[Group]) -> str:
-    """Which group decides best, and whether that is more than luck."""
-    found = [(group, figure) for group in groups if (figure := group_figure(group, "verifier/accuracy")) is not None]
+    """Which group decides best, and whether that is more than luck, as far as so many seeds can tell."""
+    found = [(group, figure) for group in groups if (figure := group_figure(group, _ACCURACY)) is not None]
     if not found:
         return f"{len(groups)} groups of runs, by everything in their configs but the seed. None has a held-out accuracy."
     found.sort(key=lambda pair: -pair[1].estimate)
@@ -250,14 +269,17 @@ def _sentence(groups: Sequence[Group]) -> str:
     if len(found) == 1:
         return f"{sentence}."
     second, other = found[1]
+    few = min(len(_of_runs(group, _ACCURACY)) for group in (best, second)) < MIN_SEEDS
     known = figure.lower is not None and other.upper is not None
-    apart = known and figure.lower is not None and other.upper is not None and figure.lower > other.upper
-    words = "above" if apart else "not told apart from" if known else "before"
-    return f"{sentence}, {words} {second.label}: {_told(second, other)}."
+    apart = figure.estimate > other.estimate if not known else figure.against(other.upper or 0.0) == "above"
+    words = "not told apart from" if not apart else "higher in these runs than" if few or not known else "above"
+    caution = f" Fewer than {MIN_SEEDS} seeds of each tell of these runs, not of their settings." if apart and few else ""
+    return f"{sentence}, {words} {second.label}: {_told(second, other)}.{caution}"
 
 
 def _told(group: Group, figure: Figure) -> str:
-    how = f"interquartile mean of {len(group.runs)} seeds" if len(group.runs) > 1 else "one seed"
+    seeds = len(_of_runs(group, _ACCURACY))
+    how = f"interquartile mean of {seeds} seeds" if seeds > 1 else "one seed"
     sure = interval_words(figure, True)
     return f"{percent_words(figure.estimate)} held-out accuracy ({how}{f', 95 % interval {sure}' if sure else ''})"
 

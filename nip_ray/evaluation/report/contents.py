@@ -7,7 +7,7 @@ from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, interval_words, percent_words
-from nip_ray.evaluation.report.trust import trust, under_attack
+from nip_ray.evaluation.report.trust import trust, withstood
 
 GROUP_ROWS_SHOWN = 60
 
@@ -73,7 +73,7 @@ def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
         if figure is not None:
             tiles.append((name, percent_words(figure.estimate), interval_words(figure, True)))
     for side in ("soundness", "completeness"):
-        if (figure := under_attack(source, side)) is not None:
+        if (figure := withstood(source, side)) is not None:
             tiles.append((f"{side} under attack", percent_words(figure.estimate), interval_words(figure, True)))
     return tiles
 

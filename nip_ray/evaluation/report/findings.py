@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nip_ray.evaluation.report.panels import agents
 from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words
-from nip_ray.evaluation.report.trust import attackers, under_attack
+from nip_ray.evaluation.report.trust import attackers, every_message, is_held_out, stronger, withstood
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
 
@@ -50,9 +50,9 @@ def find(source: RunSource) -> Findings:
     accuracy = held_out(source, mode, "verifier/accuracy")
     assert accuracy is not None
     alone = agents(source.rows) == ["verifier"]
-    shown, not_shown, tone = _claims(accuracy, chance, ceiling, alone)
+    shown, not_shown, tone = _claims(accuracy, chance, ceiling, alone, is_held_out(source))
     right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
-    broken = under_attack(source, "soundness")
+    broken = withstood(source, "soundness")
     tone = "plain" if tone == "good" and broken is not None and broken.against(0.5) != "above" else tone
     sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, ceiling, alone)}."
     return Findings(sentence, [*shown, *attacked], [*not_shown, *always], accuracy, chance, ceiling, tone)
@@ -111,28 +111,41 @@ def _attacked(source: RunSource) -> tuple[list[str], list[str]]:
     """(shown, not shown) of attacks on the finished verifier. It withstands one in which it is right more often than not, beyond doubt."""
     shown, not_shown = [], []
     for side, right in (("soundness", "rejected what it ought to reject"), ("completeness", "accepted what it ought to accept")):
-        figure = under_attack(source, side)
+        figure = withstood(source, side)
         if figure is None:
             continue
-        count = len(attackers(source, side))
-        strongest = "an attacker" if count < 2 else f"the strongest of {count} attackers"
         sure = "" if figure.lower is None or figure.upper is None else f" (95\u00a0% interval {interval_words(figure, True)})"
-        told = f"against {strongest} it {right} in {percent_words(figure.estimate)}{sure}."
+        told = f"{_whoever(source, side)} it {right} in {percent_words(figure.estimate)}{sure}.{_but(source, side)}"
         if figure.against(0.5) == "above":
             shown.append(f"{side.capitalize()} under attack: {told}")
         else:
             not_shown.append(f"{side.capitalize()} under attack: {told}")
-    if under_attack(source, "soundness") is None:
+    if withstood(source, "soundness") is None:
         not_shown.append("Soundness against provers other than those of this run: no attacker was trained against the finished verifier.")
-    else:
+    elif every_message(source, "soundness") is None:
         not_shown.append("Soundness against attackers that were not tried: a stronger one may exist.")
     return shown, [*not_shown, "Other seeds: this is one run."]
 
 
-def _claims(accuracy: Figure, chance: float, ceiling: float | None, alone: bool) -> tuple[list[str], list[str], str]:
-    """(shown, not shown, tone)."""
-    shown, not_shown = [], []
-    better, tone = "The verifier decides better than chance on instances that it was not trained with.", "plain"
+def _whoever(source: RunSource, side: str) -> str:
+    """Whom the figure of an attack is against."""
+    if every_message(source, side) is not None:
+        return "whatever is said (every message was tried)"
+    count = len(attackers(source, side))
+    return "against an attacker" if count < 2 else f"against the attacker (of {count}) that did best on training instances,"
+
+
+def _but(source: RunSource, side: str) -> str:
+    """That another attacker did better than the one that was chosen, where that is so and counts."""
+    found = None if every_message(source, side) is not None else stronger(source, side)
+    return "" if found is None else f" On the instances of this figure {found[0]} did better: {percent_words(found[1].estimate)}."
+
+
+def _claims(accuracy: Figure, chance: float, ceiling: float | None, alone: bool, apart: bool) -> tuple[list[str], list[str], str]:
+    """(shown, not shown, tone). apart: whether it was examined on other instances than those of training."""
+    shown, not_shown = [], [] if apart else ["Anything about instances that it was not trained with: the task has no others."]
+    where = "instances that it was not trained with" if apart else "the instances that it was trained with"
+    better, tone = f"The verifier decides better than chance on {where}.", "plain"
     if accuracy.against(chance) == "above":
         shown.append(better)
         tone = "good"
@@ -177,8 +190,10 @@ def _how_sure(accuracy: Figure, mode: str) -> str:
 
 def _instances(source: RunSource, accuracy: Figure) -> str:
     split = source.evaluation.get("split")
-    count = "held-out instances" if accuracy.n is None else f"{accuracy.n:,} held-out instances"
-    return f"{count} ({split[:40]})" if isinstance(split, str) and split != "test" else count
+    number = "" if accuracy.n is None else f"{accuracy.n:,} "
+    if not is_held_out(source):
+        return f"{number or 'the '}instances, on which it was trained too,"
+    return f"{number}held-out instances" + (f" ({split[:40]})" if isinstance(split, str) and split != "test" else "")
 
 
 def _training_sentence(source: RunSource) -> str:

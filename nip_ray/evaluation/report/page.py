@@ -3,13 +3,17 @@
 Decisions that matter here:
 - no `unsafe-inline`: what is not our script does not run, and what is not our style sheet (a style attribute, for one) is not obeyed,
   even if a text should ever get out of its escaping. So the templates use classes and presentation attributes of SVG only;
-- jinja2 escapes every variable; the only texts put in raw are the files of this package.
+- jinja2 escapes every variable; the only texts put in raw are the files of this package;
+- in every variable, characters that would turn the direction of writing, or cannot be seen, are spelled out: names and configs are of
+  strangers as much as messages are.
 """
 
 import base64
 import hashlib
 from pathlib import Path
 from typing import Any
+
+from nip_ray.play.visible import visible
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,8 +27,12 @@ def rendered(template: str, *, scripts: tuple[str, ...] = (), connect: bool = Fa
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    def spelled_out(value: Any) -> Any:
+        return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+    loader = FileSystemLoader([folder, TEMPLATES])
     pages = Environment(
-        loader=FileSystemLoader([folder, TEMPLATES]), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=spelled_out
     )
     style = _file("style.css")
     script = "".join(_file(name) for name in scripts)

@@ -32,8 +32,9 @@ class RunSource:
 
     rows: the finite numbers of each iteration, in order, the newest row where an iteration was repeated after a resume.
     config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {} without one.
-    transcripts: records of `transcripts_name`, the newest file. pictures: instance -> what is drawn of it. cross_play: cross_play.json, {}
-    without one. notes: what was missing or damaged, one sentence each.
+    transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing can be read, else "".
+    pictures: instance -> what is drawn of it. cross_play: cross_play.json, {} without one. notes: what was missing or damaged, one
+    sentence each.
     """
 
     run_dir: Path
@@ -44,6 +45,7 @@ class RunSource:
     evaluation: Record
     transcripts: list[Record]
     transcripts_name: str
+    unreadable: str
     pictures: Mapping[str, Record]
     cross_play: Record
     notes: list[str]
@@ -62,13 +64,13 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
         notes.append("evaluation.json has another format or version than this report reads; it was left out.")
         evaluation = {}
     if transcripts is None:
-        records, name = _newest_transcripts(run_dir / "transcripts", notes)
+        records, name, unreadable = _newest_transcripts(run_dir / "transcripts", notes)
     else:
-        records, name = _chosen_transcripts(run_dir, transcripts), f"{transcripts}.jsonl"
+        records, name, unreadable = _chosen_transcripts(run_dir, transcripts), f"{transcripts}.jsonl", ""
     environment = _object(run_dir / "environment.json", notes)
     crossed = _object(run_dir / CROSS_PLAY, notes) if (run_dir / CROSS_PLAY).is_file() else {}
     parsed, pictures = _parsed(config_text, notes), read_pictures(run_dir)
-    return RunSource(run_dir, rows, config_text, parsed, environment, evaluation, records, name, pictures, crossed, notes)
+    return RunSource(run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, crossed, notes)
 
 
 @dataclass(frozen=True)
@@ -202,17 +204,28 @@ def _chosen_transcripts(run_dir: Path, name: str) -> list[Record]:
         raise UserError(f"--transcripts: {error}") from None
 
 
-def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str]:
-    """Records of the newest file that holds any: NNNNNN.jsonl or WORD-NNNNNN.jsonl, by iteration."""
-    files = sorted(folder.glob("*.jsonl"), key=_iteration_and_name, reverse=True)
+def _newest_transcripts(folder: Path, notes: list[str]) -> tuple[list[Record], str, str]:
+    """Records of the newest file that holds any, its name, and the newest file of which nothing could be read ("" for none).
+
+    Files are NNNNNN.jsonl or WORD-NNNNNN.jsonl, and are tried by iteration.
+    """
+    files, unreadable = sorted(folder.glob("*.jsonl"), key=_iteration_and_name, reverse=True), ""
     for path in files:
-        if path.stat().st_size > MAX_TRANSCRIPT_BYTES:
-            notes.append(f"transcripts/{path.name} is too large to be shown.")
+        try:
+            if path.stat().st_size > MAX_TRANSCRIPT_BYTES:
+                notes.append(f"transcripts/{path.name} is too large to be shown.")
+                continue
+            records, damaged = _json_lines(path)
+        except OSError as error:
+            notes.append(f"transcripts/{path.name} cannot be read ({error.strerror}); left out.")
+            unreadable = unreadable or path.name
             continue
-        records, damaged = _json_lines(path)
-        if damaged:
+        if damaged and not records:
+            notes.append(f"transcripts/{path.name}: no record of it can be read; left out.")
+            unreadable = unreadable or path.name
+        elif damaged:
             lines = f"line {damaged[0]} is" if len(damaged) == 1 else f"lines {', '.join(map(str, damaged[:5]))} are"
             notes.append(f"transcripts/{path.name}: {lines} damaged{' (and more)' if len(damaged) > 5 else ''}; left out.")
         if records:
-            return records, path.name
-    return [], ""
+            return records, path.name, unreadable
+    return [], "", unreadable

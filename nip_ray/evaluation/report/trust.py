@@ -24,8 +24,31 @@ KINDS = {
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the strongest attacker. side: "soundness" or "completeness"."""
+    """The share of right verdicts against the attacker that was chosen in training. side: "soundness" or "completeness"."""
     return figure_of(source.evaluation.get(f"{side}_under_attack"))
+
+
+def every_message(source: RunSource, side: str) -> Figure | None:
+    """The share of right verdicts whatever is said, where every message was tried: on these instances nobody does better."""
+    return figure_of(_inner(_inner(source.evaluation, "attack"), side).get("every_message"))
+
+
+def withstood(source: RunSource, side: str) -> Figure | None:
+    """What an attack comes to: the figure of every message where there is one, else that of the attacker that was chosen."""
+    return every_message(source, side) or under_attack(source, side)
+
+
+def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
+    """(name, figure) of the attacker that did best on the instances of the figures, where it is not the one that was chosen."""
+    chosen = under_attack(source, side)
+    figures = [(short(one.get("name", "?"), 60), figure_of(one.get("held_out"))) for one in attackers(source, side)]
+    found = min(((name, figure) for name, figure in figures if figure is not None), key=lambda one: one[1].estimate, default=None)
+    return found if found is not None and chosen is not None and found[1].estimate < chosen.estimate else None
+
+
+def is_held_out(source: RunSource) -> bool:
+    """Whether the verifier was examined on other instances than those it was trained with."""
+    return source.evaluation.get("held_out") is not False
 
 
 def attackers(source: RunSource, side: str) -> list[Record]:
@@ -40,6 +63,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     sides = [made for key, *names in SIDES if (made := _side(source, key, names)) is not None]
     return {
         "sides": sides,
+        "held_out": is_held_out(source),
         "attack_command": "" if sides or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
@@ -55,24 +79,26 @@ def _inner(record: Record, key: str) -> Record:
 
 def _side(source: RunSource, key: str, names: list[str]) -> dict[str, Any] | None:
     """One side: its headline figure, and a row for each attacker with its place on the axis from 0 to 1."""
-    figure, rows = under_attack(source, key), [_attacker(one) for one in attackers(source, key)]
-    rows = [row for row in rows if row is not None]
-    if figure is None and not rows:
+    figure, whole = under_attack(source, key), withstood(source, key)
+    rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
+    if whole is None and not rows:
         return None
     part = _inner(_inner(source.evaluation, "attack"), key)
     rows.sort(key=lambda row: (not row["chosen"], row["at"]["estimate"]))
+    better = stronger(source, key)
     return {
         "key": key,
         "title": names[0],
         "claim": names[1],
         "right": names[2],
-        "figure": "" if figure is None else percent_words(figure.estimate),
-        "interval": "" if figure is None else interval_words(figure, True),
-        "n": "" if figure is None or figure.n is None else f"{figure.n:,}",
+        "figure": "" if whole is None else percent_words(whole.estimate),
+        "n": "" if whole is None or whole.n is None else f"{whole.n:,}",
+        "chosen": _cell(figure),
         "attacker": short(_inner(source.evaluation, f"{key}_under_attack").get("attacker", ""), 60),
         "rows": rows,
+        "stronger": None if better is None else (better[0], percent_words(better[1].estimate)),
         "any": _cell(figure_of(part.get("any_attacker"))),
-        "every": _cell(figure_of(part.get("every_message"))),
+        "every": _cell(every_message(source, key)),
     }
 
 
@@ -147,12 +173,14 @@ def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
     """Cross-play: verifiers down, provers across, each cell its accuracy. None for what is not shaped like one."""
     cells = [cell for cell in crossed["matrix"] if isinstance(cell, dict)] if isinstance(crossed.get("matrix"), list) else []
     figures = {(str(cell.get("verifier")), str(cell.get("prover"))): figure_of(cell.get("accuracy")) for cell in cells}
-    rows = list(dict.fromkeys(verifier for verifier, _ in figures))[:CELLS_SHOWN]
-    columns = list(dict.fromkeys(prover for _, prover in figures))[:CELLS_SHOWN]
+    verifiers, provers = (list(dict.fromkeys(pair[side] for pair in figures)) for side in (0, 1))
+    rows, columns = verifiers[:CELLS_SHOWN], provers[:CELLS_SHOWN]
     if not rows:
         return None
     made = [{"name": short(row, 60), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]} for row in rows]
-    return {"columns": [short(name, 60) for name in columns], "rows": made}
+    runs = max(len(verifiers), len(provers))
+    cut = f"{CELLS_SHOWN} of {runs} runs shown; the file has all." if runs > CELLS_SHOWN else ""
+    return {"columns": [short(name, 60) for name in columns], "rows": made, "cut": cut}
 
 
 def _heat(figure: Figure | None, own: bool) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.samples import RolloutSamples
+from nip_ray.runs.progress import say
 from nip_ray.settings.dqn import DQNSettings, role_settings
 
 _FRUITLESS = 20  # roll-outs in a row without a turn of a role that is to learn
@@ -87,6 +88,7 @@ class ProtocolDQN(ProtocolAlgorithm):
     def setup(self, config: AlgorithmConfig) -> None:
         """As all our algorithms; nobody has another opponent than the networks yet."""
         self.opponents: dict[str, nn.Module] = {}
+        self._opponent_names: dict[str, list[str] | None] = {}  # of those set by name; None of a module
         self._opponent_refs: dict[str, list[ray.ObjectRef]] = {}
         super().setup(config)
 
@@ -123,23 +125,67 @@ class ProtocolDQN(ProtocolAlgorithm):
 
         A state of its network: weights to play with, which belong to the run's state from now on. A module of the same form (whose
         most likely moves are played; drawn ones, where it has nothing to train), or the names of players without weights, in scenarios that
-        have such: they stand in its place and are in no checkpoint, so that whoever restores one sets them again. None: its network.
-        Raises UserError for a role that is trained or does not play, ValueError or RuntimeError for weights that do not fit.
+        have such: they stand in its place. Checkpoints hold names, not modules: whoever restores one sets those again, and is told so.
+        None: its network. Raises UserError for a role that is trained or does not play and for what is no opponent, RuntimeError for
+        weights that do not fit.
         """
         agents = self.scenario.protocol.agents
         if role not in agents:
             raise UserError(f"role: got {role}, which does not play, there are {', '.join(agents)}")
         if role in self.config.trained():
             raise UserError(f"role: got {role}, which is trained; name the others in algorithm.trained_roles to put another in its place")
-        self.opponents.pop(role, None)
-        self._opponent_refs.pop(role, None)
         if isinstance(opponent, Mapping):
-            state = self.training_state()
-            self.load_training_state({**state, "modules": {**state["modules"], role: dict(opponent)}})
-        elif opponent is not None:
-            self.opponents[role] = opponent if isinstance(opponent, nn.Module) else _scripted(self.scenario, role, opponent)
+            state = {name: value.detach().cpu() for name, value in opponent.items()}
+            self._foreach_learner(methodcaller("load_weights", role, state))
+            self.send_weights()
+        in_place = None if opponent is None or isinstance(opponent, Mapping) else _player(self.scenario, role, opponent)
+        for kept in (self.opponents, self._opponent_refs, self._opponent_names):
+            kept.pop(role, None)
+        if in_place is not None:
+            names = [opponent] if isinstance(opponent, str) else opponent
+            self._opponent_names[role] = None if isinstance(names, nn.Module) else list(names)
+            self.opponents[role] = in_place
             if self.env_runner_group.num_remote_env_runners():
-                self._opponent_refs[role] = [ray.put(self.opponents[role])]
+                self._opponent_refs[role] = [ray.put(in_place)]
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def training_state(self) -> dict[str, Any]:
+        """As all our algorithms', and who was set in the place of a network, among the counters."""
+        state = super().training_state()
+        return {**state, "counters": {**state["counters"], "opponents": dict(self._opponent_names)}}
+
+    def load_training_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `training_state`."""
+        super().load_training_state(state)
+        self._restore_opponents(state["counters"].get("opponents"))
+
+    @override(Algorithm)
+    def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
+        """As all our algorithms', and who was set in the place of a network."""
+        state = super().get_state(components, not_components=not_components, **kwargs)
+        state["nip_ray"]["opponents"] = dict(self._opponent_names)
+        return state
+
+    @override(Algorithm)
+    def set_state(self, state: dict[str, Any]) -> None:
+        """The inverse of `get_state`."""
+        super().set_state(state)
+        self._restore_opponents(state.get("nip_ray", {}).get("opponents"))
+
+    def _restore_opponents(self, names: Mapping[str, list[str] | None] | None) -> None:
+        """None: a state that says nothing of them leaves them as they are. A module that was set here already stays."""
+        if names is None:
+            return
+        for role in [*self.opponents]:
+            if role not in names:
+                self.set_opponent(role, None)
+        for role, own in names.items():
+            if own is not None:
+                self.set_opponent(role, own)
+            elif self._opponent_names.get(role, ()) is not None:
+                self.set_opponent(role, None)
+                say(f"warning: {role} was played by a module, which no checkpoint holds; its network plays until set_opponent is called")
 
     # ------------------------------------------------------------------------------------------------------- roll-outs
 
@@ -270,7 +316,15 @@ def _refuse_unfit(scenario: Scenario, role: str) -> None:
         )
 
 
-def _scripted(scenario: Any, role: str, names: str | Sequence[str]) -> nn.Module:
+def _player(scenario: Any, role: str, opponent: nn.Module | str | Sequence[str]) -> nn.Module:
+    """The module that plays `role`. Raises UserError for what is none, and for names of nobody."""
+    if isinstance(opponent, nn.Module):
+        if not callable(getattr(opponent, "groups", None)):
+            raise UserError(f"opponent: got a {type(opponent).__name__}, which has no groups(), expected a network of the same form")
+        return opponent
+    names = [opponent] if isinstance(opponent, str) else opponent
+    if not isinstance(names, Sequence) or not names or not all(isinstance(name, str) for name in names):
+        raise UserError(f"opponent: got {opponent!r}, expected weights, a module, the name of a player or several names")
     if not hasattr(scenario, "scripted_agent"):
         raise UserError(f"opponent: {scenario.name} has no players without weights, give a module or weights")
-    return scenario.scripted_agent(role, *([names] if isinstance(names, str) else names))
+    return scenario.scripted_agent(role, *names)

@@ -86,8 +86,8 @@ class DQNLearner(ProtocolLearner):
         first, after = kwargs.get("steps", (0, 0))
         roles: Sequence[str] = kwargs.get("roles", tuple(self.optimizers))
         if first == 0 and after:
-            for role in roles:  # weights may have been put in since the targets were made
-                update_target(self.targets[role], self.networks[role], 1.0)
+            for role, target in self.targets.items():  # weights may have been put in since, also for those who rest in these steps
+                update_target(target, self.networks[role], 1.0)
         with self._seeded_noise(first):
             with _low_products(self.settings.precision == "bfloat16" and self._device.type == "cpu"):
                 self._steps(roles, range(first, after))
@@ -254,6 +254,10 @@ class DQNLearner(ProtocolLearner):
 
     def _buffer_device(self) -> torch.device:
         return self._device if self.settings.buffer_device == "learner" else torch.device("cpu")
+
+    def load_weights(self, role: str, weights: Mapping[str, Tensor]) -> None:
+        """Other weights for the network of `role`, and nothing else. Raises RuntimeError where they do not fit."""
+        self.networks[role].load_state_dict(weights)
 
     def extra_state(self) -> dict[str, Any]:
         """Target networks, and replay buffers where they are to be kept."""

@@ -12,6 +12,7 @@ from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
 from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.graph_data import GraphDataSettings
@@ -35,9 +36,14 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
     )
 
 
-@lru_cache(maxsize=2)
 def graph_data(settings: GraphDataSettings) -> tuple[GraphPairs, GraphPairs]:
-    """(train, test) of `settings`; made training pairs never contain a held-out pair."""
+    """(train, test) of `settings`; made training pairs never contain a held-out pair. Kept in memory until a file of it is changed."""
+    return _graph_data(settings, marks(settings.train, settings.test))
+
+
+@lru_cache(maxsize=2)
+def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[GraphPairs, GraphPairs]:
+    """marked: what the files are now, which is part of the key alone."""
     made = GeneratorSettings(
         graph_sizes=tuple(settings.graph_sizes),
         edge_probabilities=tuple(settings.edge_probabilities),

@@ -8,14 +8,15 @@ The name says who learns. Importing this module registers both; "nip_ray.scenari
 by itself. Other arguments: `illegal_reward`, `render_mode` ("ansi"), and the game's own settings (`HironakaSettings`).
 
 Decisions that matter here:
-- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows, moves nothing, takes a round and
-  pays `illegal_reward`; the infos count it ("illegal");
+- a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows or which is no action at all, moves
+  nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
 - no game begins over; `reset(options={"points": ...})` begins with given ones and refuses those that are;
 - many copies begin anew in the step after an end, as Gymnasium's own vector environments do, from one stream of random numbers.
 """
 
+from collections.abc import Sequence
 from dataclasses import fields, replace
-from typing import Any, cast
+from typing import Any, cast, get_args, get_type_hints
 
 import gymnasium
 import numpy as np
@@ -30,7 +31,8 @@ from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game, Outcome, State
 from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.scenarios.hironaka.rollout import choose, open_start
-from nip_ray.settings.hironaka import HironakaSettings
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.hironaka import ROLES, HironakaSettings
 
 Observation = dict[str, np.ndarray[Any, Any]]
 _NOT_OF_THE_GAME = ("name", "agents", "num_train", "num_test", "rho_games", "data_seed")
@@ -40,7 +42,10 @@ class Games:
     """Games of one learner: what the environments below share. class_B: what the host has chosen where the learner is the agent."""
 
     def __init__(self, role: Role, opponent: str | Player, illegal_reward: float, settings: HironakaSettings, device: str = "cpu") -> None:
+        if role not in ROLES:
+            raise UserError(f"role: got {role!r}, expected {' or '.join(ROLES)}")
         self.role, self.illegal_reward, self.game = role, illegal_reward, Game(settings, device)
+        self._state: State | None = None
         other = cast(Role, "agent" if role == "host" else "host")
         self.opponent = scripted(other, opponent, settings.dimension) if isinstance(opponent, str) else opponent
         self.draw = torch.Generator(device=device)
@@ -58,9 +63,16 @@ class Games:
             shown["choice"] = spaces.MultiBinary(settings.dimension)
         return spaces.Dict(shown)
 
+    @property
+    def state(self) -> State:
+        """The games. Raises Gymnasium's ResetNeeded before the first ones."""
+        if self._state is None:
+            raise gymnasium.error.ResetNeeded("reset() is to be called before anything else")
+        return self._state
+
     def begin(self, state: State) -> None:
         """Play from here."""
-        self.state = state
+        self._state = state
         self._ask()
 
     def fresh(self, games: int) -> State:
@@ -87,10 +99,10 @@ class Games:
         game, state = self.game, self.state
         if self.role == "host":
             class_B = action_B
-            axis_B = choose(self.opponent, game, state, None, game.choices_KD[class_B], self.draw)
+            axis_B = choose(self.opponent, game, state, None, game.chosen(class_B), self.draw)
         else:
             class_B, axis_B = self.class_B, action_B
-        self.state, outcome = game.step(state, class_B, axis_B)
+        self._state, outcome = game.step(state, class_B, axis_B)
         paid_B = outcome.host_reward_B if self.role == "host" else outcome.agent_reward_B
         self._ask()
         return torch.where(outcome.moved_B, paid_B.double(), self.illegal_reward), outcome
@@ -117,7 +129,7 @@ class HironakaEnv(gymnasium.Env[Observation, np.int64]):
     def __init__(
         self, role: Role, opponent: str | Player = "random", illegal_reward: float = -0.001, render_mode: str | None = None, **settings: Any
     ) -> None:
-        """Raises UserError for an unknown opponent or setting, or a setting out of its bounds."""
+        """Raises UserError for an unknown role, opponent or setting, or a setting out of its bounds."""
         self.games, self.render_mode = Games(role, opponent, illegal_reward, game_settings(settings)), render_mode
         self.observation_space, self.action_space = self.games.space(), spaces.Discrete(self.games.actions)
 
@@ -174,8 +186,8 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
         self.action_space = batch_space(self.single_action_space, num_envs)
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Observation, dict[str, Any]]:
-        """Random starts, or ``options={"points": ...}``. seed: one number for all copies."""
-        super().reset(seed=seed)
+        """Random starts, or ``options={"points": ...}``. seed: a number, or several, which together make one for all copies."""
+        super().reset(seed=stable_seed(len(seed), *map(int, seed)) if isinstance(seed, Sequence | np.ndarray) else seed)
         self.games.draw.manual_seed(int(self.np_random.integers(2**62)))
         given = (options or {}).get("points")
         self.games.begin(self.games.fresh(self.num_envs) if given is None else self.games.given(given, self.num_envs))
@@ -199,6 +211,7 @@ class HironakaVectorEnv(VectorEnv[Observation, Any, Any]):
 def game_settings(given: dict[str, Any]) -> HironakaSettings:
     """The game's settings with `given` ones changed. Raises UserError for an unknown one, or one out of its bounds."""
     known = {field.name: field for field in fields(HironakaSettings) if field.name not in _NOT_OF_THE_GAME}
+    types = get_type_hints(HironakaSettings)
     for name, value in given.items():
         if name not in known:
             raise UserError(f"{name}: no setting of this game, there are {', '.join(known)}")
@@ -208,6 +221,8 @@ def game_settings(given: dict[str, Any]) -> HironakaSettings:
         if type(value) is not type(default) or (numeric and not low <= value <= high):
             limits = f" from {low:g} to {high:g}" if numeric else ""
             raise UserError(f"{name}: got {value!r}, expected {type(default).__name__}{limits}")
+        if (words := get_args(types[name])) and value not in words:
+            raise UserError(f"{name}: got {value!r}, expected one of {', '.join(words)}")
     return replace(HironakaSettings(), **given)
 
 

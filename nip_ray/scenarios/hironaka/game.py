@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, polytope, rules
-from nip_ray.settings.hironaka import HironakaSettings
+from nip_ray.settings.hironaka import MAX_POINTS, HironakaSettings
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,10 @@ class Game:
     """The game of `settings` on one device. choices_KD: (K, d) bool, the host's classes."""
 
     def __init__(self, settings: HironakaSettings | None = None, device: torch.device | str = "cpu") -> None:
+        """Raises UserError for a dimension or a number of points that no game can have."""
         self.settings, self.device = settings or HironakaSettings(), torch.device(device)
+        if self.settings.max_points > MAX_POINTS:
+            raise UserError(f"max_points: got {self.settings.max_points}, expected at most {MAX_POINTS}")
         self.dtype = torch.float32 if self.settings.precision == "single" else torch.float64
         self.choices_KD = encode.choices(self.settings.dimension).to(self.device)
         self._reduce: Callable[[Tensor], Tensor] = rules.minimal_ordered
@@ -107,8 +110,11 @@ class Game:
         return self._start(self.random_points(games, generator))
 
     def step(self, state: State, class_B: Tensor, axis_B: Tensor) -> tuple[State, Outcome]:
-        """One round of every game: the host's choices as classes (B,), the agent's coordinates (B,), both int64."""
-        choice_BD = self.choices_KD[class_B]
+        """One round of every game: the host's choices as classes (B,), the agent's coordinates (B,), both int64.
+
+        A number that is no class or no coordinate of the choice is an illegal move.
+        """
+        choice_BD = self.chosen(class_B)
         open_B = state.open_B
         moved_B = open_B & rules.legal(choice_BD, axis_B)
         new = rules.shift(state.points, choice_BD, axis_B)
@@ -121,6 +127,11 @@ class Game:
         round_B = state.round_B + open_B
         cut_B = state.cut_B | (open_B & ~over_B & (round_B >= self.settings.max_rounds))
         return State(points, count_B, round_B, over_B, cut_B), self._outcome(state, open_B, moved_B, count_B, over_B, cut_B)
+
+    def chosen(self, class_B: Tensor) -> Tensor:
+        """(B, d) bool: the coordinates of the host's choices, none for a number that is no class."""
+        known_B = (class_B >= 0) & (class_B < len(self.choices_KD))
+        return self.choices_KD[class_B.clamp(0, len(self.choices_KD) - 1)] & known_B[:, None]
 
     def _outcome(self, old: State, open_B: Tensor, moved_B: Tensor, count_B: Tensor, over_B: Tensor, cut_B: Tensor) -> Outcome:
         ended_B = open_B & over_B

@@ -10,7 +10,9 @@ Decisions that matter here:
   before the first move, ours is ordered, which matters to nobody but a host that breaks ties by order, in the first round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -33,17 +35,26 @@ _SMALLEST, _LARGEST = 64, 4096  # games side by side
 class Played:
     """G games played to their end. length_G: rounds (0: over at the start); over_G: the host won (else cut off).
 
-    host_GK, agent_GD: how often each class and each coordinate was chosen.
+    game_T, class_T, axis_T: all their rounds, those of a game in order: which game it was of, the host's class, the agent's coordinate.
     """
 
     length_G: Tensor
     over_G: Tensor
-    host_GK: Tensor
-    agent_GD: Tensor
+    game_T: Tensor
+    class_T: Tensor
+    axis_T: Tensor
 
-    def first(self, games: int) -> "Played":
-        """The first of them."""
-        return Played(*(part[:games] for part in (self.length_G, self.over_G, self.host_GK, self.agent_GD)))
+    @classmethod
+    def joined(cls, parts: Sequence["Played"]) -> "Played":
+        """Several one after the other (at least one)."""
+        first_P = [0, *accumulate(len(part.length_G) for part in parts)]
+        return cls(
+            torch.cat([part.length_G for part in parts]),
+            torch.cat([part.over_G for part in parts]),
+            torch.cat([part.game_T + first for part, first in zip(parts, first_P)]),
+            torch.cat([part.class_T for part in parts]),
+            torch.cat([part.axis_T for part in parts]),
+        )
 
 
 @dataclass(frozen=True)
@@ -52,7 +63,7 @@ class MatchResult:
 
     games: games begun, the published count. lengths: the rounds of each within the match; the last one may be unfinished. unfinished:
     games that were cut off by the round limit. host_actions, agent_actions: how often each class and each coordinate was chosen
-    in these games, the last one played to its end. standard_error: of `games`, by renewal theory, from the lengths' spread.
+    within the match. standard_error: of `games`, by renewal theory, from the lengths' spread.
     """
 
     rounds: int
@@ -69,15 +80,16 @@ class MatchResult:
         return self.games / self.rounds
 
     def record(self) -> dict[str, Any]:
-        """As plain JSON."""
+        """As plain JSON. mean_length and longest are those of the games that ended within the match, None where none did."""
+        ended = self.lengths[:-1]
         return {
             "rounds": self.rounds,
             "games": self.games,
             "games_per_round": self.per_round,
             "standard_error": self.standard_error,
             "unfinished": self.unfinished,
-            "mean_length": sum(self.lengths) / len(self.lengths),
-            "longest": max(self.lengths),
+            "mean_length": sum(ended) / len(ended) if ended else None,
+            "longest": max(ended, default=None),
             "host_actions": list(self.host_actions),
             "agent_actions": list(self.agent_actions),
         }
@@ -101,11 +113,10 @@ class Rho:
 @torch.no_grad()
 def play_out(game: Game, host: Player, agent: Player, games: int, draw: torch.Generator) -> Played:
     """Play `games` random games until each is over or cut off."""
-    device, (classes, dimension) = game.device, game.choices_KD.shape
+    device = game.device
     length_G = torch.zeros(games, dtype=torch.int64, device=device)
     over_G = torch.zeros(games, dtype=torch.bool, device=device)
-    host_GK = torch.zeros(games, classes, dtype=torch.int32, device=device)
-    agent_GD = torch.zeros(games, dimension, dtype=torch.int32, device=device)
+    rounds: list[tuple[Tensor, ...]] = [(torch.zeros(0, dtype=torch.int64, device=device),) * 3]
     state, number_B = game.random_start(games, draw), torch.arange(games, device=device)
     while True:
         open_B = state.open_B
@@ -114,11 +125,10 @@ def play_out(game: Game, host: Player, agent: Player, games: int, draw: torch.Ge
             length_G[number_B], over_G[number_B] = state.round_B, state.over_B
             state, number_B = state.select(index_N).trimmed(), number_B[index_N]
         if len(index_N) == 0:
-            return Played(length_G, over_G, host_GK, agent_GD)
+            return Played(length_G, over_G, *(torch.cat(column) for column in zip(*rounds, strict=True)))
         class_B = choose(host, game, state, None, None, draw)
         axis_B = choose(agent, game, state, None, game.choices_KD[class_B], draw)
-        host_GK[number_B, class_B] += 1
-        agent_GD[number_B, axis_B] += 1
+        rounds.append((number_B, class_B, axis_B))
         state, _ = game.step(state, class_B, axis_B)
 
 
@@ -134,12 +144,11 @@ def match(
     game = Game(replace(settings, max_rounds=settings.max_rounds + 1), device)
     draw = generator(seed, "match", device=game.device)
     parts, played, spent = [], 0, 0
-    while spent < rounds:
+    while spent <= rounds:  # one game more than fill them, which begins as the match ends
         wanted = rounds / 100 if not spent else 1.1 * (rounds - spent) * played / spent
         parts.append(play_out(game, host, agent, max(_SMALLEST, min(_LARGEST, round(wanted))), draw))
         played, spent = played + len(parts[-1].length_G), spent + int(_rounds_taken(parts[-1]).sum())
-    columns = ([getattr(part, name) for part in parts] for name in ("length_G", "over_G", "host_GK", "agent_GD"))
-    return _counted(Played(*(torch.cat(column) for column in columns)), rounds)
+    return _counted(Played.joined(parts), rounds, *game.choices_KD.shape)
 
 
 def _rounds_taken(played: Played) -> Tensor:
@@ -147,22 +156,23 @@ def _rounds_taken(played: Played) -> Tensor:
     return played.length_G.clamp(min=1)
 
 
-def _counted(played: Played, rounds: int) -> MatchResult:
-    """The first games that fit into `rounds`, the last of them perhaps in part. The games must fill them."""
+def _counted(played: Played, rounds: int, classes: int, dimension: int) -> MatchResult:
+    """The first games that fit into `rounds`, the last of them in part, perhaps none of it. There must be one game more than fill them."""
     taken_G = _rounds_taken(played).double()
     end_G = taken_G.cumsum(0)
     finished = int((end_G <= rounds).sum())
-    begun = played.first(finished + 1)  # a game that begins as the match ends is counted too, as published
-    lengths = [int(length) for length in _rounds_taken(begun)]
+    lengths = taken_G[: finished + 1].long().tolist()  # a game that begins as the match ends is counted too, as published
     lengths[-1] = min(lengths[-1], rounds - sum(lengths[:-1]))
+    last_T = (played.game_T == finished).nonzero()[: lengths[-1], 0]
+    within_T = torch.cat(((played.game_T < finished).nonzero()[:, 0], last_T))
     mean, spread = float(taken_G.mean()), float(taken_G.std(correction=0))
     return MatchResult(
         rounds=rounds,
         games=len(lengths),
         lengths=tuple(lengths),
-        unfinished=int((~begun.over_G[:finished]).sum()),
-        host_actions=tuple(begun.host_GK.sum(0).tolist()),
-        agent_actions=tuple(begun.agent_GD.sum(0).tolist()),
+        unfinished=int((~played.over_G[:finished]).sum()),
+        host_actions=tuple(torch.bincount(played.class_T[within_T], minlength=classes).tolist()),
+        agent_actions=tuple(torch.bincount(played.axis_T[within_T], minlength=dimension).tolist()),
         standard_error=(rounds * spread**2 / mean**3) ** 0.5,
     )
 

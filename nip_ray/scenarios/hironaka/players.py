@@ -201,8 +201,11 @@ AGENTS: dict[str, Callable[[int], Player]] = {"random": RandomAgent, "choose_fir
 
 
 def scripted(role: Role, name: str, dimension: int) -> Player:
-    """The scripted player of that name. Raises UserError for an unknown one."""
-    table = HOSTS if role == "host" else AGENTS
-    if name not in table:
+    """The scripted player of that name, written with underscores or hyphens. Raises UserError for an unknown name or role."""
+    tables = {"host": HOSTS, "agent": AGENTS}
+    if role not in tables:
+        raise UserError(f"role: got {role!r}, expected host or agent")
+    table = tables[role]
+    if (found := name.replace("-", "_")) not in table:
         raise UserError(f"{role}: unknown player {name!r}; there are {', '.join(table)}")
-    return table[name](dimension)
+    return table[found](dimension)

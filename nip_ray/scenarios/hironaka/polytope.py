@@ -1,13 +1,13 @@
 """The exact reduction: the vertices of conv(S) + R^d_{>=0}, where the published rule keeps all componentwise-minimal points.
 
 Decisions that matter here:
-- a point is no vertex exactly if a mixture of the other points lies at or below it. The smallest t such that a mixture lies at or
-  below the point plus t in every coordinate is one linear programme; the point goes if t is at most TOLERANCE;
-- the programme is solved for points moved to the coordinate planes and divided by their largest coordinate, so TOLERANCE is relative
-  to the game's extent. A true vertex that sticks out by less is taken for none; for whole numbers up to 100 in three dimensions
-  there is none so flat;
+- a point is a vertex exactly if some weights of at least 0 give it a smaller weighted sum than every other point. The best margin with
+  weights that add up to 1 is one linear programme; the point stays if it is above TOLERANCE;
+- in play one coordinate outgrows the others without end, so the programme sees differences from the point with both scales removed: each
+  coordinate divided by its largest, then each difference by its largest. Neither changes which weights will do;
+- a point that is alone the smallest in a coordinate is a vertex without a programme;
 - points are tried one after the other, against those not yet discarded: discarding a point that is no vertex never makes another one;
-- one programme a minimal point, some milliseconds each, on the CPU: for figures and small runs, not for millions of games.
+- the other minimal points take one programme each, some milliseconds, on the CPU: for figures and small runs, not for millions of games.
 """
 
 import numpy as np
@@ -17,14 +17,13 @@ from torch import Tensor
 from nip_ray.errors import TrainingError
 from nip_ray.scenarios.hironaka import rules
 
-TOLERANCE = 1e-7
+TOLERANCE = 1e-9
 
 
 def exact_mask(points_BMD: Tensor) -> Tensor:
     """(B, m) bool: the vertices; of equal points the first alone. Raises TrainingError should the solver fail."""
     mask_BM = rules.minimal_mask(points_BMD)
-    extent_BMD = rules.reposition(points_BMD.double()).cpu().numpy()
-    rows = [_vertices(extent_MD, keep_M) for extent_MD, keep_M in zip(extent_BMD, mask_BM.cpu().numpy())]
+    rows = [_vertices(points_MD, keep_M) for points_MD, keep_M in zip(points_BMD.double().cpu().numpy(), mask_BM.cpu().numpy())]
     return torch.from_numpy(np.stack(rows)).to(points_BMD.device) if rows else mask_BM
 
 
@@ -33,31 +32,34 @@ def exact(points_BMD: Tensor) -> Tensor:
     return rules.keep(points_BMD, exact_mask(points_BMD))
 
 
-def _vertices(extent_MD: np.ndarray, minimal_M: np.ndarray) -> np.ndarray:
+def _vertices(points_MD: np.ndarray, minimal_M: np.ndarray) -> np.ndarray:
     keep_M = minimal_M.copy()
-    scaled_MD = extent_MD / max(float(extent_MD[keep_M].max(initial=0.0)), 1e-300)
+    if keep_M.sum() <= 2:  # neither of two minimal points is above the other
+        return keep_M
     for row in np.flatnonzero(minimal_M):
         others_M = keep_M.copy()
         others_M[row] = False
-        if others_M.any():
-            keep_M[row] = _height(scaled_MD[row], scaled_MD[others_M]) > TOLERANCE
+        away_ND = points_MD[others_M] - points_MD[row]
+        keep_M[row] = bool((away_ND > 0).all(0).any()) or _margin(away_ND) > TOLERANCE
     return keep_M
 
 
-def _height(point_D: np.ndarray, others_ND: np.ndarray) -> float:
-    """The smallest t with a mixture of `others_ND` at or below ``point_D + t``."""
+def _margin(away_ND: np.ndarray) -> float:
+    """The largest s such that weights of sum 1 make every weighted sum of the differences `away_ND` at least s, both scales removed."""
     from scipy.optimize import linprog
 
-    count, dimension = others_ND.shape
+    away_ND = away_ND / np.abs(away_ND).max(0).clip(1e-300)
+    away_ND /= np.abs(away_ND).max(1, keepdims=True)
+    count, dimension = away_ND.shape
     solved = linprog(
-        c=np.append(np.zeros(count), 1.0),
-        A_ub=np.hstack((others_ND.T, -np.ones((dimension, 1)))),
-        b_ub=point_D,
-        A_eq=np.append(np.ones(count), 0.0)[None],
+        c=np.append(np.zeros(dimension), -1.0),
+        A_ub=np.hstack((-away_ND, np.ones((count, 1)))),
+        b_ub=np.zeros(count),
+        A_eq=np.append(np.ones(dimension), 0.0)[None],
         b_eq=[1.0],
-        bounds=[(0, None)] * count + [(None, None)],
+        bounds=[(0, None)] * dimension + [(None, None)],
         options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
     )
     if not solved.success:
         raise TrainingError(f"the linear programme of the exact polytope was not solved: {solved.message}")
-    return float(solved.fun)
+    return -float(solved.fun)

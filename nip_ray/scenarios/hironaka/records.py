@@ -1,8 +1,10 @@
 """What a reader is shown of one game: its positions round by round, and the tree of what the agent could have answered.
 
-The tree is that of the host's most likely choices from the game's start; for a host that draws its moves there is none.
+The tree is that of the host's most likely choices from the game's start; for a host that draws its moves there is none. Of several
+scripted hosts it is that of the first one that makes all the choices that were made.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.players import Player
 from nip_ray.scenarios.hironaka.positions import Position, Rules
+from nip_ray.scenarios.hironaka.rollout import choose
 from nip_ray.scenarios.hironaka.tree import Node, resolution_tree
 
 _MOST_NODES = 300
@@ -34,6 +37,20 @@ def positions_of(made: Rules, id: int, said_RACM: Tensor) -> list[dict[str, Any]
             entries[-1]["axis"] = axis
             entries.append(_entry(position))
     return entries
+
+
+def host_of(made: Rules, id: int, said_RACM: Tensor, hosts: Sequence[Player]) -> Player | None:
+    """The first of the hosts that do not draw which chooses what was said, in every position of the game; None if there is none."""
+    left = [host for host in hosts if not host.draws]
+    position, no_luck = made.start(torch.tensor([id], device=said_RACM.device)), torch.Generator(device=said_RACM.device)
+    for said_ACM in said_RACM:
+        if not left or not bool((said_ACM >= 0).any()):
+            break
+        if (said := int(said_ACM[0].max())) >= 0:
+            state = position.state
+            left = [host for host in left if int(choose(host, made.game, state, None, None, no_luck)[0]) == said]
+        position, _ = made.advance(position, said_ACM[None])
+    return left[0] if left else None
 
 
 def tree_of(game: Game, host: Player, start_MD: Tensor) -> dict[str, Any] | None:

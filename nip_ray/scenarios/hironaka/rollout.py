@@ -16,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.scenarios.hironaka.players import Player, Role
+from nip_ray.scenarios.hironaka.starts import ATTEMPTS, hopeless
 
 
 @dataclass(frozen=True)
@@ -125,9 +127,13 @@ class _Table:
 
 
 def open_start(game: Game, games: int, generator: torch.Generator) -> State:
-    """Random starts of which none is over: those that are, are drawn again."""
+    """Random starts of which none is over: those that are, are drawn again, up to `ATTEMPTS` times; then UserError is raised."""
     state = game.random_start(games, generator).trimmed()
+    attempt = 0
     while len(over_N := (~state.open_B).nonzero()[:, 0]):
+        attempt += 1
+        if attempt == ATTEMPTS:
+            raise hopeless()
         state = state.put(over_N, game.random_start(len(over_N), generator).trimmed())
     return state
 
@@ -150,14 +156,16 @@ def roll_out(
 
     games: how many random games to begin with, unless `state` gives them (ended ones are left out). epsilon: how often `role` explores.
     refill: fresh games take the places of those that end, so that every round has as many. Networks are used in the mode they are in.
-    Returns the transitions and the games as they stand, open ones alone, to be gone on with.
+    Returns the transitions and the games as they stand, open ones alone, to be gone on with. Raises UserError for fewer than one round.
     """
+    if rounds < 1:
+        raise UserError(f"rounds: got {rounds}, expected at least 1")
     start = open_start(game, games, generator) if state is None else state
     if state is not None:
         start = state.select(state.open_B.nonzero()[:, 0]).trimmed()
     table = _Table(game, host, role, generator, start)
     parts = []
-    for _ in range(max(1, rounds)):
+    for _ in range(rounds):
         parts.append(_round(game, host, agent, role, table, epsilon, refill))
         if table.state.games == 0:
             break

@@ -17,7 +17,7 @@ from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.network import HironakaAgent
 from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.scenarios.hironaka.positions import Rules
-from nip_ray.scenarios.hironaka.records import positions_of, tree_of
+from nip_ray.scenarios.hironaka.records import host_of, positions_of, tree_of
 from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent
 from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSettings, hironaka_faults
 
@@ -73,18 +73,30 @@ class Hironaka(Scenario):
         return ScriptedAgent(role, names, self.settings.dimension, self.num_symbols)
 
     def player(self, role: Role, network: nn.Module) -> Player:
-        """An agent of this scenario as a player of `match`; of several scripted ones the first."""
+        """An agent of this scenario as a player of `match`. Raises UserError for several scripted ones: which of them is for one to say."""
+        first, *others = self.players(role, network)
+        if others and isinstance(network, ScriptedAgent):
+            raise UserError(f"{role}: {', '.join(network.names)} play here by turns, name one of them")
+        return first
+
+    def players(self, role: Role, network: nn.Module) -> list[Player]:
+        """Who plays a role, one of them in each game: the scripted players of an agent, else the network."""
         if isinstance(network, ScriptedAgent):
-            return scripted(role, network.names[0], self.settings.dimension).to(self.label_I.device)
-        return NetworkSeat(role, network, self.settings.dimension, self.num_symbols, self.settings.max_points)
+            return [scripted(role, name, self.settings.dimension).to(self.label_I.device) for name in network.names]
+        return [NetworkSeat(role, network, self.settings, self.num_symbols)]
 
     def record_extras(self, id: int, said: Dialogue, networks: Mapping[str, nn.Module]) -> dict[str, Any]:
-        """ "positions" of the game and, where the host always answers the same, the "tree" of what could have followed; see `records`."""
+        """ "positions" of the game and, where the host always answers the same, the "tree" of what could have followed; see `records`.
+
+        Of several scripted hosts it is the tree of the one that played.
+        """
         extras: dict[str, Any] = {"positions": positions_of(self.rules, id, said.main[0])}
         if (network := networks.get("host")) is not None:
             training = network.training
             start = self.rules.start(torch.tensor([id], device=self.label_I.device)).state.points[0]
-            tree = tree_of(self.game, self.player("host", network.eval()), start)
+            hosts = self.players("host", network.eval())
+            host = hosts[0] if len(hosts) == 1 else host_of(self.rules, id, said.main[0], hosts)
+            tree = None if host is None else tree_of(self.game, host, start)
             network.train(training)
             extras |= {} if tree is None else {"tree": tree}
         return extras
@@ -92,7 +104,7 @@ class Hironaka(Scenario):
     def figures(self, networks: Mapping[str, nn.Module]) -> dict[str, tuple[Tensor, Tensor]]:
         """Games per round against all scripted players, and what is chosen; see `figures.rho_figures`."""
         training = {role: networks[role].training for role in ROLES}
-        players = {role: self.player(role, networks[role].eval()) for role in ROLES}
+        players = {role: self.players(role, networks[role].eval()) for role in ROLES}
         try:
             return rho_figures(players, self.settings, self.settings.data_seed, device=str(self.label_I.device))
         finally:

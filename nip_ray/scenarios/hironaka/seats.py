@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
-from nip_ray.scenarios.hironaka import encode
+from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.players import Player, RandomHost, Role, scripted
 from nip_ray.scenarios.hironaka.starts import uniform
+from nip_ray.settings.hironaka import HironakaSettings
 
 _UNSEEN = 1e-5  # of logits: too little to change a sampled move
 _WHOLE = 2.0**22  # below this a number that was divided and multiplied again is nearest to the whole number that it was
@@ -82,29 +83,28 @@ def whole(points_NMD: Tensor, scale_N: Tensor) -> Tensor:
 class NetworkSeat(Player):
     """A learned host or agent as a player: its scores are its logits, so it plays its most likely moves.
 
-    Points of more rows than the network was made for are not its own game: the first of them are seen.
+    It looks at the points as it did in training, scaled or not, whatever game it plays in. Points of more rows than the network was made
+    for are not its own game: the first of them are seen.
     """
 
-    sees = "features"
-
-    def __init__(self, role: Role, network: nn.Module, dimension: int, num_symbols: int, max_points: int) -> None:
-        super().__init__(dimension)
-        self.role, self.network, self.num_symbols, self.max_points = role, network, num_symbols, max_points
-        self.moves = self.classes if role == "host" else dimension
+    def __init__(self, role: Role, network: nn.Module, settings: HironakaSettings, num_symbols: int) -> None:
+        """settings: of the game that the network was made for."""
+        super().__init__(settings.dimension)
+        self.role, self.network, self.settings, self.num_symbols = role, network, settings, num_symbols
+        self.moves = self.classes if role == "host" else self.dimension
 
     def forward(self, points: Tensor, choice: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
-        """See `players`; `points` are features."""
+        """See `players`."""
         policy, _ = self.network(self.observation(points, choice), True, False)
         return policy.message[:, 0, : self.moves]
 
     def observation(self, points: Tensor, choice: Tensor | None) -> dict[str, Tensor]:
         """What the network reads of an observation."""
         games, device = len(points), points.device
-        missing = self.max_points - points.shape[1]
-        points = nn.functional.pad(points, (0, 0, 0, missing), value=-1.0) if missing > 0 else points[:, : self.max_points]
+        most = self.settings.max_points
         legal = torch.ones(games, self.moves, dtype=torch.bool, device=device) if choice is None else choice
         obs = {
-            "points": points.float(),
+            "points": rules.features(points[:, :most], most, self.settings.scale_observation).float(),
             "legal": nn.functional.pad(legal, (0, self.num_symbols - self.moves)),
             "speaks": torch.ones(games, 1, dtype=torch.bool, device=device),
         }

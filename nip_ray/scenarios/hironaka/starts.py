@@ -9,10 +9,14 @@ Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number 
 import torch
 from torch import Tensor
 
+from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.seeding import stable_seed
 
 _GAMMA, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685  # the published constants, as signed numbers
+
+
+ATTEMPTS = 1000  # after so many starts that were over at once another one is not worth the wait
 
 
 def mixed(x: Tensor) -> Tensor:
@@ -44,10 +48,17 @@ def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tenso
 
 
 def start(game: Game, seed: int, id_N: Tensor) -> State:
-    """The games of instances `id_N` ((N,) int64), none of them over."""
+    """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError where `ATTEMPTS` starts of an instance were."""
     state = game.start(start_points(game, seed, id_N))
     attempt = 0
     while len(over_K := (~state.open_B).nonzero()[:, 0]):
         attempt += 1
+        if attempt == ATTEMPTS:
+            raise hopeless()
         state = state.put(over_K, game.start(start_points(game, seed, id_N[over_K], attempt)))
     return state.trimmed()
+
+
+def hopeless() -> UserError:
+    """The error for settings with which (almost) no game can begin."""
+    return UserError("max_points and max_value: almost every random start is over at once, take fewer points or a larger value")

@@ -44,7 +44,7 @@ def build_image_classification(protocol: Protocol, settings: ImageClassification
 
 
 def image_data(settings: ImageDataSettings) -> LabelledImages:
-    """The images that `settings` leaves of their source, with labels and without feature maps."""
+    """The images that `settings` leaves of their source, with labels and without feature maps. Raises UserError for unusable data."""
     train, test = load_images(settings)
     count = num_classes_of(settings, train, test)
     train_K, train_label_K = labelled(train, settings, "train", count)
@@ -52,6 +52,13 @@ def image_data(settings: ImageDataSettings) -> LabelledImages:
     train, test = train.select(train_K), test.select(test_K)
     both = ImageSet(torch.cat([train.pixels_ICHW, test.pixels_ICHW]), torch.cat([train.class_I, test.class_I]), train.levels)
     return LabelledImages(both, torch.cat([train_label_K, test_label_K]), len(train))
+
+
+def with_test(settings: ImageClassificationSettings, path: str) -> ImageClassificationSettings:
+    """The same scenario, examined on the images of the parquet file or folder `path`. Where held-out images had been a share of the
+    training images, all of these are for training."""
+    data = replace(settings.data, test=path, num_test=None, test_share=ImageDataSettings.test_share)
+    return replace(settings, data=data)
 
 
 def random_twin(scenario: Scenario) -> dict[str, nn.Module]:

@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.images import ImageSet
+from nip_ray.scenarios.image_classification.images import ImageSet, size_text
 
 _VERSION = 1
 _BATCH = 256
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # as timm writes them
+_KEY = "scenario.agents.*.pretrained_architecture"
 _WRAPPERS = ("state_dict", "model", "model_state_dict")
 
 
@@ -84,7 +85,7 @@ def embeddings(model: PretrainedModel, images: ImageSet, cache: Path) -> Tensor:
 def feature_maps(network: nn.Module, images: ImageSet, mean: tuple[float, ...], std: tuple[float, ...]) -> np.ndarray:
     """(I, E, h, w) float16: what ``network.forward_features`` makes of each image; grey ones have three equal colours.
 
-    Raises UserError where that is no map.
+    Raises UserError where that is no map, for images that the model cannot take, and for maps beyond half precision.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device).eval()
@@ -92,12 +93,19 @@ def feature_maps(network: nn.Module, images: ImageSet, mean: tuple[float, ...], 
     parts = []
     for pixels in images.pixels_ICHW.split(_BATCH):
         x = (pixels.to(device).float() / images.levels).expand(-1, 3, -1, -1)
-        made = network.forward_features((x - mean_C11) / std_C11)  # type: ignore[operator]
+        try:
+            made = network.forward_features((x - mean_C11) / std_C11)  # type: ignore[operator]
+        except (AssertionError, RuntimeError, ValueError) as error:
+            detail = (str(error).splitlines() or [type(error).__name__])[0][:120]
+            raise UserError(f"{_KEY}: the model cannot take images of {size_text(images)} ({detail}), use one for any size") from error
         if not isinstance(made, Tensor) or made.dim() != 4:
+            raise UserError(f"{_KEY}: this model has no feature map (copies, channels, height, width), use a convolutional one")
+        half = made.half()
+        if not bool(half.isfinite().all()):
             raise UserError(
-                "pretrained_architecture: this model has no feature map (copies, channels, height, width), use a convolutional one"
+                f"{_KEY}: its feature maps hold numbers that are none, or beyond {torch.finfo(half.dtype).max:.0f}, use another"
             )
-        parts.append(made.half().cpu().numpy())
+        parts.append(half.cpu().numpy())
     return np.concatenate(parts)
 
 
@@ -111,7 +119,7 @@ def build_model(model: PretrainedModel) -> nn.Module:
             f"pretrained_weights: needs timm and a torchvision that fits this torch ({detail}): pip install 'nip_ray[vision]'"
         ) from None
     if not timm.is_model(model.architecture):
-        raise UserError(f"pretrained_architecture: timm has no model {model.architecture!r}, name one of timm.list_models()")
+        raise UserError(f"{_KEY}: timm has no model {model.architecture!r}, name one of timm.list_models()")
     state = load_weights(model.weights)
     network = timm.create_model(model.architecture, pretrained=False, num_classes=0)
     fit_stem(network, state)
@@ -132,9 +140,9 @@ def fit_stem(network: nn.Module, state: Mapping[str, Tensor]) -> None:
 
 
 def put_weights(network: nn.Module, state: Mapping[str, Tensor], heads: tuple[str, ...], model: PretrainedModel) -> None:
-    """Load `state`, but for the modules `heads`, which are not used. Raises UserError unless everything else fits."""
+    """Load `state`, but for the modules `heads` (dotted names), which are not used. Raises UserError unless everything else fits."""
     own = network.state_dict()
-    given = {name: value for name, value in state.items() if name.partition(".")[0] not in heads}
+    given = {name: value for name, value in state.items() if not any(name == head or name.startswith(f"{head}.") for head in heads)}
     missing = [name for name in own if name not in given and not name.endswith("num_batches_tracked")]
     strange = [name for name in given if name not in own or given[name].shape != own[name].shape]
     if missing or strange:

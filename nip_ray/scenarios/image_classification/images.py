@@ -4,12 +4,13 @@ Decisions that matter here:
 - parquet files are read as the hub has them: a column of encoded images, each {bytes, path}, and one of whole numbers; the hub's own
   data goes the same way, so one reader serves both, and no code of a data set is ever run;
 - pixels stay whole numbers from 0 to `levels`: a quarter of the memory, and equal images are equal;
-- all images of a set have one size. One that is damaged or of another size is named by file and row.
+- all images of a set have one size. One that is damaged or of another size is named by file and row;
+- of one's own files, all images have three colours if any has.
 """
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,8 +21,10 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
+from nip_ray.scenarios.image_classification.splits import files_of
+from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.seeding import generator
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource
+from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource, data_faults
 
 _MAX_BYTES = 2**32  # of the pixels of a set, which are kept in memory
 _MAX_CLASSES = 10_000
@@ -43,26 +46,33 @@ class ImageSet:
         return ImageSet(self.pixels_ICHW[index_K], self.class_I[index_K], self.levels)
 
 
-@lru_cache(maxsize=2)
 def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
     """(train, test) with all classes and in the order of their source, but for a share that is held out by `seed`.
 
-    Raises UserError for files that are missing, damaged or unlike each other, and for a hub that cannot be reached.
+    Kept in memory for as long as no file of it is changed. Raises UserError for settings that cannot be, for files that are missing,
+    damaged or unlike each other, and for a hub that cannot be reached.
     """
+    for fault in data_faults(settings):
+        raise UserError(f"scenario.data.{fault}")
+    train, test = files_of(settings)
+    return _loaded(settings, train, test, marks(*train, *test))
+
+
+@lru_cache(maxsize=2)
+def _loaded(
+    settings: ImageDataSettings, train_files: tuple[Path, ...], test_files: tuple[Path, ...], marked: tuple[Mark, ...]
+) -> tuple[ImageSet, ImageSet]:
+    """marked: what the files are now, which is part of the key alone."""
     source = SOURCES[settings.source]
-    if settings.train is None and settings.source == "digits":
-        train = _digits()
-    elif settings.train is not None:
-        train = from_files(settings.train, source, "train")
-    elif source.repository is not None:
-        train = from_hub(source, "train")
+    if train_files:
+        train = from_files(train_files, source)
     else:
-        raise UserError("scenario.data.train: missing, the source 'files' needs a parquet file or a folder of them")
-    if settings.test is not None:
-        test = from_files(settings.test, source, "test")
-        if settings.train is None and settings.source == "digits" and test.levels != train.levels:
+        train = _digits() if source.repository is None else from_hub(source, "train")
+    if test_files:
+        test = from_files(test_files, source)
+        if train.levels != test.levels:  # the digits of scikit-learn beside a file
             train = ImageSet((train.pixels_ICHW.float() * (test.levels / train.levels)).round().byte(), train.class_I, test.levels)
-    elif settings.train is None and source.repository is not None:
+    elif not train_files and source.repository is not None:
         test = from_hub(source, "test")
     else:
         return held_out(train, settings.test_share, settings.seed)
@@ -73,12 +83,20 @@ def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
 
 
 def held_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
-    """(train, test): of every class the same share is held out, chosen by `seed`; both keep the order of `images`."""
+    """(train, test): of every class the same share is held out, chosen by `seed`; both keep the order of `images`.
+
+    Raises UserError where that leaves either without an image.
+    """
     keep_I = torch.ones(len(images), dtype=torch.bool)
     for number in images.class_I.unique().tolist():
         member_K = (images.class_I == number).nonzero().flatten()
         order_K = torch.randperm(len(member_K), generator=generator(seed, "image split", number))
         keep_I[member_K[order_K[: round(share * len(member_K))]]] = False
+    for left, name, how in ((keep_I, "training", "lower"), (~keep_I, "held-out", "raise")):
+        if not bool(left.any()):
+            most = int(torch.bincount(images.class_I).max())
+            few = f"a share of {share} of each class, with at most {most} images, leaves no {name} image"
+            raise UserError(f"scenario.data.test_share: {few}, {how} it or name scenario.data.test")
     return images.select(keep_I.nonzero().flatten()), images.select((~keep_I).nonzero().flatten())
 
 
@@ -98,27 +116,28 @@ def _digits() -> ImageSet:
 # --------------------------------------------------------------------------------------------------------------- files
 
 
-def from_files(path: str | Path, source: ImageSource, split: str) -> ImageSet:
-    """The images of a parquet file; or of a folder's: of those whose names begin with `split`, if there are any, else of all.
+def from_files(files: Sequence[Path], source: ImageSource) -> ImageSet:
+    """The images of parquet files, one after the other.
 
-    Raises UserError for what is missing, damaged or not of the layout of `source`.
+    Raises UserError for what is damaged or not of the layout of `source`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     parts, classes = [], []
-    for file in _files(Path(path), split):
+    for file in files:
         try:
             table = pq.read_table(file, columns=None)
         except (pa.ArrowException, OSError) as error:
             detail = str(error).splitlines()[0][:120]
             raise UserError(f"{file}: cannot be read as parquet ({detail}); expected: a parquet file with images and labels") from None
         found = _decoded(table, source, str(file))
-        if parts and found.pixels_ICHW.shape[1:] != parts[0].shape[1:]:
+        if parts and found.pixels_ICHW.shape[2:] != parts[0].shape[2:]:
             raise UserError(f"{file}: its images are {size_text(found)}, those of the files before it are not; expected: one size")
         parts.append(found.pixels_ICHW)
         classes.append(found.class_I)
-    return ImageSet(torch.cat(parts), torch.cat(classes))
+    channels = max(part.shape[1] for part in parts)
+    return ImageSet(torch.cat([part.expand(-1, channels, -1, -1) for part in parts]), torch.cat(classes))
 
 
 def from_hub(source: ImageSource, split: str) -> ImageSet:
@@ -138,17 +157,6 @@ def from_hub(source: ImageSource, split: str) -> ImageSet:
     return _decoded(table, source, f"{source.repository} ({split})")
 
 
-def _files(path: Path, split: str) -> list[Path]:
-    if not path.exists():
-        raise UserError(f"{path}: no such file or folder; name a parquet file with images, or a folder of them")
-    if path.is_file():
-        return [path]
-    found = sorted(path.rglob("*.parquet"))
-    if not found:
-        raise UserError(f"{path}: has no .parquet files; name a parquet file with images, or a folder of them")
-    return [file for file in found if file.name.startswith(split)] or found
-
-
 def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
     """The images of an arrow table."""
     for column in (source.image, source.label):
@@ -158,17 +166,25 @@ def _decoded(table: Any, source: ImageSource, where: str) -> ImageSet:
     if len(class_I) < 2:
         raise UserError(f"{where}: has {len(class_I)} images; expected: at least 2")
     rows = _encoded(table.column(source.image), source.image, where)
-    first = _pixels(next(rows), source, source.size, where, 0)
-    if first.nbytes * len(class_I) > _MAX_BYTES:
-        gigabytes = first.nbytes * len(class_I) / 1e9
-        raise UserError(
-            f"{where}: its pixels take {gigabytes:.1f} GB; expected: at most {_MAX_BYTES / 1e9:.1f}, use smaller images or fewer"
-        )
+    channels, sides = (source.size[0], source.size[1:]) if source.size is not None else (None, None)
+    first = _pixels(next(rows), source, channels, sides, where, 0)
+    _refuse_large(first.nbytes * len(class_I), where)
     pixels_IHWC = np.empty((len(class_I), *first.shape), np.uint8)
     pixels_IHWC[0] = first
     for number, encoded in enumerate(rows, 1):
-        pixels_IHWC[number] = _pixels(encoded, source, (first.shape[2], *first.shape[:2]), where, number)
+        made = _pixels(encoded, source, channels, first.shape[:2], where, number)
+        if made.shape[-1] > pixels_IHWC.shape[-1]:  # the first one in colour: the grey ones have three equal colours
+            _refuse_large(made.nbytes * len(class_I), where)
+            pixels_IHWC = np.repeat(pixels_IHWC, made.shape[-1], axis=-1)
+        pixels_IHWC[number] = made
     return ImageSet(torch.from_numpy(pixels_IHWC).permute(0, 3, 1, 2).contiguous(), class_I)
+
+
+def _refuse_large(size: int, where: str) -> None:
+    if size > _MAX_BYTES:
+        raise UserError(
+            f"{where}: its pixels take {size / 1e9:.1f} GB; expected: at most {_MAX_BYTES / 1e9:.1f}, use smaller images or fewer"
+        )
 
 
 def _classes(column: Any, source: ImageSource, where: str) -> Tensor:
@@ -197,8 +213,10 @@ def _encoded(column: Any, name: str, where: str) -> Iterator[bytes]:
         yield encoded
 
 
-def _pixels(encoded: bytes, source: ImageSource, size: tuple[int, int, int] | None, where: str, number: int) -> np.ndarray:
-    """(H, W, C) uint8. size: (C, H, W) that it must have, None for any."""
+def _pixels(
+    encoded: bytes, source: ImageSource, channels: int | None, sides: tuple[int, ...] | None, where: str, number: int
+) -> np.ndarray:
+    """(H, W, C) uint8. channels: how many it is given, None for its own. sides: (H, W) that it must have, None for any."""
     from PIL import Image
 
     def fail(wrong: str, right: str) -> NoReturn:
@@ -210,13 +228,13 @@ def _pixels(encoded: bytes, source: ImageSource, size: tuple[int, int, int] | No
                 fail(f"is {image.size[1]} x {image.size[0]}", "a small image")
             if image.mode.startswith(("I", "F")):
                 fail(f"has pixels of the kind {image.mode}", "8 bits for each colour")
-            grey = image.mode in ("1", "L", "LA") if size is None else size[0] == 1
+            grey = image.mode in ("1", "L", "LA") if channels is None else channels == 1
             made = np.asarray(image.convert("L" if grey else "RGB"))
     except UserError:
         raise
     except Exception as error:  # a damaged image can make the decoders raise nearly anything
         fail(f"cannot be decoded ({type(error).__name__})", "an image, for example PNG")
     made = made[..., None] if made.ndim == 2 else made
-    if size is not None and made.shape[:2] != size[1:]:
-        fail(f"is {made.shape[0]} x {made.shape[1]}", f"{size[1]} x {size[2]}, as all of them")
+    if sides is not None and made.shape[:2] != sides:
+        fail(f"is {made.shape[0]} x {made.shape[1]}", f"{sides[0]} x {sides[1]}, as all of them")
     return made

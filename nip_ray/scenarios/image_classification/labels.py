@@ -39,9 +39,21 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
     return index_K, label_I[index_K]
 
 
-def num_classes_of(settings: ImageDataSettings, *splits: ImageSet) -> int:
-    """K: of the source, or as many as all the images together show."""
-    return SOURCES[settings.source].num_classes or max(int(images.class_I.max()) for images in splits) + 1
+def num_classes_of(settings: ImageDataSettings, train: ImageSet, test: ImageSet) -> int:
+    """K: of the source, or as many as all the images together show.
+
+    Raises UserError under `merge` for held-out images of a class beyond those of the training images: other held-out images would make
+    other labels of the same classes.
+    """
+    known = SOURCES[settings.source].num_classes
+    if known is not None:
+        return known
+    most, beyond = int(train.class_I.max()), int(test.class_I.max())
+    if settings.binarisation == "merge" and beyond > most:
+        raise UserError(
+            f"scenario.data.test: has the class {beyond}, but merge makes labels of the training images' classes, 0 to {most}; leave it out"
+        )
+    return max(most, beyond) + 1
 
 
 def class_labels(settings: ImageDataSettings, num_classes: int) -> Tensor:

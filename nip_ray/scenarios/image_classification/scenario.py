@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from nip_ray.networks.images import latent_size, scaled_to
+from nip_ray.networks.images import latent_size, part_means, scaled_to
 from nip_ray.play.core import turn_masks
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
@@ -115,6 +114,11 @@ class ImageClassification(Scenario):
         """The class of each image."""
         return {"class": self.class_I}
 
+    def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
+        """What instances are, whatever an agent sees of them: pixels (N, C, H, W) from 0 to 1, class and label (N,)."""
+        pixels_NCHW = self.pixels_ICHW[id_N].float() / self.levels
+        return {"pixels": pixels_NCHW, "class": self.class_I[id_N], "label": self.label_I[id_N]}
+
     def instance_picture(self, id: int) -> dict[str, Any]:
         """The image `id` for somebody who draws it, in plain JSON values:
 
@@ -141,8 +145,7 @@ class ImageClassification(Scenario):
         shown.scatter_(1, torch.where(named_NX < 0, self.num_symbols, named_NX), 1.0)
         size = self.shape.height, self.shape.width
         shown_N1HW = scaled_to(shown[:, :-1].unflatten(1, (1, *self.grid)), *size)
-        means = scaled_to(F.adaptive_avg_pool2d(whole_NCHW, self.grid), *size)
-        return torch.where(shown_N1HW > 0, whole_NCHW, means)
+        return torch.where(shown_N1HW > 0, whole_NCHW, scaled_to(part_means(whole_NCHW, *self.grid), *size))
 
     def _messages(self, at: Seat, said: Dialogue, round_N: Tensor) -> dict[str, Tensor]:
         """History, latest and, where there is such, linear history of the channels that the seat `at` reads."""

@@ -23,6 +23,7 @@ class MatrixGame(Scenario):
     """Two players and a `Game`. Training and test instances are the same: there is nothing to generalise over. Labels mean nothing."""
 
     name = "matrix_game"
+    held_out = False
 
     def __init__(self, protocol: Protocol, game: Game, agents: Mapping[str, MatrixAgentSettings]) -> None:
         self.protocol, self.game, self.agents = protocol, game, dict(agents)

@@ -27,6 +27,7 @@ class MessageGame(Scenario):
     """Instance i has the secret ``i % num_secrets``; training and test are the same, since there is nothing to generalise over."""
 
     name = "message_game"
+    held_out = False
 
     def __init__(self, protocol: Protocol, settings: MessageGameSettings, agents: Mapping[str, MessageAgentSettings]) -> None:
         self.protocol, self.agents, self.settings = protocol, dict(agents), settings

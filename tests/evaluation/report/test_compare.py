@@ -55,7 +55,9 @@ def test_a_group_has_the_interquartile_mean_and_a_single_run_its_own_interval(fo
     assert figure is not None
     assert figure.estimate == pytest.approx(interquartile_mean([0.61, 0.62, 0.63]))
     assert figure.lower is not None
-    assert 0.61 <= figure.lower <= figure.estimate
+    assert figure.upper is not None
+    assert figure.lower < 0.57, "three seeds of a hundred episodes each"
+    assert figure.upper > 0.67
     assert alone is not None
     assert (alone.estimate, alone.lower, alone.n) == (0.91, proportion(91, 100).lower, 100)
 
@@ -73,10 +75,42 @@ def test_a_band_holds_where_all_seeds_are(tmp_path: Path) -> None:
 
 def test_the_page_says_who_is_ahead_and_in_what_they_differ(folders: list[Path]) -> None:
     page = comparison_page(folders)
-    assert "lr 0.2: 91.5\u00a0% held-out accuracy (interquartile mean of 2 seeds, 95 % interval 91.0 to 92.0), above lr 0.1: 62.0" in page
+    assert "lr 0.2: 91.5\u00a0% held-out accuracy (interquartile mean of 2 seeds, 95 % interval " in page
+    assert "), higher in these runs than lr 0.1: 62.0" in page
+    assert "Fewer than 5 seeds of each tell of these runs, not of their settings." in page
     assert "<code>algorithm.lr</code>" in page
     assert 'Return of verifier</th><td class="n">0.25<' in page  # a reward, not a share
     assert "runtime.num_threads" not in page
+
+
+def test_a_setting_is_better_than_another_once_there_are_five_seeds_of_each(tmp_path: Path) -> None:
+    slow = [run_folder(tmp_path / f"slow-{seed}", seed, 60 + seed) for seed in range(5)]
+    fast = [run_folder(tmp_path / f"fast-{seed}", seed, 90 + seed, lr=0.2) for seed in range(5)]
+    page = comparison_page([*slow, *fast])
+    assert "), above lr 0.1: 62.0" in page
+    assert "Fewer than" not in page
+    same = [run_folder(tmp_path / f"same-{seed}", seed, 61 + seed, lr=0.3) for seed in range(5)]
+    assert "not told apart from lr 0.1" in comparison_page([*slow, *same])
+
+
+def test_two_runs_alone_are_compared_as_runs(folders: list[Path]) -> None:
+    page = comparison_page([folders[0], folders[3]])
+    assert "91.0\u00a0% held-out accuracy (one seed, 95 % interval 83.6 to 95.8), higher in these runs than lr 0.1: 61.0" in page
+
+
+def test_seeds_that_agree_have_the_interval_of_their_episodes(tmp_path: Path) -> None:
+    (group,) = grouped(runs_of([run_folder(tmp_path / str(seed), seed, 80) for seed in range(3)]))
+    figure, paid = group_figure(group, "verifier/accuracy"), group_figure(group, "verifier/return")
+    assert figure is not None
+    assert (figure.lower, figure.upper) == pytest.approx((0.753, 0.842), abs=0.01)
+    assert paid is not None
+    assert paid.lower is None, "a reward is no share: that three seeds agree says nothing of the next"
+
+
+def test_a_copied_run_is_no_second_seed(folders: list[Path]) -> None:
+    copy = run_folder(folders[0].parent / "copy", 1, 61)
+    with pytest.raises(UserError, match="slow-1 and copy have the same config and the same seed, 1; name one of them"):
+        comparison_page([*folders, copy])
 
 
 def test_a_config_that_cannot_be_read_is_like_no_other(folders: list[Path]) -> None:

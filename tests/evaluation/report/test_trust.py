@@ -9,6 +9,7 @@ import pytest
 from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.report import report_page, write_report
+from nip_ray.evaluation.report.contents import page_contents
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
 from nip_ray.evaluation.report.trust import heat_map, trust
@@ -57,11 +58,49 @@ def test_the_strongest_attacker_comes_first_and_into_the_headline(tmp_path: Path
     interval = f"{100 * proportion(61, 100).lower:.1f} to {100 * proportion(61, 100).upper:.1f}"
     claim = next(claim for claim in find(source).shown if "under attack" in claim)
     assert claim.startswith(
-        "Soundness under attack: against the strongest of 3 attackers it rejected what it ought to reject in 61.0\u00a0%"
+        "Soundness under attack: against the attacker (of 3) that did best on training instances, it rejected what it ought to reject in "
+        "61.0\u00a0%"
     )
     assert interval in claim
     assert any("not tried" in claim for claim in find(source).not_shown)
     assert not any("no attacker was trained" in claim for claim in find(source).not_shown)
+
+
+def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", **attacked(every_message=record(30)))
+    findings = find(read_run(folder))
+    claim = next(claim for claim in findings.not_shown if "under attack" in claim)
+    assert claim.startswith(
+        "Soundness under attack: whatever is said (every message was tried) it rejected what it ought to reject in 30.0\u00a0%"
+    )
+    assert findings.tone == "plain"
+    assert not any("not tried" in claim for claim in findings.not_shown), "there are no others"
+    page = report_page(folder)[0]
+    assert "Soundness under attack: 30.0\u00a0%" in page
+    assert "strongest" not in page
+    assert ("soundness under attack", "30.0\u00a0%") in [tile[:2] for tile in page_contents(read_run(folder), findings)["tiles"]]
+
+
+def test_an_attacker_that_did_better_than_the_chosen_one_is_named(tmp_path: Path) -> None:
+    parts = attacked()
+    parts["attack"]["soundness"]["attackers"].append(attacker("manual", "manual", 58))
+    folder = run_folder(tmp_path / "run", **parts)
+    claim = next(claim for claim in find(read_run(folder)).shown if "under attack" in claim)
+    assert claim.endswith("On the instances of this figure manual did better: 58.0\u00a0%.")
+    assert "Here manual did better, with 58.0\u00a0%." in report_page(folder)[0]
+    assert not any("did better" in claim for claim in find(read_run(run_folder(tmp_path / "other", **attacked()))).shown)
+
+
+def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
+    told = {}
+    for held_out in (True, False):
+        folder = run_folder(tmp_path / str(held_out), **attacked(), held_out=held_out)
+        findings = find(read_run(folder))
+        told[held_out] = "\n".join([findings.sentence, *findings.shown, *findings.not_shown, report_page(folder)[0]])
+    claims = ("100 held-out instances", "not trained with.", "That attacker was chosen on other instances than these.")
+    assert all(claim in told[True] and claim not in told[False] for claim in claims)
+    assert "On 100 instances, on which it was trained too, the verifier decided" in told[False]
+    assert "Anything about instances that it was not trained with: the task has no others." in told[False]
 
 
 def test_a_verifier_that_falls_to_an_attack_has_not_been_shown_to_be_sound(tmp_path: Path) -> None:
@@ -91,6 +130,18 @@ def test_the_heat_map_has_verifiers_down_and_provers_across() -> None:
     assert (drawn["columns"], [row["name"] for row in drawn["rows"]]) == (["a", "b", "c"], ["a", "b"])
     assert [[cell["step"] for cell in row["cells"]] for row in drawn["rows"]] == [[9, 5, 5], [5, 9, 5]]
     assert [cell["own"] for cell in drawn["rows"][0]["cells"]] == [True, False, False]
+
+
+def test_a_heat_map_says_how_many_runs_it_leaves_out(tmp_path: Path) -> None:
+    names = [f"run-{i}" for i in range(30)]
+    crossed = {"matrix": [{"verifier": v, "prover": p, "accuracy": record(50)} for v in names for p in names]}
+    drawn = heat_map(crossed)
+    assert drawn is not None
+    assert (len(drawn["rows"]), len(drawn["columns"])) == (24, 24)
+    assert drawn["cut"] == "24 of 30 runs shown; the file has all."
+    folder = run_folder(tmp_path / "run")
+    (folder / "cross_play.json").write_text(json.dumps(crossed))
+    assert "24 of 30 runs shown" in report_page(folder)[0]
 
 
 @pytest.mark.parametrize("crossed", [{}, {"matrix": 3}, {"matrix": []}, {"matrix": [1, "x"]}])

@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app
+from nip_ray.evaluation.report import write_report
 
 
 def run_folder(path: Path, seed: int = 0) -> Path:
@@ -32,6 +33,35 @@ def test_report_writes_the_page_and_prints_where(tmp_path: Path) -> None:
     assert "instance 72" in (folder / "report.html").read_text()
     assert typed("report", folder, "--transcripts", "000001").exit_code == 0
     assert "instance 71" in (folder / "report.html").read_text()
+
+
+def test_what_the_page_leaves_out_is_told(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run")
+    newest = folder / "transcripts" / "000002.jsonl"
+    newest.write_text(newest.read_text() + '{"instance": 1, "rou\n')
+    (folder / "transcripts" / "\u202e000003.jsonl").write_text("")
+    done = typed("report", folder)
+    assert (done.exit_code, done.stdout.strip()) == (0, str(folder / "report.html"))
+    assert "warning: transcripts/000002.jsonl: line 2 is damaged; left out.\n" in done.stderr
+    assert "warning: evaluation.json is missing.\n" in done.stderr
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_newest_transcripts_that_cannot_be_read_are_an_error_beside_the_page(tmp_path: Path, older: bool) -> None:
+    folder = run_folder(tmp_path / "run")
+    (folder / "transcripts" / "\u202e000002.jsonl").write_bytes(b"\x00\xff{\nnot json\n")
+    (folder / "transcripts" / "000002.jsonl").unlink()
+    if not older:
+        (folder / "transcripts" / "000001.jsonl").unlink()
+    done = typed("report", folder)
+    assert done.exit_code == 2
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("error: ")
+    assert "<U+202E>000002.jsonl: no record of it can be read" in last
+    assert "\u202e" not in done.stderr
+    assert ("instance 71" in (folder / "report.html").read_text()) is older
+    (folder / "report.html").unlink()
+    assert write_report(folder).is_file(), "the end of a run does not fail for it"
 
 
 def test_compare_writes_one_page_of_several_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

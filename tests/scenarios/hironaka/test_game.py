@@ -199,3 +199,16 @@ def test_values_stay_whole_and_exact_where_a_list_keeps_them_exact() -> None:
         expected = [g if len(g) == 1 else lists.minimal(m) for g, m in zip(expected, moved)]
         assert plain(state.points) == expected
     assert rules.over(state.points).any()
+
+
+def test_more_points_than_can_be_counted_are_refused() -> None:
+    with pytest.raises(UserError, match="max_points: got 300, expected at most 255"):
+        Game(HironakaSettings(max_points=300))
+
+
+def test_a_number_that_is_no_class_is_an_illegal_move() -> None:
+    game = Game(HironakaSettings())
+    state = game.start(torch.tensor([[[0.0, 2.0, 1.0], [3.0, 0.0, 1.0]]]).expand(3, -1, -1))
+    after, outcome = game.step(state, torch.tensor([-1, 99, 0]), torch.tensor([0, 0, 0]))
+    assert outcome.moved_B.tolist() == [False, False, True]
+    assert torch.equal(after.points[:2], state.points[:2])

@@ -42,9 +42,10 @@ def test_zeillinger_is_stronger_where_numbers_are_exact() -> None:
 
 
 def played(lengths: list[int], over: list[bool] | None = None) -> Played:
-    games = len(lengths)
-    counts = torch.arange(games)[:, None].expand(games, 4)
-    return Played(torch.tensor(lengths), torch.tensor(over or [True] * games), counts, counts[:, :3])
+    """Games whose first two rounds have the class and the coordinate 0, all later ones 2."""
+    rounds = [(game, 2 * (r >= 2)) for r in range(max(lengths)) for game, length in enumerate(lengths) if r < length]
+    game_T, move_T = torch.tensor(rounds).unbind(1)
+    return Played(torch.tensor(lengths), torch.tensor(over or [True] * len(lengths)), game_T, move_T, move_T)
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,24 @@ def played(lengths: list[int], over: list[bool] | None = None) -> Played:
     ],
 )
 def test_games_are_counted_one_after_the_other(lengths: list[int], rounds: int, expected: tuple[int, ...]) -> None:
-    result = _counted(played(lengths), rounds)
+    result = _counted(played(lengths), rounds, 4, 3)
     assert result.lengths == expected
     assert result.games == len(expected)
     assert result.per_round == len(expected) / rounds
-    assert result.host_actions[0] == sum(range(len(expected)))
+    moves = [min(length, taken) for length, taken in zip(lengths, expected)]  # no move in a round that finds a game over
+    early, late = sum(min(2, n) for n in moves), sum(max(0, n - 2) for n in moves)
+    assert result.host_actions == (early, 0, late, 0)
+    assert result.agent_actions == (early, 0, late)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rounds", "mean", "longest"), [([3, 4, 50], 10, 3.5, 4), ([3, 4, 3, 9], 10, 10 / 3, 4), ([50], 10, None, None)]
+)
+def test_lengths_are_told_of_games_that_ended_within_the_match(
+    lengths: list[int], rounds: int, mean: float | None, longest: int | None
+) -> None:
+    record = _counted(played(lengths), rounds, 4, 3).record()
+    assert (record["mean_length"], record["longest"]) == (mean if mean is None else pytest.approx(mean), longest)
 
 
 def test_a_match_is_as_long_as_asked_and_its_standard_error_is_that_of_its_repeats() -> None:
@@ -89,6 +103,7 @@ def test_actions_are_counted_by_class_and_by_coordinate() -> None:
     )
     assert result.host_actions[:3] == (0, 0, 0)
     assert result.agent_actions == (0, 0, result.host_actions[3])
+    assert sum(result.host_actions) <= 300
     assert result.record()["games"] == result.games
 
 

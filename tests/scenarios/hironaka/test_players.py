@@ -11,7 +11,7 @@ from torch import nn
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.game import Game
-from nip_ray.scenarios.hironaka.players import AGENTS, HOSTS, NetworkPlayer, Player, scripted
+from nip_ray.scenarios.hironaka.players import AGENTS, HOSTS, AllCoordinates, NetworkPlayer, Player, scripted
 from nip_ray.scenarios.hironaka.rollout import choose
 from nip_ray.settings.hironaka import HironakaSettings
 from tests.scenarios.hironaka import lists
@@ -117,3 +117,9 @@ def test_a_network_sees_scaled_features_and_the_choice() -> None:
     axis = choose(NetworkPlayer(3, Spy()), game, state, None, choice, torch.Generator())
     assert seen[0].tolist() == [[1, 0.25, 0, 0, 0.5, 0.5, *[-1] * 6, 1, 1, 0]]
     assert axis.tolist() == [1]
+
+
+def test_names_may_have_hyphens_and_a_role_that_nobody_has_is_named() -> None:
+    assert isinstance(scripted("host", "all-coordinates", 3), AllCoordinates)
+    with pytest.raises(UserError, match="role: got 'bob', expected host or agent"):
+        scripted("bob", "random", 3)  # pyright: ignore[reportArgumentType]

@@ -1,9 +1,15 @@
 """The exact reduction against a brute force in fractions."""
 
+import warnings
+
+import pytest
 import torch
 from hypothesis import given, settings
 
 from nip_ray.scenarios.hironaka import polytope, rules
+from nip_ray.scenarios.hironaka.game import Game
+from nip_ray.seeding import generator
+from nip_ray.settings.hironaka import HironakaSettings
 from tests.scenarios.hironaka import lists
 from tests.scenarios.hironaka.lists import Point, plain, point_sets, tensor
 
@@ -43,3 +49,43 @@ def test_large_values_far_from_the_planes_change_nothing() -> None:
     game: list[Point] = [(3, 1, 0), (1, 3, 2), (2, 2, 1), (0, 4, 4), (5, 0, 1)]
     moved = [tuple(x + 10**6 for x in p) for p in game]
     assert torch.equal(polytope.exact_mask(tensor([game])), polytope.exact_mask(tensor([moved])))
+
+
+def grown(seed: int) -> list[Point]:
+    """A few points after twenty to sixty rounds in which two coordinates outgrow the others by turns, whole numbers below 2^53."""
+    draw = generator(seed, "grown")
+    d, m, rounds = (int(torch.randint(low, high, (), generator=draw)) for low, high in ((2, 5), (2, 5), (20, 60)))
+    game: list[Point] = [tuple(row) for row in torch.randint(20, (m, d), generator=draw).tolist()]
+    pair = tuple(torch.randperm(d, generator=draw)[:2].tolist())
+    for round in range(rounds):
+        game = lists.shift(game, pair, pair[round % 2])
+    return game
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 10))
+def test_positions_in_which_coordinates_have_outgrown_the_others_lose_no_vertex(seed: int) -> None:
+    games = [grown(number) for number in range(seed, seed + 10)]
+    assert [set(*plain(polytope.exact(tensor([game])))) for game in games] == [set(lists.vertices(game)) for game in games]
+
+
+@pytest.mark.parametrize("large", [1e9, 1e15, 2.0**60])
+def test_a_small_difference_beside_a_large_number_is_seen(large: float) -> None:
+    points = torch.tensor([[[large, 0.0, 4.0], [0.0, 1.0, 4.0], [large, 1.0, 3.0]]], dtype=torch.float64)
+    assert polytope.exact_mask(points).all()
+    assert polytope.exact_mask(points[:, :2]).all()
+
+
+def test_a_game_that_never_ends_under_the_published_rule_does_not_end_under_the_exact_one() -> None:
+    for rule in ("minimal", "exact"):
+        game = Game(HironakaSettings(polytope=rule, max_rounds=70, precision="double"))  # whole numbers stay below 2^53
+        state = game.start(torch.tensor([[[1.0, 2.0, 5.0], [2.0, 4.0, 0.0]]]))
+        for round in range(70):
+            state, outcome = game.step(state, torch.tensor([0]), torch.tensor([round % 2]))
+            assert not bool(outcome.terminated_B[0]), f"{rule}, round {round}"
+        assert bool(state.cut_B[0])
+
+
+def test_a_game_of_one_point_is_reduced_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert polytope.exact_mask(torch.tensor([[[3.0, 1.0], [-1.0, -1.0]], [[0.0, 0.0], [-1.0, -1.0]]])).tolist() == [[True, False]] * 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.players import NetworkPlayer, Player, Role, scripted
@@ -144,3 +145,8 @@ def test_networks_play_either_role(role: Role) -> None:
     assert not kept.points_NMD.requires_grad
     if role == "host":
         assert torch.equal(host.network(kept.points_NMD.flatten(1)).argmax(1), kept.action_N)
+
+
+def test_a_rollout_of_no_rounds_is_refused() -> None:
+    with pytest.raises(UserError, match="rounds: got 0, expected at least 1"):
+        roll_out(GAME, *PLAYERS, "host", draw(), games=3, rounds=0)

@@ -84,10 +84,16 @@ def test_a_runs_players_play_matches_and_the_newest_checkpoint_is_the_default(ru
 
 
 def test_a_search_says_how_long_an_agent_can_hold_out() -> None:
-    found = matched("all-coordinates", "random", "--rounds", "50", "--search-depth", "1")
+    found = matched("all-coordinates", "random", "--rounds", "50", "--search-starts", "1")
+    assert found["search_starts"] == 1
     assert found["search_depth"] >= 10
     assert not found["search_complete"]
-    assert "search needs a host that always answers the same" in refused("random", "random", "--rounds", "50", "--search-depth", "1")
+    former = matched("all-coordinates", "random", "--rounds", "50", "--search-depth", "1")
+    assert former == found
+    held = matched("zeillinger", "random", "--rounds", "50", "--search-starts", "1")
+    assert held["search_complete"]
+    assert held["search_depth"] > 100
+    assert "search needs a host that always answers the same" in refused("random", "random", "--rounds", "50", "--search-starts", "1")
 
 
 def test_who_cannot_play_a_match_is_named(run_dir: Path, tmp_path: Path) -> None:

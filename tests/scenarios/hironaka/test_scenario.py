@@ -15,9 +15,13 @@ from nip_ray.evaluation.intervals import ratio
 from nip_ray.play.batch import final_rows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
 from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
+from nip_ray.scenarios.hironaka.game import Game
+from nip_ray.scenarios.hironaka.match import PUBLISHED
+from nip_ray.scenarios.hironaka.rollout import choose
 from nip_ray.scenarios.hironaka.scenario import Hironaka, build_hironaka
-from nip_ray.scenarios.hironaka.seats import ScriptedAgent, whole
+from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent, whole
 from nip_ray.scenarios.hironaka.starts import start
 from nip_ray.scenarios.registry import played_scenario
 from nip_ray.seeding import generator
@@ -274,12 +278,63 @@ def test_a_host_that_draws_has_no_tree() -> None:
     assert scenario.record_extras(0, said, {}).keys() == {"positions"}
 
 
+def test_the_tree_beside_a_game_is_that_of_the_host_that_played_it() -> None:
+    scenario = made(replace(SMALL, max_points=12), host=scripted_by("zeillinger", "random", "all_coordinates"))
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    rollout = played(scenario, copies=20)
+    trees = 0
+    for copy in range(20):
+        extras = scenario.record_extras(copy, rollout.copies(slice(copy, copy + 1)).dialogue, networks)
+        if "tree" in extras:
+            trees += 1
+            assert extras["tree"]["choice"] == extras["positions"][0]["choice"]
+    assert 5 < trees < 20, "the random host has none"
+
+
+def test_several_scripted_players_share_the_games_of_the_figures_and_a_match_asks_which_of_them() -> None:
+    pair = HironakaSettings(max_points=12, max_rounds=6, rho_games=40)
+    scenario = made(pair, host=scripted_by("zeillinger", "all_coordinates"), agent=scripted_by("choose_first"))
+    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
+    figures = scenario.figures(networks)
+    all_coordinates = figures["actions/host_3"][0] > 0
+    assert int(all_coordinates.sum()) == 20, "Zeillinger's host chooses pairs"
+    with pytest.raises(UserError, match="host: zeillinger, all_coordinates play here by turns, name one of them"):
+        scenario.player("host", networks["host"])
+
+
+def test_starts_that_are_all_over_at_once_are_refused_before_anything_is_played() -> None:
+    with pytest.raises(UserError, match=r"scenario\.max_points: got 200, with max_value 1 almost every random start is over at once"):
+        check(experiment(max_rounds=10, max_points=200, max_value=1))
+    check(experiment(max_rounds=10, max_points=200, max_value=1, reduce_start=False))
+
+
+@pytest.mark.parametrize(
+    "seen", [{"scale_observation": False}, {"view": "scaled"}, {"scale_observation": False, "view": "scaled"}], ids=str
+)
+def test_a_network_sees_the_points_of_a_match_as_in_its_training(seen: dict[str, object]) -> None:
+    agent = replace(LEARNED, view=seen.get("view", "relative"))  # pyright: ignore[reportArgumentType]
+    settings = replace(SMALL, scale_observation=seen.get("scale_observation", True), agents={"_default": agent})  # pyright: ignore[reportArgumentType]
+    scenario, game = made(settings), Game(replace(PUBLISHED, max_points=6, scale_state=False))
+    network = scenario.build_agent("host", 1)
+    player = scenario.player("host", network)
+    ids = torch.arange(20)
+    none_said = Dialogue(torch.full((20, 12, 2, 1, 1), -1), None)
+    obs = scenario.observe("host", ids, none_said, torch.zeros(20, dtype=torch.int64), ids)
+    state = game.start(start(scenario.game, 0, ids).points)
+    assert isinstance(player, NetworkSeat)
+    torch.testing.assert_close(player.observation(state.points, None)["points"], obs["points"])
+    logits = network(obs, True, False)[0].message[:, 0, :4]
+    torch.testing.assert_close(player(state.points), logits)
+    assert torch.equal(choose(player, game, state, None, None, generator(0, "none")), logits.argmax(1))
+
+
 def test_rho_of_scripted_players_is_that_of_a_match() -> None:
     scenario = made(HironakaSettings(rho_games=1500, max_rounds=60), host=scripted_by("random"), agent=scripted_by("random"))
     figures = scenario.figures({role: scenario.build_agent(role, 0) for role in ("host", "agent")})
     own, random = (ratio(*figures[f"rho/{host}-own"]) for host in ("own", "random"))
     assert own.estimate == pytest.approx(0.150, abs=0.012)
     assert own.estimate == pytest.approx(random.estimate, abs=0.012)
+    assert own.estimate is not None
     assert own.lower is not None
     assert 0.130 < own.lower < own.estimate
 

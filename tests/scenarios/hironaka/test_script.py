@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+from nip_ray.config.load import load_config
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.runs.matches import play_match
+
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "dqn_hironaka.py"
 TINY = (
@@ -61,3 +65,14 @@ def test_a_trained_host_ends_more_games_than_zeillingers_against_choose_first(tm
 def test_a_trained_agent_holds_zeillingers_host_better_than_choose_first_does(tmp_path: Path) -> None:
     (found,) = trained(tmp_path, "--role", "agent", limit=3600)
     assert found["games"]["zeillinger"] < 719
+
+
+@pytest.mark.learning
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_host_and_agent_that_learn_from_each_other_are_both_stronger_than_what_they_never_met(seed: int, tmp_path: Path) -> None:
+    """Whole numbers: the random host ends 529 games (27) against choose_first, and choose_first holds Zeillinger's host to 728 (32)."""
+    config = load_config(ROOT / "tune_configs" / "hironaka_dqn.yaml", [f"seed={seed}"])
+    run_dir = str(run_experiment(config, tmp_path / "run", quiet=True).run_dir)
+    assert play_match(run_dir, "choose_first")["games"] > 620
+    assert play_match("zeillinger", run_dir)["games"] < 620

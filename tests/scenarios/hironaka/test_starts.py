@@ -1,7 +1,9 @@
 """Random starts by number."""
 
+import pytest
 import torch
 
+from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.starts import mixed, start, start_points, uniform
 from nip_ray.settings.hironaka import HironakaSettings
@@ -63,3 +65,9 @@ def test_no_start_is_over_though_many_drawn_ones_are() -> None:
     assert torch.equal(state.points[7, : alone.points.shape[1]], alone.points[0])
     kept = ~drawn.over_B
     assert torch.equal(state.points[kept], drawn.points[kept])
+
+
+def test_settings_with_which_every_start_is_over_are_refused() -> None:
+    game = Game(HironakaSettings(max_points=200, max_value=1))
+    with pytest.raises(UserError, match="almost every random start is over at once"):
+        start(game, 0, torch.arange(2))

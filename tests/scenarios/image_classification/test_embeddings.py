@@ -125,6 +125,21 @@ def test_weights_of_another_model_are_refused_and_its_classifier_is_ignored() ->
             room.put_weights(network, bad, ("fc",), model)
 
 
+def test_a_classifier_inside_a_module_is_ignored_and_the_rest_of_that_module_is_not() -> None:
+    class Nested(Small):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.ModuleDict({"norm": nn.LayerNorm(5)})
+
+    network, model = Nested(), PretrainedModel(Path("w.pth"), "nested")
+    state = {**Nested().state_dict(), "head.norm.weight": torch.full((5,), 3.0)}
+    room.put_weights(network, {**state, "head.fc.weight": torch.zeros(10, 5), "head.fc.bias": torch.zeros(10)}, ("head.fc",), model)
+    assert network.state_dict()["head.norm.weight"].tolist() == [3.0] * 5
+    for strange in ("head.fcx.weight", "head.other"):
+        with pytest.raises(UserError, match=f"'{strange}' does not fit"):
+            room.put_weights(network, {**state, strange: torch.zeros(1)}, ("head.fc",), model)
+
+
 # ------------------------------------------------------------------------------------------------------------------- maps
 
 
@@ -147,6 +162,28 @@ def test_a_model_without_maps_is_refused() -> None:
 
     with pytest.raises(UserError, match="no feature map"):
         feature_maps(Tokens(), random_images(), HALF, HALF)
+
+
+@pytest.mark.parametrize("kind", [AssertionError, RuntimeError, ValueError])
+def test_images_that_a_model_cannot_take_are_one_line(kind: type[Exception]) -> None:
+    class Fixed(nn.Module):
+        def forward_features(self, x: Tensor) -> Tensor:
+            raise kind("Input height (6) doesn't match model (224).\nmore")
+
+    message = r"agents.\*.pretrained_architecture: the model cannot take images of 6 x 7 x 1 \(Input height \(6\) .*\), use one for any"
+    with pytest.raises(UserError, match=message) as caught:
+        feature_maps(Fixed(), random_images(), HALF, HALF)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [1e6, float("inf"), float("nan")])
+def test_maps_that_half_precision_cannot_hold_are_refused(value: float) -> None:
+    class Loud(nn.Module):
+        def forward_features(self, x: Tensor) -> Tensor:
+            return torch.where(x == x.max(), value, x)
+
+    with pytest.raises(UserError, match=r"hold numbers that are none, or beyond 65504"):
+        feature_maps(Loud(), random_images(), HALF, HALF)
 
 
 @pytest.fixture
@@ -290,6 +327,17 @@ def test_models_of_timm_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for file, architecture, message in cases:
         with pytest.raises(UserError, match=message):
             room.build_model(PretrainedModel(tmp_path / file, architecture))
+    for architecture in ("convnext_atto", "vgg11"):  # whose classifier is inside another module
+        network = timm.create_model(architecture, num_classes=10)
+        save_file(network.state_dict(), tmp_path / "nested.safetensors")
+        assert (
+            feature_maps(
+                room.build_model(PretrainedModel(tmp_path / "nested.safetensors", architecture)), random_images(2, (3, 32, 32)), HALF, HALF
+            ).ndim
+            == 4
+        )
     vit = room.build_model(PretrainedModel(tmp_path / "vit.safetensors", "vit_tiny_patch16_224"))
     with pytest.raises(UserError, match="no feature map"):
         feature_maps(vit, random_images(2, (3, 224, 224)), HALF, HALF)
+    with pytest.raises(UserError, match=r"cannot take images of 32 x 32 x 3"):
+        feature_maps(vit, random_images(2, (3, 32, 32)), HALF, HALF)

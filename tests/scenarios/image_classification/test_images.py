@@ -13,6 +13,7 @@ from PIL import Image
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.image_classification.images import from_files, from_hub, held_out, load_images
+from nip_ray.scenarios.image_classification.splits import Split, parquet_files
 from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource
 from tests.scenarios.image_classification.files import encoded, random_images, random_pixels, table, write
 
@@ -69,11 +70,12 @@ def test_the_hubs_library_gives_the_same_as_the_files(name: str, tmp_path: Path)
     source = SOURCES[name]
     assert source.size is not None
     pixels = random_pixels(7, source.size)
-    for split, count in (("train", 7), ("test", 3)):
+    splits: tuple[tuple[Split, int], ...] = (("train", 7), ("test", 3))
+    for split, count in splits:
         write(tmp_path / "data" / f"{split}-00000-of-00001.parquet", pixels[:count], [i % 10 for i in range(count)], **COLUMNS[name])
     local = ImageSource(str(tmp_path), source.size, 10, image=source.image, label=source.label)
-    for split, count in (("train", 7), ("test", 3)):
-        found, same = from_hub(local, split), from_files(tmp_path, source, split)
+    for split, count in splits:
+        found, same = from_hub(local, split), from_files(parquet_files(tmp_path, split), source)
         assert len(found) == count
         assert torch.equal(found.pixels_ICHW, same.pixels_ICHW)
         assert torch.equal(found.class_I, same.class_I)
@@ -89,7 +91,7 @@ def test_parts_of_a_folder_are_joined_in_order(tmp_path: Path) -> None:
     pixels = random_pixels(6, (1, 5, 5))
     write(tmp_path / "b.parquet", pixels[3:], [3, 4, 5])
     write(tmp_path / "a.parquet", pixels[:3], [0, 1, 2])
-    found = from_files(tmp_path, SOURCES["files"], "train")
+    found = from_files(parquet_files(tmp_path, "train"), SOURCES["files"])
     assert found.class_I.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(found.pixels_ICHW[:, 0].numpy(), pixels[..., 0])
 
@@ -102,6 +104,56 @@ def test_files_of_ones_own_say_their_size_and_colours(channels: int, kind: str, 
     train, test = load_images(data(source="files", train=str(tmp_path / "own.parquet"), test_share=0.5))
     assert train.pixels_ICHW.shape[1:] == (channels, 9, 11)
     assert sorted(train.class_I.tolist()) == sorted(test.class_I.tolist()) == [0, 1]
+
+
+@pytest.mark.parametrize("grey", [(0,), (0, 1, 2), (3,), (0, 2)])
+def test_one_image_in_colour_makes_all_of_them_coloured(grey: tuple[int, ...], tmp_path: Path) -> None:
+    colour = random_pixels(4, (3, 6, 5))
+    pixels = [one[..., :1] if number in grey else one for number, one in enumerate(colour)]
+    images = pa.array([{"bytes": encoded(one), "path": None} for one in pixels])
+    pq.write_table(pa.table({"image": images, "label": pa.array([0, 1, 0, 1])}), tmp_path / "own.parquet")
+    found = from_files([tmp_path / "own.parquet"], SOURCES["files"])
+    expected = np.stack([np.broadcast_to(one, (6, 5, 3)) for one in pixels])
+    assert np.array_equal(found.pixels_ICHW.permute(0, 2, 3, 1).numpy(), expected)
+
+
+def test_a_grey_file_beside_a_coloured_one_is_coloured(tmp_path: Path) -> None:
+    grey, colour = random_pixels(2, (1, 6, 5)), random_pixels(2, (3, 6, 5))
+    files = [write(tmp_path / "a.parquet", grey, [0, 1]), write(tmp_path / "b.parquet", colour, [0, 1])]
+    found = from_files(files, SOURCES["files"]).pixels_ICHW.permute(0, 2, 3, 1).numpy()
+    assert np.array_equal(found, np.concatenate([np.repeat(grey, 3, 3), colour]))
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    path = write(tmp_path / "own.parquet", random_pixels(8, (1, 5, 5)), [0, 1] * 4)
+    given = data(source="files", train=str(path), test_share=0.5)
+    first = load_images(given)
+    assert load_images(given)[0] is first[0]
+    pixels = random_pixels(8, (1, 5, 5), seed=1)
+    write(path, pixels, [0, 1] * 4)
+    assert sorted(image.numpy().tobytes() for part in load_images(given) for image in part.pixels_ICHW) == sorted(
+        image.tobytes() for image in pixels
+    )
+
+
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (0.2, "a share of 0.2 of each class, with at most 2 images, leaves no held-out image, raise it or name scenario.data.test"),
+        (0.9, "a share of 0.9 of each class, with at most 2 images, leaves no training image, lower it"),
+    ],
+)
+def test_too_few_images_of_each_class_are_one_line(share: float, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "few.parquet", random_pixels(6, (1, 5, 5)), [0, 1, 2] * 2)
+    with pytest.raises(UserError, match=f"scenario.data.test_share: {message}") as caught:
+        load_images(data(source="files", train=str(path), test_share=share))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("given", [dict(binarisation="select_two", selected_classes=(1,)), dict(source="files"), dict(test="/no/file")])
+def test_settings_that_no_config_has_checked_are_refused_all_the_same(given: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"^scenario\.data\.(selected_classes|train|test): "):
+        load_images(data(**given))
 
 
 def test_digits_can_be_examined_on_a_file(tmp_path: Path) -> None:

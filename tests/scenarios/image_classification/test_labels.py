@@ -20,7 +20,7 @@ def settings(**changes: Any) -> ImageDataSettings:
 
 
 def labelled(images: ImageSet, given: ImageDataSettings, split: str) -> tuple[torch.Tensor, torch.Tensor]:
-    return labelled_of(images, given, split, num_classes_of(given, images))
+    return labelled_of(images, given, split, num_classes_of(given, images, images))
 
 
 def uneven() -> ImageSet:
@@ -108,6 +108,15 @@ def test_what_cannot_be_is_refused() -> None:
     for given, message in cases:
         with pytest.raises(UserError, match=message):
             labelled(images, given, "train")
+
+
+def test_held_out_images_cannot_change_the_labels_of_classes(tmp_path: Path) -> None:
+    pixels = random_pixels(24, (1, 5, 5))
+    train = write(tmp_path / "train.parquet", pixels, [i % 4 for i in range(24)])
+    test = write(tmp_path / "test.parquet", pixels, [i % 5 for i in range(24)])
+    with pytest.raises(UserError, match=r"scenario.data.test: has the class 4, but merge makes labels of .* 0 to 3; leave it out"):
+        image_data(settings(train=str(train), test=str(test)))
+    assert len(image_data(settings(train=str(train), test=str(test), binarisation="select_two")).label_I) > 0
 
 
 def test_both_splits_of_files_have_the_same_labels_though_one_lacks_a_class(tmp_path: Path) -> None:

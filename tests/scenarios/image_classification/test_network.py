@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise
-from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, scaled_to, trunk
+from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, part_means, scaled_to, trunk
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import build
@@ -88,8 +88,17 @@ def test_maps_are_brought_to_one_size_by_means_or_by_repeating() -> None:
     assert scaled_to(x, 4, 4) is x
     assert scaled_to(x, 2, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
     assert torch.equal(scaled_to(scaled_to(x, 2, 2), 4, 4)[0, 0, :2, :2], torch.full((2, 2), 2.5))
+    assert torch.equal(part_means(x, 2, 2), scaled_to(x, 2, 2))
     with pytest.raises(ValueError, match="neither larger nor smaller"):
         scaled_to(x, 2, 8)
+
+
+@pytest.mark.parametrize(("size", "grid"), [((9, 7), (4, 3)), ((7, 5), (7, 1)), ((28, 30), (3, 7))])
+def test_means_of_parts_are_of_the_pixels_that_the_part_is_drawn_on(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    x = torch.rand(2, 3, *size)
+    drawn_HW = scaled_to(torch.arange(grid[0] * grid[1]).view(1, 1, *grid).float(), *size)[0, 0]
+    means = torch.stack([x[:, :, drawn_HW == part].mean(2) for part in range(grid[0] * grid[1])], 2)
+    assert torch.allclose(part_means(x, *grid), means.unflatten(2, grid), atol=1e-6)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole agents

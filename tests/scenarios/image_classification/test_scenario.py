@@ -1,11 +1,13 @@
 """Image classification in play: what each agent sees, entry by entry; what a coarse sight hides; every protocol; ids, groups, pictures."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from nip_ray.errors import UserError
 from nip_ray.play.batch import own_rows
@@ -14,13 +16,13 @@ from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import build, check
 from nip_ray.protocols.solo import solo_protocol
-from nip_ray.scenarios.image_classification.build import build_image_classification, random_twin
+from nip_ray.scenarios.image_classification.build import build_image_classification, random_twin, with_test
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.scenarios.registry import observation_statistics
 from nip_ray.seeding import generator
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
 from nip_ray.settings.image_data import ImageDataSettings
-from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images
+from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images, random_pixels, write
 
 SPEECH: dict[str, int] = dict(message_size=2, linear_symbols=3)
 
@@ -92,22 +94,23 @@ def test_play_is_complete_repeatable_and_the_same_at_random(protocol: dict[str, 
 
 
 def slow_sight(scenario: ImageClassification, whole_CHW: Tensor, named: set[int]) -> Tensor:
-    """Every part its mean, but for those named."""
+    """Every part its mean, but for those named; the parts are what a map of the grid looks like when it is drawn as large as the image."""
     seen = whole_CHW.clone()
-    h, w = scenario.grid
-    height, width = whole_CHW.shape[1] // h, whole_CHW.shape[2] // w
-    for part in range(h * w):
+    parts = torch.arange(scenario.num_symbols).view(1, 1, *scenario.grid)
+    drawn_HW = F.interpolate(parts.float(), whole_CHW.shape[1:], mode="nearest")[0, 0]
+    for part in range(scenario.num_symbols):
         if part not in named:
-            place = (slice(None), slice(part // w * height, part // w * height + height), slice(part % w * width, part % w * width + width))
-            seen[place] = whole_CHW[place].mean((1, 2), keepdim=True)
+            place_HW = drawn_HW == part
+            seen[:, place_HW] = whole_CHW[:, place_HW].mean(1, keepdim=True)
     return seen
 
 
+@pytest.mark.parametrize("size", [(3, 8, 6), (1, 9, 7)])
 @pytest.mark.parametrize("name", ["nip", "debate", "merlin_arthur"])
-def test_a_coarse_sight_sees_in_full_what_others_named_where_it_reads(name: str) -> None:
+def test_a_coarse_sight_sees_in_full_what_others_named_where_it_reads(name: str, size: tuple[int, int, int]) -> None:
     protocol = build(name)
     sights = {agent: dict(sight="coarse") for agent in protocol.agents if agent != "prover"}
-    scenario = image_scenario(protocol, random_images(size=(3, 8, 6)), agents=sights, message_size=2)
+    scenario = image_scenario(protocol, random_images(size=size), agents=sights, message_size=2)
     rollout = played(scenario)
     for index, agent in enumerate(protocol.agents):
         found = own_rows(scenario, rollout, agent)
@@ -180,6 +183,29 @@ def test_a_picture_is_plain_json_with_the_grid_that_messages_point_into() -> Non
         assert pixels.shape == (9, 6, 3)
         assert torch.allclose(pixels.permute(2, 0, 1), scenario.pixels_ICHW[number].float() / 255, atol=6e-4)
         assert (picture["class"], picture["label"]) == (int(scenario.class_I[number]), int(scenario.label_I[number]))
+
+
+def test_what_an_instance_is_does_not_depend_on_who_looks() -> None:
+    images = random_images(40)
+    whole, coarse = (image_scenario("nip", images, agents={"prover": dict(sight=sight)}) for sight in ("whole", "coarse"))
+    first, second = (scenario.instance_content(scenario.ids("test")) for scenario in (whole, coarse))
+    assert first.keys() == second.keys() == {"pixels", "class", "label"}
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    assert torch.allclose(first["pixels"], images.pixels_ICHW[30:].float() / 255)
+    other = image_scenario("nip", random_images(40, seed=1)).instance_content(whole.ids("test"))
+    assert not torch.equal(first["pixels"], other["pixels"])
+
+
+def test_a_run_can_be_examined_on_a_file_of_images(tmp_path: Path) -> None:
+    pixels = random_pixels(6, (1, 8, 8))
+    path = write(tmp_path / "images.parquet", pixels, [0, 1, 2, 3, 4, 5])
+    given = ImageClassificationSettings(data=ImageDataSettings(num_test=20, test_share=0.3, balanced=False))
+    scenario = build_image_classification(build("nip"), with_test(given, str(path)))
+    found = scenario.instance_content(scenario.ids("test"))
+    assert torch.allclose(found["pixels"], torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
+    own = build_image_classification(build("nip"), given)
+    label = {int(c): int(y) for c, y in zip(own.class_I, own.label_I, strict=True)}
+    assert found["label"].tolist() == [label[number] for number in range(6)]
 
 
 def test_what_cannot_be_built_is_refused_with_its_key() -> None:

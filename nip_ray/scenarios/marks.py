@@ -1,0 +1,19 @@
+"""What tells that a file was changed, for the keys under which something that was read from it is kept."""
+
+from pathlib import Path
+
+Mark = tuple[str, int, int]
+
+
+def marks(*paths: str | Path | None) -> tuple[Mark, ...]:
+    """(path, bytes, time of the last change in nanoseconds) of every file that `paths` name, of folders of all files below them.
+
+    What is not there has no mark: whoever wants to read it says so.
+    """
+    found = []
+    for path in (Path(path) for path in paths if path is not None):
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                stat = file.stat()
+                found.append((str(file.absolute()), stat.st_size, stat.st_mtime_ns))
+    return tuple(found)

@@ -1,0 +1,65 @@
+"""What messages are worth does not depend on the order in which instances stand, nor on how they fall into batches."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.evaluation.message_value import WAYS, message_value
+from nip_ray.evaluation.staged import BATCH, Player, stage_all
+from nip_ray.play.core import BatchedPlay
+from tests.builders import one_thread
+from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
+
+
+@pytest.fixture(autouse=True)
+def _threads() -> Iterator[None]:
+    with one_thread():
+        yield
+
+
+class Knowing(Mute):
+    """Says the password about one secret alone, or about all that are to be accepted, and 0 about the others."""
+
+    def __init__(self, secrets: tuple[int, ...] = (2, 3)) -> None:
+        super().__init__()
+        self.secrets = torch.tensor(secrets)
+
+    def forward(self, obs: Any, want_policy: bool = True, want_value: bool = True) -> Any:
+        policy, value = super().forward(obs)
+        secret_N = obs["features"][:, ROUNDS + 2 * SYMBOLS :].argmax(-1)
+        policy.message[torch.isin(secret_N, self.secrets), 0, PASSWORD] = 99.0
+        return policy, value
+
+
+def values(prover: Any, id_B: torch.Tensor) -> dict[str, Any]:
+    """Of a verifier that accepts for the password."""
+    play, seed_B = BatchedPlay(message_game()), torch.zeros_like(id_B)
+    networks = {"prover": prover, "verifier": Gullible()}
+    staged = stage_all(play, {agent: Player(network) for agent, network in networks.items()}, id_B, seed_B).rollout
+    return message_value(play, networks, id_B, seed_B, staged.verdict_B == staged.y_B, 0)
+
+
+def test_instances_may_be_sorted_by_their_labels() -> None:
+    """Neighbours have the same label then, and what is said about one is right about the other."""
+    found = values(Knowing(), message_game().label_I.argsort(stable=True))
+    assert found["heard"]["estimate"] == 1
+    for way in WAYS:
+        assert found[way]["accuracy"]["estimate"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_no_instance_is_alone_in_its_batch_and_keeps_its_own_message() -> None:
+    """A positive one among many negative ones, and one more than a batch takes: wherever it falls, it loses its password."""
+    negative = (message_game().label_I == 0).nonzero().flatten()
+    id_B = torch.cat([negative, negative[:1] + 2])
+    assert len(id_B) == BATCH + 1
+    for way in ("shuffled", "other_instance"):
+        wrong = 1 - values(Knowing(), id_B)[way]["accuracy"]["estimate"]
+        assert wrong * len(id_B) == pytest.approx(2), "it is rejected, and another is accepted"
+
+
+def test_of_one_instance_there_is_no_other() -> None:
+    found = values(Knowing(), torch.tensor([2]))
+    assert set(found) == {"heard", "silenced"}
+    assert (found["heard"]["estimate"], found["silenced"]["accuracy"]["estimate"]) == (1, 0)

@@ -1,0 +1,24 @@
+"""From settings to graphs: what was read is kept, until its file is changed."""
+
+from pathlib import Path
+
+import torch
+
+from nip_ray.scenarios.graph_isomorphism.build import graph_data
+from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
+from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
+from nip_ray.settings.graph_data import GraphDataSettings
+
+SMALL = GeneratorSettings(graph_sizes=(7,))
+
+
+def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.npz" for name in ("train", "test")]
+    settings = GraphDataSettings(train=str(paths[0]), test=str(paths[1]))
+    for seed in (0, 2):
+        made = [generate_pairs(8, seed + place, SMALL) for place in range(2)]
+        for pairs, path in zip(made, paths, strict=True):
+            save_pairs(pairs, path)
+        found = graph_data(settings)
+        assert all(torch.equal(a.adjacency_P2nn, b.adjacency_P2nn) for a, b in zip(found, made, strict=True))
+        assert graph_data(settings)[0] is found[0]
