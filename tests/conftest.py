@@ -5,6 +5,7 @@ The environment is set while this file is imported, so before any test imports t
 
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 
 
 @pytest.hookimpl(optionalhook=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Processes that tests start obey an interrupt, though a shell that runs the tests in the background has it ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several workers the tests of a file stay together, and all files that share the Ray instance go to one worker."""
     from xdist.scheduler import LoadScopeScheduling

@@ -139,7 +139,7 @@ def _pid(runner: Any) -> int:
 
 
 def _wait_for_runners(algorithm: ProtocolPPO, count: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while algorithm.env_runner_group.num_healthy_remote_workers() < count and time.monotonic() < deadline:
         algorithm.restore_env_runners(algorithm.env_runner_group)
         time.sleep(0.1)

@@ -1,16 +1,12 @@
 """Every protocol under every learning rule, at a tiny size: it trains, is saved, restored and goes on exactly, and is examined."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nip_ray.config.rules import check
-from nip_ray.evaluation.examine import Examination
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
-from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
-from tests.rllib.experiments import distance, experiment, game_id, train, weights
+from tests.rllib.experiments import experiment, game_id
+from tests.rllib.matrix import RULES, Pair, diagonal, goes_on_exactly, rule_id
 
 PROTOCOLS: list[dict[str, Any]] = [
     dict(name="nip", max_rounds=4),
@@ -26,20 +22,7 @@ PROTOCOLS: list[dict[str, Any]] = [
     dict(name="matrix_game", max_rounds=3),
     dict(name="kuhn_poker"),
 ]
-RULES: list[dict[str, Any]] = [
-    dict(name="ppo"),
-    dict(name="ppo", loss="kl_penalty", adaptive_lr=True),
-    dict(name="reinforce"),
-    dict(name="reinforce", baseline="critic", num_epochs=2),
-    *[dict(name="stackelberg", variant=variant) for variant in ("spg", "pspg", "lola", "pola", "sos", "psos")],
-    dict(name="stackelberg", variant="psos", estimator="published"),
-    dict(name="solo"),
-]
 GAMES = {"matrix_game": "prisoners_dilemma", "kuhn_poker": "kuhn_poker"}
-
-
-def rule_id(rule: Mapping[str, Any]) -> str:
-    return "-".join(str(value) for key, value in rule.items() if key != "num_epochs")
 
 
 def tiny(protocol: dict[str, Any], rule: dict[str, Any]) -> Any:
@@ -58,28 +41,30 @@ def cannot_learn_alone(protocol: dict[str, Any], rule: dict[str, Any]) -> bool:
     return rule["name"] == "solo" and protocol["name"] in GAMES
 
 
-MATRIX = [(protocol, rule) for protocol in PROTOCOLS for rule in RULES if not cannot_learn_alone(protocol, rule)]
+def experiments(pairs: list[Pair]) -> list[Pair]:
+    return [(protocol, rule) for protocol, rule in pairs if not cannot_learn_alone(protocol, rule)]
 
 
-@pytest.mark.parametrize(("protocol", "rule"), MATRIX, ids=[f"{game_id(p)}-{rule_id(r)}" for p, r in MATRIX])
+def ids(pairs: list[Pair]) -> list[str]:
+    return [f"{game_id(protocol)}-{rule_id(rule)}" for protocol, rule in pairs]
+
+
+WHOLE = [(protocol, rule) for protocol in PROTOCOLS for rule in RULES]
+# every protocol and every rule, and besides every rule where messages are of all kinds and where there is no verifier
+USUAL = [
+    *diagonal(PROTOCOLS, [*RULES[1:], RULES[0]]),
+    *((protocol, rule) for protocol, rule in WHOLE if protocol["name"] in ("debate", "matrix_game")),
+]
+SOME = experiments([pair for pair in WHOLE if pair in USUAL])
+REST = experiments([pair for pair in WHOLE if pair not in USUAL])
+
+
+@pytest.mark.parametrize(("protocol", "rule"), SOME, ids=ids(SOME))
 def test_trains_saves_restores_and_is_examined(protocol: dict[str, Any], rule: dict[str, Any], tmp_path: Path) -> None:
-    config = tiny(protocol, rule)
-    check(config)
-    algorithm: ProtocolAlgorithm = ALGORITHMS[rule["name"]]().experiment(config).build_algo()
-    before = weights(algorithm)
-    train(algorithm, 1)
-    assert distance(before, weights(algorithm)) > 0
-    state = algorithm.training_state()
-    counters = state.pop("counters")
-    save_checkpoint(tmp_path, 1, {"training": state}, {"counters": counters}, "tiny", None)
-    expected = train(algorithm, 1)
-    algorithm.stop()
+    goes_on_exactly(tiny(protocol, rule), tmp_path)
 
-    restored: ProtocolAlgorithm = ALGORITHMS[rule["name"]]().experiment(config).build_algo()
-    found = load_checkpoint(tmp_path, None, "tiny")
-    restored.load_training_state({**found.tensors["training"], "counters": found.state["counters"]})
-    assert distance(train(restored, 1), expected) == 0
-    examination = Examination(restored.scenario, config.seed, 6)
-    figures = examination.metrics(examination.rollout(restored.networks(), greedy=False), "eval")
-    assert figures["eval/episode_length"] >= 1
-    restored.stop()
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("protocol", "rule"), REST, ids=ids(REST))
+def test_every_other_pair_does_so_too(protocol: dict[str, Any], rule: dict[str, Any], tmp_path: Path) -> None:
+    goes_on_exactly(tiny(protocol, rule), tmp_path)

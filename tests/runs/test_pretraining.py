@@ -17,7 +17,6 @@ from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.pretraining import Pretrained, pretrain
-from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.registry import build_agents, played_scenario
@@ -239,7 +238,6 @@ def test_data_count_by_content_not_by_name(tmp_path: Path) -> None:
     def pairs(name: str, seed: int) -> str:
         made = generate_pairs(24, seed, GeneratorSettings(graph_sizes=(7,), non_iso_prop_score_1=0.5, non_iso_prop_score_2=0.5))
         save_pairs(made, tmp_path / name)
-        graph_data.cache_clear()  # which takes a file to stay what it is as long as the process lives
         return f"scenario.data.train={tmp_path / name}"
 
     first = key_of(graphs(pairs("a.npz", 1)))

@@ -167,12 +167,12 @@ def test_the_verb_prints_the_address_and_ends_on_ctrl_c(folder: Path) -> None:
         url = process.stdout.readline().strip()
         found = re.fullmatch(r"http://127\.0\.0\.1:(\d+)/", url)
         assert found, url
-        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=120)
         connection.request("GET", "/")
         assert "watched" in connection.getresponse().read().decode()
         connection.close()
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=120)
         assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()

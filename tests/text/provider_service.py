@@ -382,9 +382,13 @@ def _what(request: web.Request, body: bytes) -> str:
 
 
 def _dice(key: str, body: dict[str, Any]) -> str:
-    """What a reply is drawn by: the seed that was asked for with the messages, so that a run can be repeated; without one, the key."""
+    """What a reply is drawn by: the seed that was asked for with the messages, so that a run can be repeated; without one, the key.
+
+    Of the model only what it was tuned from: the names of tuned models differ between runs that are otherwise equal.
+    """
     seed = body.get("seed")
-    return key if seed is None else f"{seed} {digest(json.dumps([body['model'], body['messages']], sort_keys=True))}"
+    base = body["model"].split(":")[:2]
+    return key if seed is None else f"{seed} {digest(json.dumps([base, body['messages']], sort_keys=True))}"
 
 
 def _cut(request: web.Request) -> web.Response:
