@@ -57,6 +57,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return outcomes(tmp_path_factory.mktemp("chaos"), 0, QUICK)
 
 
+@pytest.mark.slow
 @pytest.mark.crash
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("case", QUICK)
