@@ -53,7 +53,7 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     record = found["soundness_under_attack"]
     assert record["attacker"] == "continued"
     assert record["n"] == 30, "half of the 60 items are bad"
-    assert record["estimate"] < honest - 0.3
+    assert record["estimate"] < honest - 0.2
     assert record["lower"] <= record["estimate"] <= record["upper"]
     rows = found["attack"]["soundness"]["attackers"]
     assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover goes on as it was"
