@@ -35,7 +35,7 @@ train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
 
 test: lint browser
-	@$(BIN)/python -m pytest -q -n 3 --dist loadscope $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS)
 
 test-all: lint browser
 	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)
