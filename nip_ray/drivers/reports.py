@@ -25,19 +25,15 @@ class Reports:
         intervals = (interval for interval in (self.write_interval, self.checkpoint_interval) if interval)
         return min([end, *((timestep // interval + 1) * interval for interval in intervals)])
 
-    def row_if_due(self, timestep: int, row: Callable[[], Row]) -> None:
-        """Hand on the row that `row` makes, where one is due."""
-        if self.write_interval and timestep % self.write_interval == 0:
-            self.on_row(row())
-
     def checkpoint_if_due(self, timestep: int) -> None:
         """Ask for a checkpoint, where one is due."""
         if self.checkpoint_interval and timestep % self.checkpoint_interval == 0:
             self.on_checkpoint(timestep)
 
     def tell(self, timestep: int, row: Callable[[], Row]) -> None:
-        """Both."""
-        self.row_if_due(timestep, row)
+        """Hand on the row that `row` makes, and ask for a checkpoint, where they are due."""
+        if self.write_interval and timestep % self.write_interval == 0:
+            self.on_row(row())
         self.checkpoint_if_due(timestep)
 
 

@@ -48,12 +48,12 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         run = played(tmp_path, data)
         before = RunFolder.open(run).read_json("evaluation.json")
-        found = evaluate_run(run, attacked=True, settings=["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=4"])
+        found = evaluate_run(run, attacked=True, settings=["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=6"])
     honest = before["sampled"]["verifier/soundness"]["estimate"]
     record = found["soundness_under_attack"]
     assert record["attacker"] == "continued"
     assert record["n"] == 30, "half of the 60 items are bad"
-    assert record["estimate"] < honest - 0.2
+    assert record["estimate"] < honest - 0.3
     assert record["lower"] <= record["estimate"] <= record["upper"]
     rows = found["attack"]["soundness"]["attackers"]
     assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover goes on as it was"
