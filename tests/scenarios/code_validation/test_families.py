@@ -10,67 +10,45 @@ from nip_ray.scenarios.code_validation.families import FAMILIES, Family, split_o
 from nip_ray.scenarios.code_validation.families.base import Draft, finish, run
 from nip_ray.scenarios.code_validation.families.names import POOLS
 
-SEEDS = range(6)
 BY_NAME = {family.name: family for family in FAMILIES}
 families = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 
 
 @families
-def test_all_solutions_agree(family: Family) -> None:
+def test_problems_are_right_and_whole(family: Family) -> None:
     """Two programs that were written differently give the same results: neither has a slip, and the tests fit the statement's limits."""
-    for seed in SEEDS:
+    for seed in range(6):
         problem = family.make(Random(seed))
+        assert problem == family.make(Random(seed))
         for solution in problem.solutions:
             assert run(solution, problem.function_name, problem.calls) == list(problem.results), solution
-
-
-@families
-def test_problems_are_whole(family: Family) -> None:
-    for seed in SEEDS:
-        problem = family.make(Random(seed))
+            function = next(node for node in ast.parse(solution).body if isinstance(node, ast.FunctionDef))
+            arguments = [argument.arg for argument in function.args.args]
+            assert function.name == problem.function_name
+            assert len(set(arguments)) == len(arguments), "one name for two things"
+            assert f"`{function.name}({', '.join(arguments)})`" in problem.question
         assert len(problem.calls) >= 12
         assert len({json.dumps(call) for call in problem.calls}) == len(problem.calls), "a test twice"
         assert len({json.dumps(result) for result in problem.results}) > 1, "every program that returns a constant would do"
-        assert f"`{problem.function_name}(" in problem.question
         assert not set("$|") & set(problem.question), "a fact or a choice of words is left over"
         assert "  " not in problem.question.split("\n\n")[0]
         assert "solve" not in problem.question
 
 
-@families
-def test_problems_differ(family: Family) -> None:
+def test_problems_differ() -> None:
     """Enough for a data set: with 40 seeds nearly 40 different questions, and programs that differ in more than one way."""
-    problems = [family.make(Random(seed)) for seed in range(40)]
-    assert len({problem.question for problem in problems}) >= 38
-    assert len({problem.solutions[0] for problem in problems}) >= 30
-
-
-@families
-def test_the_seed_decides(family: Family) -> None:
-    assert family.make(Random(5)) == family.make(Random(5))
-
-
-@families
-def test_programs_define_the_function_of_the_question(family: Family) -> None:
-    """With the parameters that the question names, and without one name for two things."""
-    problem = family.make(Random(1))
-    signatures = set()
-    for solution in problem.solutions:
-        function = next(node for node in ast.parse(solution).body if isinstance(node, ast.FunctionDef))
-        arguments = [argument.arg for argument in function.args.args]
-        signatures.add((function.name, tuple(arguments)))
-        assert len(set(arguments)) == len(arguments)
-        assert f"`{function.name}({', '.join(arguments)})`" in problem.question
-    assert len(signatures) == 1
-    assert signatures.pop()[0] == problem.function_name
+    for family in FAMILIES[::3]:
+        problems = [family.make(Random(seed)) for seed in range(40)]
+        assert len({problem.question for problem in problems}) >= 38, family.name
+        assert len({problem.solutions[0] for problem in problems}) >= 30, family.name
 
 
 def test_enough_families_of_every_difficulty() -> None:
-    assert len(BY_NAME) == len(FAMILIES) >= 60
+    assert len(BY_NAME) == len(FAMILIES) >= 40
     for difficulty in ("introductory", "interview", "competition"):
         splits = [split_of(family.name) for family in FAMILIES if family.difficulty == difficulty]
-        assert 0.1 < splits.count("test") / len(splits) < 0.4
-        assert len(splits) >= 15
+        assert 0.2 < splits.count("test") / len(splits) < 0.4
+        assert len(splits) >= 10
 
 
 def test_the_split_of_a_family_is_for_ever() -> None:
@@ -81,26 +59,16 @@ def test_the_split_of_a_family_is_for_ever() -> None:
 
 HELD_OUT = {
     "best_stretch",
-    "best_window",
-    "cheapest_route",
-    "count_beyond",
-    "differences",
     "editor",
     "fewest_jumps",
-    "in_base",
     "ledger",
     "longest_rising",
-    "rain_water",
     "regions",
-    "robot",
     "rotate_list",
     "run_lengths",
     "running_values",
     "shift_letters",
-    "shrink_number",
-    "stack_machine",
     "steps_to_one",
-    "wrap_words",
 }
 
 

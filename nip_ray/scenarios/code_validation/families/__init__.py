@@ -1,34 +1,39 @@
-"""The families of problems of the built-in data set, by topic, and which of them are held out.
+"""The families of problems of the built-in data set, and which of them are held out.
+
+A family is an entry of `introductory.yaml`, `interview.yaml` or `competition.yaml` beside this file:
+
+| key | what it is |
+|---|---|
+| `names` | names that the function may have |
+| `draw` | statements that draw what varies, from `draw` (a `base.Draw`); optional |
+| `question`, `solutions` | the statement and correct programs; `$name` and choices of words are explained in `base` |
+| `call` | an expression that draws the arguments of a hidden test |
+| `edges` | an expression: arguments that are always tested |
+| `facts` | an expression: what `$name` stands for |
 
 Decisions that matter here:
 - a family is in one split for ever: which one depends on its name alone, so that data sets made with different seeds, sizes or later
   versions of this package never have a family of the one split in the other.
 """
 
-from nip_ray.scenarios.code_validation.families import (
-    dynamic,
-    graphs,
-    grids,
-    intervals,
-    lists,
-    numbers,
-    parsing,
-    sequences,
-    simulation,
-    strings,
-    tables,
-    words,
-)
-from nip_ray.scenarios.code_validation.families.base import Family, Problem
+from pathlib import Path
+from typing import get_args
+
+import yaml
+
+from nip_ray.scenarios.code_validation.families.base import Family, Problem, family_of
 from nip_ray.seeding import stable_seed
+from nip_ray.settings.code_validation import Difficulty
 
 __all__ = ["FAMILIES", "Family", "Problem", "split_of"]
 
-FAMILIES: tuple[Family, ...] = tuple(
-    family
-    for topic in (strings, words, numbers, lists, sequences, tables, dynamic, grids, graphs, parsing, simulation, intervals)
-    for family in topic.FAMILIES
-)
+
+def _read(difficulty: Difficulty) -> list[Family]:
+    table = yaml.safe_load(Path(__file__).with_name(f"{difficulty}.yaml").read_text(encoding="utf-8"))
+    return [family_of(name, difficulty, entry) for name, entry in table.items()]
+
+
+FAMILIES: tuple[Family, ...] = tuple(family for difficulty in get_args(Difficulty) for family in _read(difficulty))
 """All families."""
 _SALT = 0
 

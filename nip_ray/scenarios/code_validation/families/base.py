@@ -1,11 +1,12 @@
 """What a family of problems is, and how a draft of a problem becomes one: wording, names, hidden tests, results.
 
 Decisions that matter here:
-- a family writes plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text, `<one|another>` is a choice
+- a family is data: plain text and plain Python. In both, `$name` stands for a fact of the draft; in the text, `<one|another>` is a choice
   of words. Everything else that varies is done here;
 - the solutions define `solve`, and use names of `nip_ray.scenarios.code_validation.families.names`. Function, parameters and variables
   are renamed at random, those of the signature alike in all solutions and between the question's backticks;
-- the first solution says what is right. It is run in this process: it is a program of this package, not one of a user's.
+- the first solution says what is right. It is run in this process, like the expressions that draw calls: both are programs of this
+  package, never a user's.
 """
 
 import ast
@@ -94,6 +95,11 @@ class Draw:
         """A list of words of `letters` letters."""
         return [self.text(*letters, alphabet) for _ in range(self.rng.randint(shortest, longest))]
 
+    def spans(self, most: int) -> list[list[int]]:
+        """Up to `most` pairs of a start and an end after it."""
+        starts = self.numbers(1, most, 0, 14)
+        return [[start, start + self.number(1, 6)] for start in starts]
+
     def grid(self, rows: int, columns: int, cells: str | Sequence[Any]) -> list[list[Any]]:
         """Rows of random cells."""
         return [[self.rng.choice(cells) for _ in range(columns)] for _ in range(rows)]
@@ -112,17 +118,21 @@ class Family:
         return finish(self.draft(Draw(rng)), rng)
 
 
-def collect(into: list[Family]) -> Callable[[Difficulty], Callable[[Callable[[Draw], Draft]], Callable[[Draw], Draft]]]:
-    """A decorator, `@family(difficulty)`, that puts the family of a drafting function into a list, under the function's name."""
+def family_of(name: str, difficulty: Difficulty, entry: Mapping[str, Any]) -> Family:
+    """The family of an entry of this package's tables (see `nip_ray.scenarios.code_validation.families` for their keys)."""
+    begin = compile(entry.get("draw", ""), f"<{name}: draw>", "exec")
+    facts = compile(entry.get("facts", "{}"), f"<{name}: facts>", "eval")
+    edges = compile(entry.get("edges", "[]"), f"<{name}: edges>", "eval")
+    call = compile(entry["call"], f"<{name}: call>", "eval")
 
-    def family(difficulty: Difficulty) -> Callable[[Callable[[Draw], Draft]], Callable[[Draw], Draft]]:
-        def add(draft: Callable[[Draw], Draft]) -> Callable[[Draw], Draft]:
-            into.append(Family(draft.__name__.lstrip("_"), difficulty, draft))
-            return draft
+    def draft(draw: Draw) -> Draft:
+        space: dict[str, Any] = {"draw": draw}
+        exec(begin, space)
+        return Draft(
+            entry["names"], entry["question"], entry["solutions"], lambda: eval(call, space), eval(edges, space), eval(facts, space)
+        )
 
-        return add
-
-    return family
+    return Family(name, difficulty, draft)
 
 
 def finish(draft: Draft, rng: Random) -> Problem:
