@@ -112,7 +112,11 @@ def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], qu
     shown = shown or [key for key in metrics if key.startswith("eval")]  # a game without a verifier
     held_out = [[key, number(metrics[key])] for key in shown]
     if held_out:
-        print_table([f"held out, after iteration {iterations}", ""], held_out)
+        from nip_ray.evaluation.report.source import read_run
+        from nip_ray.evaluation.report.trust import is_held_out
+
+        examined = "held out" if is_held_out(read_run(run_dir)) else "on training instances"
+        print_table([f"{examined}, after iteration {iterations}", ""], held_out)
     typer.echo(f"run     {run_dir}")
     if (run_dir / "report.html").is_file():
         typer.echo(f"report  {run_dir / 'report.html'}")

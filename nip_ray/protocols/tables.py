@@ -9,10 +9,10 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.conformance import check
-from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.protocols.spec import Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
-from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ZERO_KNOWLEDGE_PARAMETERS, useless_parameters
+from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, SHIPPED, ZERO_KNOWLEDGE_PARAMETERS, useless_parameters
 
 Round = tuple[Turn, ...]
 
@@ -35,7 +35,7 @@ def debate(params: ProtocolParams) -> Protocol:
     """Two provers, one for each verdict, each with a channel of its own that all can read."""
     names = ("prover0_channel", "prover1_channel")
     sees = {"prover0": names, "prover1": names, "verifier": names}
-    return _two_provers("debate", params, sees, {"prover0": REJECT, "prover1": ACCEPT})
+    return _two_provers("debate", params, sees)
 
 
 def mnip(params: ProtocolParams) -> Protocol:
@@ -45,7 +45,7 @@ def mnip(params: ProtocolParams) -> Protocol:
         "prover1": ("prover1_channel",),
         "verifier": ("prover0_channel", "prover1_channel"),
     }
-    return _two_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
+    return _two_provers("mnip", params, sees)
 
 
 def merlin_arthur(params: ProtocolParams) -> Protocol:
@@ -61,7 +61,7 @@ def merlin_arthur(params: ProtocolParams) -> Protocol:
         turns=(((("prover0", "main"),), decide), ((("prover1", "main"),), decide)),
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
+        payment=Payment.from_params(params, SHIPPED["merlin_arthur"].goals),
         force_guess=params.force_guess,
     )
 
@@ -246,12 +246,12 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
         turns=(table,),
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, {"prover": ACCEPT}),
+        payment=Payment.from_params(params, SHIPPED[name].goals),
         force_guess=params.force_guess,
     )
 
 
-def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
+def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]]) -> Protocol:
     """Debate and mnip: the same four turn orders, other visibility and goals."""
     ask: Round = (("verifier", "prover0_channel"), ("verifier", "prover1_channel"))
     own: list[Turn] = [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]
@@ -267,6 +267,6 @@ def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str
         turns=((ask, *answers) if params.verifier_first else (*answers, ask),),
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, goals),
+        payment=Payment.from_params(params, SHIPPED[name].goals),
         force_guess=params.force_guess,
     )

@@ -3,7 +3,8 @@
 The tables themselves are in `nip_ray.protocols`, where torch is needed; tests hold the two together.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 from nip_ray.settings.protocol import ProtocolParams
 
@@ -15,7 +16,8 @@ class ShippedProtocol:
     agents: their names. max_rounds, min_rounds: its own limits (min_rounds None: always the last round). fixed_length: it takes no others.
     period, verifier_turn: the verifier speaks in the rounds that leave `verifier_turn` modulo `period`, unless the order is a
     parameter; verifier_turn is None in a game without a verifier. order_parameters: those of verifier_first, sequential and prover0_first
-    that it has a use for.
+    that it has a use for. goals: prover -> the decision (0 reject, 1 accept) that it is paid for. shared_reward: provers are always paid
+    what the verifier is.
     """
 
     agents: tuple[str, ...]
@@ -25,24 +27,27 @@ class ShippedProtocol:
     period: int = 2
     verifier_turn: int | None = 0
     order_parameters: tuple[str, ...] = ()
+    goals: Mapping[str, int] = field(default_factory=dict)
+    shared_reward: bool = False
 
 
 ORDER_PARAMETERS = ("verifier_first", "sequential", "prover0_first")
 _PAIR = ("prover", "verifier")
 _TRIO = ("prover0", "prover1", "verifier")
 _PLAYERS = ("player0", "player1")
+_PERSUADES, _OPPOSE, _BOTH_PERSUADE = {"prover": 1}, {"prover0": 0, "prover1": 1}, {"prover0": 1, "prover1": 1}
 
 SHIPPED: dict[str, ShippedProtocol] = {
-    "nip": ShippedProtocol(_PAIR, order_parameters=("verifier_first",)),
-    "adp": ShippedProtocol(_PAIR, max_rounds=2, fixed_length=True, verifier_turn=1),
-    "debate": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS),
-    "merlin_arthur": ShippedProtocol(_TRIO, max_rounds=2, fixed_length=True, verifier_turn=1),
-    "mnip": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS),
+    "nip": ShippedProtocol(_PAIR, order_parameters=("verifier_first",), goals=_PERSUADES),
+    "adp": ShippedProtocol(_PAIR, max_rounds=2, fixed_length=True, verifier_turn=1, goals=_PERSUADES),
+    "debate": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS, goals=_OPPOSE),
+    "merlin_arthur": ShippedProtocol(_TRIO, max_rounds=2, fixed_length=True, verifier_turn=1, goals=_OPPOSE),
+    "mnip": ShippedProtocol(_TRIO, order_parameters=ORDER_PARAMETERS, goals=_BOTH_PERSUADE),
     "solo_verifier": ShippedProtocol(("verifier",), max_rounds=1, fixed_length=True, period=1),
     "multi_channel_test": ShippedProtocol(
         ("prover0", "prover1", "prover2", "verifier"), min_rounds=2, fixed_length=True, period=3, verifier_turn=2
     ),
-    "message_game": ShippedProtocol(_PAIR, min_rounds=None, period=1),
+    "message_game": ShippedProtocol(_PAIR, min_rounds=None, period=1, shared_reward=True),
     "matrix_game": ShippedProtocol(_PLAYERS, max_rounds=1, period=1, verifier_turn=None),
     "kuhn_poker": ShippedProtocol(_PLAYERS, max_rounds=3, fixed_length=True, verifier_turn=None),
     "hironaka": ShippedProtocol(("host", "agent"), max_rounds=200, fixed_length=True, verifier_turn=None),

@@ -1,6 +1,8 @@
 """Several runs on one page: grouped by all of their configs but the seed, with curves, their seeds' bands, and figures with intervals.
 
 Decisions that matter here:
+- figures of different tasks are not set side by side: runs must share scenario, protocol and the settings that choose their held-out
+  instances. What else they differ in, the protocol's parameters among it, is what a comparison is about;
 - a group's figure is the interquartile mean over its seeds, with the interval of `stratified_interval`: with three seeds a mean is one
   lucky seed away from any other. A run that is alone in its group has its own figure and its own interval, of its episodes;
 - that one setting is better than another is said of groups with `MIN_SEEDS` seeds each, and else that these runs are. So the same seed
@@ -21,24 +23,26 @@ import numpy as np
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, MIN_SEEDS, stratified_interval
 from nip_ray.evaluation.report.contents import NAMES
+from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, interval_words, percent_words, read_run
-from nip_ray.evaluation.report.trust import heat_map, withstood
+from nip_ray.evaluation.report.trust import heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
 SETTINGS_NAMED, SETTINGS_LISTED = 3, 60
 _ACCURACY = "verifier/accuracy"
-_UNDER_ATTACK = {f"{side}_under_attack": f"{side.capitalize()} under attack" for side in ("soundness", "completeness")}
+_ERROR = "soundness_error"
 _CURVES = (
-    ("eval/verifier/accuracy", "Accuracy, held-out", "share of episodes"),
+    ("eval/verifier/accuracy", "Accuracy, {}", "share of episodes"),
     ("train/verifier/accuracy", "Accuracy, training", "share of episodes"),
-    ("eval/verifier/completeness", "Completeness, held-out", "share of episodes"),
-    ("eval/verifier/soundness", "Soundness, held-out", "share of episodes"),
+    ("eval/verifier/completeness", "Completeness, {}", "share of episodes"),
+    ("eval/verifier/soundness", "Soundness, {}", "share of episodes"),
     ("train/verifier/undecided", "Undecided, training", "share of episodes"),
     ("train/episode_length", "Episode length, training", "rounds"),
 )
+_OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that choose no held-out instance
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class Group:
 def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | None = None) -> Path:
     """Write the page of these runs to `out` and return it. cross_play: what `nip-ray cross-play --out` wrote, to be shown with them.
 
-    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), a file of cross-play that
-    cannot be read, and an `out` that cannot be written.
+    Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), runs of different scenarios,
+    protocols or held-out instances, a file of cross-play that cannot be read, and an `out` that cannot be written.
     """
     from nip_ray.runs.folder import write_atomically
 
@@ -86,21 +90,25 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
     from nip_ray.evaluation.report.page import rendered
 
     crossed = {} if cross_play is None else _cross_play(cross_play)
-    groups = grouped(_runs(run_dirs))
+    runs = _runs(run_dirs)
+    _refuse_strangers(runs)
+    groups = grouped(runs)
     _refuse_twins(groups)
     head, rows = _figures(groups)
     return rendered(
         "compare.html.j2",
         kind="comparison",
         title=f"{sum(len(group.runs) for group in groups)} runs compared",
+        about=describe(next((run.source.config for run in runs if run.source.config), {})),
         sentence=_sentence(groups),
+        examined=_examined(groups),
         groups=[{"label": group.label, "seeds": ", ".join(run.seed for run in group.runs), "count": len(group.runs)} for group in groups],
         settings=_differences(groups)[:SETTINGS_LISTED],
         head=head,
         rows=rows,
         run_rows=[_run_row(run, group) for group in groups for run in group.runs],
         notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in run.source.notes],
-        curves=curves.both_themes(_panels(groups[:MAX_GROUPS])),
+        curves=curves.both_themes(_panels(groups[:MAX_GROUPS], _examined(groups))),
         crossed=heat_map(crossed),
     )
 
@@ -147,6 +155,38 @@ def _runs(run_dirs: Sequence[Path]) -> list[Run]:
     if len(paths) > MAX_RUNS:
         raise UserError(f"compare: {len(paths)} runs are too many for one page; name at most {MAX_RUNS}")
     return [Run(name, read_run(path)) for name, path in zip(_names(resolved), paths)]
+
+
+def _refuse_strangers(runs: Sequence[Run]) -> None:
+    """UserError for runs of which one was asked something else than the others. A config that cannot be read says nothing."""
+    first, *others = [run for run in runs if run.source.config] or runs[:1]
+    for run in others:
+        for key in ("scenario", "protocol"):
+            one, other = (short(section(each.source.config, key).get("name"), 60) for each in (first, run))
+            if one != other:
+                raise UserError(f"compare: {first.name} has the {key} {one} and {run.name} {other}; name runs of one {key}")
+        one, other = _instances(first.source.config), _instances(run.source.config)
+        key = next((key for key in {**one, **other} if one.get(key) != other.get(key)), None)
+        if key is not None:
+            raise UserError(
+                f"compare: {first.name} and {run.name} have other held-out instances (scenario.{key}: {_value(one.get(key))} and "
+                f"{_value(other.get(key))}); name runs with the same"
+            )
+
+
+def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Key -> value of the settings of a scenario that choose which instances are held out."""
+    scenario = section(config, "scenario")
+    data = section(scenario, "data")
+    if not data:
+        return _flat({key: value for key, value in scenario.items() if key != "agents"})
+    left_out = _OF_TRAINING | ({"train"} if data.get("test") is not None else set())
+    return _flat({key: value for key, value in data.items() if key not in left_out}, "data")
+
+
+def _examined(groups: Sequence[Group]) -> str:
+    """What the evaluated instances are called."""
+    return "held-out" if all(is_held_out(run.source) for group in groups for run in group.runs) else "on training instances"
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
@@ -201,9 +241,9 @@ def _differences(groups: Sequence[Group]) -> list[tuple[str, list[str]]]:
 
 
 def _run_figure(source: RunSource, key: str) -> Figure | None:
-    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or one under attack."""
-    if key in _UNDER_ATTACK:
-        return withstood(source, key.partition("_")[0])
+    """A held-out figure of a run: greedy where it was evaluated so, one that was computed exactly, or the soundness error under attack."""
+    if key == _ERROR:
+        return soundness_error(source)
     exact = exact_figures(source).get(key)
     return Figure(exact) if exact is not None else held_out(source, "greedy", key) or held_out(source, "sampled", key)
 
@@ -228,7 +268,7 @@ def _labels(groups: Sequence[Group]) -> dict[str, str]:
     sources = [run.source for group in groups for run in group.runs]
     paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
     exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
-    return {**NAMES, **_UNDER_ATTACK, **paid, **exact}
+    return {**NAMES, _ERROR: "Soundness error: false claims accepted under attack", **paid, **exact}
 
 
 def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -242,7 +282,7 @@ def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
 
 
 def _is_share(key: str) -> bool:
-    return key in _UNDER_ATTACK or (key.startswith("verifier/") and key in NAMES)
+    return key == _ERROR or (key.startswith("verifier/") and key in NAMES)
 
 
 def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
@@ -252,7 +292,7 @@ def _cell(figure: Figure | None, shares: bool) -> tuple[str, str]:
 
 
 def _run_row(run: Run, group: Group) -> dict[str, Any]:
-    names = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", "soundness_under_attack")
+    names = ("verifier/accuracy", "verifier/completeness", "verifier/soundness", _ERROR)
     last = run.source.rows[-1]
     cells = [_cell(_run_figure(run.source, name), True) for name in names]
     return {"name": run.name, "group": group.label, "seed": run.seed, "iterations": f"{last['iteration']:,.0f}", "cells": cells}
@@ -262,32 +302,34 @@ def _sentence(groups: Sequence[Group]) -> str:
     """Which group decides best, and whether that is more than luck, as far as so many seeds can tell."""
     found = [(group, figure) for group in groups if (figure := group_figure(group, _ACCURACY)) is not None]
     if not found:
-        return f"{len(groups)} groups of runs, by everything in their configs but the seed. None has a held-out accuracy."
+        return f"{len(groups)} groups of runs, by everything in their configs but the seed. None has an evaluated accuracy."
     found.sort(key=lambda pair: -pair[1].estimate)
     best, figure = found[0]
-    sentence = f"{best.label}: {_told(best, figure)}"
+    examined = _examined(groups)
+    sentence = f"{best.label}: {_words(best, figure, examined)}"
     if len(found) == 1:
         return f"{sentence}."
     second, other = found[1]
     few = min(len(_of_runs(group, _ACCURACY)) for group in (best, second)) < MIN_SEEDS
     known = figure.lower is not None and other.upper is not None
     apart = figure.estimate > other.estimate if not known else figure.against(other.upper or 0.0) == "above"
-    words = "not told apart from" if not apart else "higher in these runs than" if few or not known else "above"
-    caution = f" Fewer than {MIN_SEEDS} seeds of each tell of these runs, not of their settings." if apart and few else ""
-    return f"{sentence}, {words} {second.label}: {_told(second, other)}.{caution}"
+    words = "no significant difference from" if not apart else "higher in these runs than" if few or not known else "above"
+    caution = f" With fewer than {MIN_SEEDS} seeds of each this compares runs, not settings." if apart and few else ""
+    return f"{sentence}, {words} {second.label}: {_words(second, other, examined)}.{caution}"
 
 
-def _told(group: Group, figure: Figure) -> str:
+def _words(group: Group, figure: Figure, examined: str) -> str:
     seeds = len(_of_runs(group, _ACCURACY))
     how = f"interquartile mean of {seeds} seeds" if seeds > 1 else "one seed"
     sure = interval_words(figure, True)
-    return f"{percent_words(figure.estimate)} held-out accuracy ({how}{f', 95 % interval {sure}' if sure else ''})"
+    what = "held-out accuracy" if examined == "held-out" else f"accuracy {examined}"
+    return f"{percent_words(figure.estimate)} {what} ({how}{f', 95 % interval {sure}' if sure else ''})"
 
 
 # ----------------------------------------------------------------------------------------------------------- curves
 
 
-def _panels(groups: Sequence[Group]) -> list[Panel]:
+def _panels(groups: Sequence[Group], examined: str) -> list[Panel]:
     named = list(_CURVES)
     names = dict.fromkeys(agent for group in groups for run in group.runs for agent in agents(run.source.rows))
     named += [(f"train/{agent}/return", f"Return of {agent}, training", "reward per episode") for agent in list(names)[:6]]
@@ -295,7 +337,7 @@ def _panels(groups: Sequence[Group]) -> list[Panel]:
     for number, (key, title, unit) in enumerate(named):
         series = [one for colour, group in enumerate(groups) if (one := band(group, key, colour)) is not None]
         if series:
-            made.append(Panel(f"compared_{number}", title, unit, series))
+            made.append(Panel(f"compared_{number}", title.replace("{}", examined), unit, series))
     return made
 
 

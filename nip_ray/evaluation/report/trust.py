@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from nip_ray.evaluation.report.describe import has_held_out
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
@@ -38,6 +39,18 @@ def withstood(source: RunSource, side: str) -> Figure | None:
     return every_message(source, side) or under_attack(source, side)
 
 
+def soundness_error(source: RunSource) -> Figure | None:
+    """The share of false claims that were accepted under attack; None where it was not computed."""
+    rejected = withstood(source, "soundness")
+    return figure_of(source.evaluation.get("soundness_error")) or (None if rejected is None else complement(rejected))
+
+
+def complement(share: Figure) -> Figure:
+    """Of one share the other, with its interval."""
+    lower, upper = (None if end is None else 1 - end for end in (share.upper, share.lower))
+    return Figure(1 - share.estimate, lower, upper, share.n)
+
+
 def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
     """(name, figure) of the attacker that did best on the instances of the figures, where it is not the one that was chosen."""
     chosen = under_attack(source, side)
@@ -48,7 +61,8 @@ def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
 
 def is_held_out(source: RunSource) -> bool:
     """Whether the verifier was examined on other instances than those it was trained with."""
-    return source.evaluation.get("held_out") is not False
+    told = source.evaluation.get("held_out")
+    return told if isinstance(told, bool) else has_held_out(source.config)
 
 
 def attackers(source: RunSource, side: str) -> list[Record]:

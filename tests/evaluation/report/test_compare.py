@@ -77,7 +77,7 @@ def test_the_page_says_who_is_ahead_and_in_what_they_differ(folders: list[Path])
     page = comparison_page(folders)
     assert "lr 0.2: 91.5\u00a0% held-out accuracy (interquartile mean of 2 seeds, 95 % interval " in page
     assert "), higher in these runs than lr 0.1: 62.0" in page
-    assert "Fewer than 5 seeds of each tell of these runs, not of their settings." in page
+    assert "With fewer than 5 seeds of each this compares runs, not settings." in page
     assert "<code>algorithm.lr</code>" in page
     assert 'Return of verifier</th><td class="n">0.25<' in page  # a reward, not a share
     assert "runtime.num_threads" not in page
@@ -88,9 +88,9 @@ def test_a_setting_is_better_than_another_once_there_are_five_seeds_of_each(tmp_
     fast = [run_folder(tmp_path / f"fast-{seed}", seed, 90 + seed, lr=0.2) for seed in range(5)]
     page = comparison_page([*slow, *fast])
     assert "), above lr 0.1: 62.0" in page
-    assert "Fewer than" not in page
+    assert "With fewer than" not in page
     same = [run_folder(tmp_path / f"same-{seed}", seed, 61 + seed, lr=0.3) for seed in range(5)]
-    assert "not told apart from lr 0.1" in comparison_page([*slow, *same])
+    assert "no significant difference from lr 0.1" in comparison_page([*slow, *same])
 
 
 def test_two_runs_alone_are_compared_as_runs(folders: list[Path]) -> None:
@@ -118,6 +118,39 @@ def test_a_config_that_cannot_be_read_is_like_no_other(folders: list[Path]) -> N
     groups = grouped(runs_of(folders[:3]))
     assert [len(group.runs) for group in groups] == [2, 1]
     assert "slow-2: config.yaml is damaged" in comparison_page(folders[:3])
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (
+            {"scenario": {"name": "graph_isomorphism"}},
+            "has the scenario image_classification and b graph_isomorphism; name runs of one scenario",
+        ),
+        ({"protocol": {"name": "debate"}}, "has the protocol nip and b debate; name runs of one protocol"),
+        ({"scenario": {"name": "image_classification", "data": {"seed": 1}}}, r"other held-out instances \(scenario.data.seed: 0 and 1\)"),
+    ],
+)
+def test_runs_that_were_asked_something_else_are_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
+    config: dict[str, Any] = {
+        "protocol": {"name": "nip"},
+        "scenario": {"name": "image_classification", "data": {"seed": 0, "num_train": 9}},
+    }
+    folders = [run_folder(tmp_path / "a", 1, 60, **config), run_folder(tmp_path / "b", 2, 60, **(config | other))]
+    with pytest.raises(UserError, match=words):
+        comparison_page(folders)
+
+
+def test_what_was_not_held_out_is_not_called_so_and_training_data_may_differ(tmp_path: Path) -> None:
+    folders = []
+    for seed in (1, 2):
+        data = {"seed": 0, "num_train": 100 * seed}
+        folders.append(run_folder(tmp_path / str(seed), seed, 60 + seed, scenario={"name": "image_classification", "data": data}))
+        document = json.loads((folders[-1] / "evaluation.json").read_text()) | {"held_out": False}
+        (folders[-1] / "evaluation.json").write_text(json.dumps(document))
+    page = comparison_page(folders)
+    assert "held-out" not in page
+    assert "62.0\u00a0% accuracy on training instances" in page
 
 
 def test_bad_input_is_told_in_one_line(folders: list[Path], tmp_path: Path) -> None:

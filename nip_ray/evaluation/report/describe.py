@@ -1,0 +1,69 @@
+"""What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nip_ray.settings.shipped_protocols import SHIPPED
+
+TASKS = {
+    "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
+    "image_classification": "does an image belong to the second of two groups of classes (accept) or to the first (reject)?",
+    "code_validation": "is a program a correct solution of its problem (accept) or not (reject)?",
+    "message_game": "does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
+    "hironaka": "Hironaka's polyhedra game: the host chooses coordinates, the agent one of them; the host wins when one point is left.",
+}
+GAMES_WITHOUT_SPLIT = ("message_game", "matrix_game")  # test instances are those of training
+_DECISIONS = ("rejection", "acceptance")
+
+
+def describe(config: Mapping[str, Any]) -> tuple[str, str]:
+    """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
+    return _task(section(config, "scenario")), _pay(config, section(config, "protocol"))
+
+
+def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A mapping within a config, {} for anything else."""
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def has_held_out(config: Mapping[str, Any]) -> bool:
+    """Whether the run's evaluation asks about other instances than its training did, as far as the scenario's name tells."""
+    return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
+
+
+def _task(scenario: Mapping[str, Any]) -> str:
+    name = str(scenario.get("name", "unknown"))[:60]
+    if name == "matrix_game":
+        return f"Task: {str(scenario.get('game', 'a matrix game'))[:60].replace('_', ' ')}, a small game whose solution is known."
+    return f"Task: {TASKS[name]}" if name in TASKS else f"Task: {name}" + (", defined by a plugin." if scenario else ".")
+
+
+def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
+    name, learning = str(protocol.get("name", "unknown"))[:60], section(config, "algorithm")
+    if learning.get("name") == "solo":
+        return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
+    if name not in SHIPPED:
+        return f"Who is paid for what is defined by the protocol {name}, of a plugin." if protocol else "Who is paid for what is unknown."
+    facts = SHIPPED[name]
+    if facts.verifier_turn is None:
+        return "The rules of the game say what each player is paid."
+    right, wrong = (protocol.get(f"verifier_{key}", amount) for key, amount in (("reward", 1), ("incorrect_penalty", -1)))
+    provers = [agent for agent in facts.agents if agent != "verifier"]
+    if facts.shared_reward or (protocol.get("shared_reward") is True and provers):
+        who = " and ".join(["The verifier", *provers])
+        return f"{who} are all paid {_amount(right)} for a correct verdict, {_amount(wrong)} for a wrong one."
+    parts = [f"The verifier is paid {_amount(right)} for a correct verdict and {_amount(wrong)} for a wrong one"]
+    parts += [
+        f"{agent} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[facts.goals[agent]]}, whether that is right or not"
+        if agent in facts.goals
+        else f"{agent} nothing"
+        for agent in provers
+    ]
+    if protocol.get("zero_knowledge") is True:
+        parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
+    return "; ".join(parts) + "."
+
+
+def _amount(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
