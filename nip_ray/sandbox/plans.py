@@ -10,7 +10,6 @@ Decisions that matter here:
 import os
 import sys
 import sysconfig
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -44,7 +43,7 @@ class Plan:
 
 
 def plan_for(isolation: Literal["auto", "process", "namespaces"]) -> Plan:
-    """The best plan of a level that works here. "auto" warns, once, when it comes down to "process".
+    """The best plan of a level that works here. "auto" says so on stderr, once, when it comes down to "process".
 
     Raises UserError when the level does not work here.
     """
@@ -59,7 +58,8 @@ def plan_for(isolation: Literal["auto", "process", "namespaces"]) -> Plan:
 
 @cache
 def _fallen_back(why: str) -> Plan:
-    warnings.warn(f"programs run as limited processes only: namespaces do not work here ({why}); see docs/sandbox.md", stacklevel=4)
+    reason = " ".join(why.split())
+    print(f"sandbox: programs run at the level process: namespaces do not work here ({reason}); see docs/sandbox.md", file=sys.stderr)
     return plan_for("process")
 
 

@@ -24,6 +24,8 @@ from nip_ray.settings.sandbox import SandboxSettings
 
 TestStatus = Literal["passed", "failed", "crashed", "timeout"]
 NONCE_BYTES = 16
+BLANKS = " \t\r"
+"""What does not count at the end of a line. A line ends at a newline and nowhere else: other separators are output like any other."""
 ESCAPES = 6
 """A byte of output takes at most as many in JSON."""
 
@@ -52,8 +54,9 @@ def run_tests(
 ) -> TestReport:
     """Run a program on each test's input and compare what it writes.
 
-    tests: (standard input, expected standard output); white space at the end of lines and of the output does not count. settings: the
-    times are those of each test. Raises what `run_program` raises, and UserError for the level "container" without `isolate_tests`.
+    tests: (standard input, expected standard output); blanks at the end of lines, and blank lines at the end of the output, do not count.
+    settings: the times are those of each test. Raises what `run_program` raises, and UserError for the level "container" without
+    `isolate_tests`.
     """
     if isolate_tests:
         results = [run_program(solution, stdin, settings) for stdin, _ in tests]
@@ -84,7 +87,7 @@ def _judge(output: tuple[str | None, int | None, str], expected: str) -> TestSta
 
 
 def _plain(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().splitlines()]
+    return [line.rstrip(BLANKS) for line in text.rstrip(BLANKS + "\n").split("\n")]
 
 
 def _call_result(status: str | None, code: int | None, text: str) -> CallResult:

@@ -305,6 +305,28 @@ for function, arguments in ((os.chmod, (0,)), (os.chmod, (0o777,)), (os.utime, (
                             (os.setxattr, ("user.x", b"x")), (os.lchown, (1234, 1234))):
     must_fail(function, W["canary"], *arguments)
 """, ("ok",)),
+    Hostile("recent_calls", "file_modes", """
+import ctypes
+libc = ctypes.CDLL(None)
+acl = bytes.fromhex("02000000" "01000600ffffffff" "04000600ffffffff" "20000600ffffffff")
+value = ctypes.create_string_buffer(acl, len(acl))
+arguments = (ctypes.c_uint64 * 2)(ctypes.addressof(value), len(acl))
+attributes = ctypes.create_string_buffer(24)
+attributes[0] = 0x80
+path = W["canary"].encode()
+for number, more in ((463, (b"system.posix_acl_access", arguments, 16)), (466, (b"user.x",)), (469, (attributes, 24, 0))):
+    rest = (0, *more) if number < 469 else more
+    if libc.syscall(number, -100, path, *rest) == 0: harm(number)
+""", ("ok",)),
+    Hostile("stat", "file_names", "must_fail(os.stat, W['secret'])\nmust_fail(os.readlink, '/proc/self')\n"
+            "must_fail(os.listxattr, W['secret'])\nif os.access(W['secret'], 0): harm('access')", ("ok",)),
+    Hostile("watch", "watching", """
+import ctypes, fcntl
+libc = ctypes.CDLL(None)
+if libc.inotify_add_watch(libc.inotify_init(), W["outside"].encode(), 0xfff) >= 0: harm("inotify")
+if libc.fanotify_init(0, 0) >= 0: harm("fanotify")
+must_fail(lambda: fcntl.fcntl(os.open(W["outside"], 0), fcntl.F_NOTIFY, 0x8000003f))
+""", ("ok",)),
     # other processes
     Hostile("proc", "process_secrets", """
 mine = {os.getpid()}
@@ -365,6 +387,7 @@ import socket
 def send():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s: return s.sendto(b"x", ("127.0.0.1", W["port"]))
 must_fail(send)
+for kind in (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET): must_fail(socket.socketpair, socket.AF_UNIX, kind)
 """, ("ok",)),
     Hostile("names", "network", "import socket\nfor name in ('example.com', 'localhost.localdomain.invalid'):\n"
             "    must_fail(socket.getaddrinfo, name, 80)", ("ok",), endless=True, slow=True),

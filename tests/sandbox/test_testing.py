@@ -40,6 +40,11 @@ print(n * n)
     assert report.statuses == ("passed", "crashed", "timeout", "crashed", "crashed", "passed")
 
 
+def test_lines_end_at_a_newline_only() -> None:
+    solution = 'print(input() + "\\x0b2\\x1c3\\u20284 \\t")\nprint("5")\nprint()'
+    assert run_tests(solution, [("1", "1\n2\n3\n4\n5"), ("1", "1\x0b2\x1c3\u20284\n5\n")], SETTINGS).statuses == ("failed", "passed")
+
+
 def test_long_input_and_programs_that_do_not_read_it() -> None:
     numbers = " ".join(map(str, range(100_000)))
     total = str(sum(range(100_000)))

@@ -216,9 +216,9 @@ def guard(request):
         active.append("landlock")
     if plan["seccomp"] and seccomp.available():
         signals_kept = plan["namespaces"] or (bool(active) and landlock.scopes_signals(version))
-        calls = seccomp.refused(not plan["namespaces"], signals_kept)
+        packed = seccomp.program(os.uname().machine, not plan["namespaces"], None if signals_kept else os.getpid())
         try:
-            seccomp.install(seccomp.program(os.uname().machine, calls, None if signals_kept else os.getpid()))
+            seccomp.install(packed)
             active.append("seccomp")
         except OSError as error:
             if error.errno not in (22, 38):  # EINVAL, ENOSYS: a kernel without filters
