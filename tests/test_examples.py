@@ -119,6 +119,7 @@ def test_own_algorithm_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None
     check_algorithm(ALGORITHMS["awr"])
 
 
+@pytest.mark.slow
 def test_own_algorithm_trains_here_and_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None) -> None:
     """A remote env runner has never seen the plugin file, and gives the numbers of a local one."""
     monkeypatch.chdir(EXAMPLES.parent)

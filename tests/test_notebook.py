@@ -18,7 +18,7 @@ def test_it_is_committed_without_outputs() -> None:
     assert not [cell for cell in cells if cell.cell_type == "code" and (cell.outputs or cell.execution_count)]
 
 
-@pytest.mark.slow
+@pytest.mark.docs
 def test_the_notebook_trains_evaluates_and_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.setenv("MPLBACKEND", "module://matplotlib_inline.backend_inline")

@@ -14,6 +14,8 @@ from nip_ray.evaluation.report import write_report
 from nip_ray.evaluation.report.compare import write_comparison
 from nip_ray.runs.watch import LivePage, PageServer
 
+pytestmark = pytest.mark.browser
+
 HOSTILE = (
     "</script><script>document.title='owned'</script>",
     "<img src=x onerror=\"document.title='owned'\">",

@@ -46,11 +46,13 @@ def run(name: str, folder: Path, first: Path, slow: bool) -> None:
     run_page(blocks, folder)
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize("name", FAST)
 def test_the_blocks_of_a_page_run(name: str, tmp_path: Path, first_run: Path) -> None:
     run(name, tmp_path, first_run, slow=False)
 
 
+@pytest.mark.docs
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", LONG)
@@ -143,6 +145,7 @@ def test_blocks_are_read_with_their_marks(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.docs
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -158,6 +161,7 @@ def test_a_block_that_fails_fails_the_page(tmp_path: Path, text: str, said: str)
         run_page(page(tmp_path, text), tmp_path)
 
 
+@pytest.mark.docs
 def test_blocks_of_a_page_share_folder_and_names(tmp_path: Path) -> None:
     text = (
         "```bash\necho 7 > number\n```\n```python\nn = int(open('number').read())\n```\n"

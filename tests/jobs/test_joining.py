@@ -22,7 +22,7 @@ else:
     print("joined", ray.get_runtime_context().gcs_address.rpartition(":")[2], ray.get_runtime_context().namespace)
 """
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 
 def join(address: str, env: dict[str, str]) -> str:

@@ -17,7 +17,7 @@ TINY = ["play.num_copies=16", "play.num_env_runners=1", "algorithm.minibatch_siz
 
 Finished = tuple[Path, subprocess.CompletedProcess[str]]
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 
 def submit(head: Head, entrypoint: str, env: dict[str, str], *more: str) -> subprocess.CompletedProcess[str]:
@@ -71,7 +71,6 @@ def test_a_changed_package_can_be_sent_along(head: Head) -> None:
     assert str(ROOT) not in line
 
 
-@pytest.mark.slow
 def test_a_script_is_a_job(head: Head, tmp_path: Path) -> None:
     """One of the published experiments, from the upload."""
     settings = ["scenario.data.num_train=40", "scenario.data.num_test=20", "play.num_copies=8", "algorithm.minibatch_size=64"]
@@ -82,7 +81,6 @@ def test_a_script_is_a_job(head: Head, tmp_path: Path) -> None:
     assert (run_dir / "checkpoints" / "000001" / "manifest.json").is_file()
 
 
-@pytest.mark.slow
 def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
     """Trials are placed on the job's own cluster; what they came to is in shared storage."""
     verb = f"python -m nip_ray.cli sweep tune_configs/sweep_tiny.yaml --storage {tmp_path} --set iterations=4 --set checkpoint.interval=2"

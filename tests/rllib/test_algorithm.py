@@ -61,16 +61,18 @@ PSPG = dict(name="stackelberg", variant="pspg")
 @pytest.mark.parametrize(
     ("config", "training", "several"),
     [
-        pytest.param(experiment(dict(name="nip")), dict(), (1, 2), id="nip-clip-agent"),
-        pytest.param(message_game(), dict(loss="kl_penalty"), (2,), id="message_game-kl_penalty-agent"),
+        pytest.param(experiment(dict(name="nip")), dict(), (1, 2), id="nip-clip-agent", marks=pytest.mark.slow),
+        pytest.param(message_game(), dict(loss="kl_penalty"), (2,), id="message_game-kl_penalty-agent", marks=pytest.mark.slow),
         pytest.param(
             experiment(dict(name="merlin_arthur")),
             dict(loss="kl_penalty", clip_gradients="joint", minibatch_size=6),
             (2,),
             id="merlin_arthur-kl_penalty-joint-some-agents-without-rows",
         ),
-        pytest.param(message_game(algorithm=dict(PSPG, ihvp_refresh=2)), dict(), (2,), id="message_game-pspg"),
-        pytest.param(message_game(algorithm=dict(PSPG, variant="psos", mutual=True)), dict(), (2,), id="message_game-psos"),
+        pytest.param(message_game(algorithm=dict(PSPG, ihvp_refresh=2)), dict(), (2,), id="message_game-pspg", marks=pytest.mark.slow),
+        pytest.param(
+            message_game(algorithm=dict(PSPG, variant="psos", mutual=True)), dict(), (2,), id="message_game-psos", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_learners_share_the_work_and_not_the_result(
@@ -109,6 +111,7 @@ def _training_state(learner: Any) -> Any:
 # ------------------------------------------------------------------------------------------------------------- crashes
 
 
+@pytest.mark.crash
 def test_lost_env_runners_cost_time_and_no_numbers(ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runners of 16 copies: one is killed, and the other stands in; then both, and the iteration waits for new ones."""
     config = experiment(dict(name="nip"), play=dict(num_env_runners=2))
@@ -180,6 +183,7 @@ def test_a_local_run_starts_no_ray(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------- Tune
 
 
+@pytest.mark.slow
 def test_tune_searches_over_learning_rates(ray_session: None, tmp_path: Path) -> None:
     """Two trials of two iterations with checkpoints; our figures are in the results, and a checkpoint restores."""
     spaces = dict(lr=tune.grid_search([1e-3, 1e-2]), clip_epsilon=tune.choice([0.4]))  # one of RLlib's names and one of ours
@@ -274,6 +278,7 @@ def test_a_nan_is_named(agent: str, clip_gradients: str) -> None:
         algorithm.stop()
 
 
+@pytest.mark.slow
 def test_a_nan_on_a_remote_learner_is_the_same_error(ray_session: None) -> None:
     """What a remote learner raises arrives as TrainingError."""
     algorithm = built(message_game(learners=dict(num_learners=1)))

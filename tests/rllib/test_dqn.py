@@ -385,6 +385,7 @@ WORKERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("workers", "tolerance"), WORKERS)
 def test_workers_change_where_things_are_computed_and_not_the_numbers(
     ray_session: None, made: Any, workers: dict[str, Any], tolerance: float
@@ -403,6 +404,7 @@ def test_workers_change_where_things_are_computed_and_not_the_numbers(
             assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
+@pytest.mark.slow
 def test_remote_runners_play_against_the_opponents_that_were_set(ray_session: None, made: Any) -> None:
     algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"]), play=dict(num_env_runners=1)))
     algorithm.set_opponent("agent", ["choose_first"])

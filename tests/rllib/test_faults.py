@@ -54,7 +54,7 @@ def limits(**changes: Any) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------- what is broken
 
 
-@pytest.mark.parametrize("moment", [1, 3])
+@pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.crash), 3])
 def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: None, tmp_path: Path, moment: int) -> None:
     plugin, struck = write_plugin(tmp_path, RUNNER, moment, RAISES)
     message = refused(tmp_path, (2, 0), plugin)
@@ -64,6 +64,7 @@ def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: No
     assert (len(rows.read_text().splitlines()) if rows.exists() else 0) == moment - 1
 
 
+@pytest.mark.crash
 def test_an_env_runner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
     plugin, struck = write_plugin(tmp_path, RUNNER, 0, "raise ValueError('the dice are loaded')")
     message = refused(tmp_path, (2, 0), plugin)
@@ -71,19 +72,21 @@ def test_an_env_runner_that_cannot_be_made_ends_the_run_with_its_message(ray_ses
     assert len(struck.read_text()) <= 2  # no runner was tried twice
 
 
+@pytest.mark.crash
 def test_an_error_in_one_of_two_learners_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
     """The other one waits for it in an all-reduce."""
     plugin, _ = write_plugin(tmp_path, LEARNER, 2, "if not before: raise ValueError('the dice are loaded')")
     assert refused(tmp_path, (0, 2), plugin) == "ValueError: the dice are loaded"
 
 
+@pytest.mark.crash
 def test_a_learner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
     plugin, _ = write_plugin(tmp_path, LEARNER, 0, RAISES)
     message = refused(tmp_path, (0, 2), plugin)
     assert message == "a learner cannot be made: ValueError: the dice are loaded"
 
 
-@pytest.mark.parametrize("learners", [0, 2])
+@pytest.mark.parametrize("learners", [0, pytest.param(2, marks=pytest.mark.crash)])
 def test_what_is_not_finite_ends_the_run_by_name(ray_session: None, tmp_path: Path, learners: int) -> None:
     message = refused(tmp_path, (0, learners), algorithm={"num_epochs": 1, "minibatch_size": 64, "lr": 1e30, "max_grad_norm": None})
     assert "is not finite; the last checkpoint is untouched. Lower algorithm.lr" in message
@@ -92,6 +95,7 @@ def test_what_is_not_finite_ends_the_run_by_name(ray_session: None, tmp_path: Pa
 # ----------------------------------------------------------------------------------------------------------- what hangs
 
 
+@pytest.mark.crash
 def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
     calm.mkdir()
@@ -105,6 +109,7 @@ def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, 
     assert "gave no answer in 3 s (fault_tolerance.sample_timeout_s) and is made anew" in capfd.readouterr().err
 
 
+@pytest.mark.crash
 def test_when_every_env_runner_hangs_the_run_ends(ray_session: None, tmp_path: Path) -> None:
     plugin, struck = write_plugin(tmp_path, RUNNER, 2, HANGS)
     message = refused(tmp_path, (2, 0), plugin, fault_tolerance=limits(sample_timeout_s=3.0, max_env_runner_restarts=0))

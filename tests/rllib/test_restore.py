@@ -131,6 +131,7 @@ def same_state(first: Any, second: Any) -> bool:
 # ------------------------------------------------------------------------------------------------- remote env runners
 
 
+@pytest.mark.slow
 def test_remote_runners_have_the_learners_weights(ray_session: None, made: Any, tmp_path: Path) -> None:
     """After every kind of restore, at once and in the first sample; also when the restored state is the older one."""
     config = message_game(play=dict(num_env_runners=2))
@@ -233,6 +234,7 @@ def test_nobody_learns(made: Any) -> None:
     assert algorithm.row["episodes"] == 16
 
 
+@pytest.mark.slow
 def test_nobody_learns_on_two_learners(ray_session: None) -> None:
     """The same with learners that have nothing to exchange."""
     config = experiment(dict(name="nip"), {"agents": {"_default": dict(kind="random")}}, learners=dict(num_learners=2))

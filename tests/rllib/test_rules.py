@@ -134,6 +134,7 @@ def test_alone_the_whole_network_learns_the_labels(agent: str) -> None:
 # ------------------------------------------------------------------------------------------------------ zero knowledge
 
 
+@pytest.mark.slow
 def test_the_simulator_learns_to_choose_like_the_adversary() -> None:
     """By the derivative of what it is paid: with the adversary frozen the similarity rises; with the payment at 0 it does not."""
     gain = {}

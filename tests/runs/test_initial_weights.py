@@ -181,6 +181,7 @@ def test_a_run_that_is_not_there(tmp_path: Path) -> None:
     assert f"initial_weights.prover0: {tmp_path}: no run here" in refusal(debate(f"initial_weights.prover0.run_dir={tmp_path}"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_remote_learners_and_runners_get_them(source: Path, tmp_path: Path) -> None:
     asked = ("play.num_env_runners=1", "learners.num_learners=1")

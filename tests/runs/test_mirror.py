@@ -53,7 +53,7 @@ def s3(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     system.delete_dir(BUCKET)
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """An address of either kind."""
     return request.getfixturevalue("s3") if request.param == "s3" else f"file://{tmp_path}/mirrors"
@@ -130,6 +130,7 @@ def test_the_first_machine_does_not_undo_what_another_has_done(s3: str, tmp_path
     assert files(f"{s3}/run") == before
 
 
+@pytest.mark.slow
 def test_no_credential_is_in_any_file_or_message(s3: str, server: int, tmp_path: Path) -> None:
     config = write_small(tmp_path / "c.yaml", *mirrored(s3), base=MESSAGES)
     done = nip_ray("train", config, "--run-dir", tmp_path / "runs" / "run", check=0)
@@ -350,6 +351,7 @@ def impatient(finish_s: float) -> str:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish_s", [60.0, 1.0])
 def test_a_store_that_hangs_costs_a_warning(finish_s: float, s3: str, tmp_path: Path, undisturbed: Path) -> None:
     """Whether its own limits end it, or ours of waiting for it, while the thread is still at it when the process exits."""

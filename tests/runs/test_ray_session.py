@@ -129,6 +129,7 @@ def local_ray(**changes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", LOCAL], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.slow
 def test_a_local_ray_asks_for_a_token_and_listens_on_the_loopback_alone(home: Path) -> None:
     done = local_ray()
     assert done.returncode == 0, done.stderr[-3000:]

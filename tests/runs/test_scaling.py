@@ -93,6 +93,7 @@ def trained(folder: Path, name: str, *more: str) -> dict[str, Any]:
     return json.loads(line)
 
 
+@pytest.mark.slow
 def test_the_laptop_config_trains(tmp_path: Path) -> None:
     row = trained(tmp_path, "scale_laptop")
     assert (row["iteration"], row["episodes"]) == (1, 8)

@@ -76,6 +76,7 @@ def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 
+@pytest.mark.crash
 def test_a_learner_that_is_lost_before_the_last_examination_is_made_anew(
     ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

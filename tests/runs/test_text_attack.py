@@ -62,6 +62,7 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     assert after["sampled"] == before["sampled"]
 
 
+@pytest.mark.slow
 def test_an_attack_is_a_run_of_its_own_about_one_label(tmp_path: Path) -> None:
     run = played(tmp_path, experiment(tmp_path))
     found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])

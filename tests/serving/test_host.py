@@ -102,6 +102,7 @@ def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
     assert reply.finish_reason == "stop"
 
 
+@pytest.mark.slow
 def test_preferences_end_to_end(host: LocalHost, folder: Path) -> None:
     async def run() -> FineTuneJob:
         jobs = LocalJobs(host)
@@ -127,6 +128,7 @@ def test_bad_data_fails_the_job(host: LocalHost) -> None:
     assert (done.status, "line 1" in (done.error or "")) == ("failed", True)
 
 
+@pytest.mark.slow
 def test_cancel_while_others_chat(host: LocalHost) -> None:
     """A running job is cancelled after its step; one that waits behind it at once; chats are answered all the time."""
 
@@ -145,6 +147,7 @@ def test_cancel_while_others_chat(host: LocalHost) -> None:
     assert [job.status for job in asyncio.run(run())] == ["cancelled", "cancelled"]
 
 
+@pytest.mark.crash
 @pytest.mark.usefixtures("ray_session")
 def test_jobs_survive_their_host(tmp_path: Path) -> None:
     """The host dies in the middle of a job; the next one on the folder finishes it, with the model an undisturbed host makes."""
@@ -175,6 +178,7 @@ def test_jobs_survive_their_host(tmp_path: Path) -> None:
             stop_host(host)
 
 
+@pytest.mark.crash
 def test_actors_come_back_by_themselves(host: LocalHost) -> None:
     """A killed chat actor is restarted and the call repeated: the caller sees the same reply."""
     before = ask(host, ChatRequest("k", "default", ASK, 8))[0]

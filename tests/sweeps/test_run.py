@@ -146,6 +146,7 @@ def test_a_quiet_sweep_prints_nothing(finished: tuple[SweepResult, str]) -> None
     assert (found.exit_code, found.output) == (0, "")
 
 
+@pytest.mark.slow
 def test_trials_are_found_again_where_tune_had_written_nothing_yet(finished: tuple[SweepResult, str], tmp_path: Path) -> None:
     """Killed early: one trial is done, one was cut off, the others have not begun. The folder was moved besides."""
     folder = tmp_path / "elsewhere"
@@ -259,6 +260,7 @@ def test_a_dry_run_says_what_would_be_run_and_makes_nothing(tmp_path: Path) -> N
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_when_all_trials_failed_the_sweep_did_too(ray_session: None, tmp_path: Path) -> None:
     data = {**SWEEP, "algorithm": {**MESSAGES["algorithm"], "lr": 1e30}, "sweep": {"seeds": [3, 4], "metric": METRIC}}
     with pytest.raises(TrainingError, match=r"all 2 trials failed, the first with: iteration \d: .* not finite"):

@@ -110,6 +110,7 @@ def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> Non
     assert "sweep.html" in {path.name for path in found.folder.iterdir()}
 
 
+@pytest.mark.slow
 def test_values_that_change_no_result_have_trials_of_their_own(tmp_path: Path) -> None:
     """Budgets are left out of what makes two experiments different, yet the runs are two."""
     data = nobody(tmp_path, {}, iterations=1)
@@ -119,6 +120,7 @@ def test_values_that_change_no_result_have_trials_of_their_own(tmp_path: Path) -
     assert len({trial.run_dir for trial in found.trials}) == 2
 
 
+@pytest.mark.slow
 def test_asha_stops_a_trial_before_its_next_models_are_paid_for(tmp_path: Path) -> None:
     sweep = {"metric": "learn/verifier/examples", "max_concurrent": 1, "scheduler": {"name": "asha", "grace_iterations": 1}}
     data = nobody(tmp_path, {**sweep, "scheduler": {**sweep["scheduler"], "reduction_factor": 2}})
@@ -133,6 +135,7 @@ def test_asha_stops_a_trial_before_its_next_models_are_paid_for(tmp_path: Path) 
     assert state.jobs == ()
 
 
+@pytest.mark.slow
 def test_the_published_sweep_runs_with_nobody_behind_its_models(tmp_path: Path) -> None:
     files = write_items(tmp_path)
     settings = [
@@ -202,6 +205,7 @@ def test_trials_share_the_limits_of_a_key(tmp_path: Path, num_talkers: int) -> N
     )
 
 
+@pytest.mark.slow
 def test_limits_outlive_the_trial_that_made_their_actor(tmp_path: Path) -> None:
     """The short trial ends while the long one calls, which is not broken off by that, to be started again."""
     (tmp_path / "here").mkdir()
@@ -234,6 +238,7 @@ def test_a_spent_budget_fails_its_own_trial_at_once(tmp_path: Path) -> None:
     assert sum(spent) == bills
 
 
+@pytest.mark.slow
 def test_a_missing_key_is_said_once_and_without_trying_again(tmp_path: Path) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         data = hosted(tmp_path, provider, {})

@@ -80,6 +80,7 @@ def test_asha_knows_of_earlier_trials_when_a_sweep_goes_on() -> None:
     assert recorded == {4: {"00000": 0.5, "00001": 0.7}, 8: {"00000": 0.9}}
 
 
+@pytest.mark.slow
 def test_members_of_a_population_go_on_from_better_ones_with_changed_settings(tmp_path: Path) -> None:
     sweep = {"num_samples": 2, "scheduler": {"name": "pbt", "interval": 8, "quantile": 0.5, "resample_probability": 0.0}}
     (tmp_path / "here").mkdir()
@@ -135,6 +136,7 @@ def test_optuna_tries_each_of_its_settings_with_every_seed(tmp_path: Path) -> No
     assert [(trial.trial_id, trial.values) for trial in again.trials] == [(trial.trial_id, trial.values) for trial in result.trials]
 
 
+@pytest.mark.slow
 def test_a_sweep_that_is_out_of_time_ends_and_can_go_on(tmp_path: Path) -> None:
     data = config({"seeds": [3], "time_budget_s": 1.0}, lr=0.02, iterations=6, checkpoint={"interval": 1})
     began = time.monotonic()
@@ -152,6 +154,7 @@ def more_time(sweep: Path) -> None:
     (sweep / "sweep.yaml").write_text(text.replace("time_budget_s: 1.0", "time_budget_s: 300.0"))
 
 
+@pytest.mark.slow
 def test_one_failure_ends_a_sweep_that_is_to_fail_fast(tmp_path: Path) -> None:
     data = config({"fail_fast": True, "max_concurrent": 1}, lr={"grid": [1e30, 0.02]}, iterations=3)
     with pytest.raises(TrainingError, match=r"trial 00000 failed \(iteration .*\), which ends the sweep .*--resume") as raised:

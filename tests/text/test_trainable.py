@@ -302,6 +302,7 @@ finally:
 """
 
 
+@pytest.mark.slow
 def test_costs_and_accuracies_of_a_trial_arrive_at_rays_endpoint(tmp_path: Path) -> None:
     data = dummy(tmp_path, iterations=2)
     command = [sys.executable, "-c", METRICS, str(Path(os.environ["RAY_TMPDIR"]) / "trial"), json.dumps(told(tmp_path, data))]

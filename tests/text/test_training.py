@@ -35,7 +35,7 @@ def accuracies(run_dir: Path) -> list[float]:
     return [row["eval_sampled/verifier/accuracy"] for row in rows]
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", RULES)
 def test_agents_who_share_a_reward_learn_to_understand_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, seed: int
