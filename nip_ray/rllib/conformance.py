@@ -16,7 +16,8 @@ from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
+from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
+from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 
 _GAME: dict[str, Any] = {
     "protocol": {"name": "message_game", "max_rounds": 4},

@@ -10,6 +10,7 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -32,7 +33,7 @@ from ray.rllib.utils.metrics import (
     NUM_EPISODES_LIFETIME,
     WEIGHTS_SEQ_NO,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.exploration import Exploration, explore
@@ -40,7 +41,7 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import scenario_of
-from nip_ray.seeding import generator
+from nip_ray.seeding import generator, stable_seed
 
 
 class ProtocolEnvRunner(EnvRunner, Checkpointable):
@@ -56,6 +57,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.module: Any = None
         self.play: BatchedPlay | None = None
         self.iteration = 0
+        self.evaluated = 0  # episodes since an evaluation began
         self._weights_seq_no = 0
         self.spaces = kwargs.get("spaces") or {}
         self.device = self._choose_device()
@@ -104,15 +106,20 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
 
         iteration: which one (None: the one after the last). worker: whose share (None: this runner's own).
         num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes.
+        In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal weights have equal results.
         """
         assert self.play is not None, "the local env runner has nothing to play while there are remote ones"
         self.iteration = self.iteration if iteration is None else iteration
         worker = self.worker_index if worker is None else worker
         copies = num_episodes or self.config.num_envs_per_env_runner
         if num_timesteps:
-            copies = max(1, -(-num_timesteps // self.play.protocol.max_rounds))
+            copies = max(1, math.ceil(num_timesteps / self.play.protocol.max_rounds))
         explore = self.config.explore if explore is None else explore
-        rollout = self.play_share(self.iteration, worker, copies, explore)
+        if self.config.in_evaluation:
+            self.evaluated = 0 if force_reset else self.evaluated
+            rollout = self.play_evaluation(copies, explore)
+        else:
+            rollout = self.play_share(self.iteration, worker, copies, explore)
         self.iteration += 1
         self._log(rollout)
         return [RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)]
@@ -123,10 +130,23 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
         share = max(0, worker - 1)
         first = (iteration * num_workers + share) * copies
-        ids = instance_ids(self.play.scenario, "train", seed, first, copies)
+        ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies)
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
+        return self._played(ids, episode_seeds(seed, first, copies), noise)
+
+    def play_evaluation(self, copies: int, explore: bool) -> Rollout:
+        """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are asked for."""
+        assert self.play is not None
+        seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
+        share, first = max(0, self.worker_index - 1), self.evaluated * num_workers
+        ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies * num_workers)[share::num_workers]
+        noise = generator(seed, "evaluation", self.evaluated, share, device=self.play.device) if explore else None
+        self.evaluated += copies
+        return self._played(ids, episode_seeds(stable_seed(seed, "evaluation", share), first, copies), noise)
+
+    def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
         with _evaluated(self.networks()) as networks:
-            return play_rollout(self.play, networks, ids, episode_seeds(seed, first, copies), noise, self.skip_silent_messages)
+            return play_rollout(self.play, networks, id_B, seed_B, noise, self.skip_silent_messages)
 
     def roll_out(self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None) -> RolloutSamples:
         """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this runner's own).
@@ -158,7 +178,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         steps = rollout.env_steps()
         log = self.metrics.log_value
         log(NUM_ENV_STEPS_SAMPLED, steps, reduce="sum")
-        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, steps, reduce="lifetime_sum")
+        log(NUM_ENV_STEPS_SAMPLED_LIFETIME, steps, reduce="lifetime_sum", with_throughput=True)
         log(NUM_EPISODES, rollout.num_copies, reduce="sum")
         log(NUM_EPISODES_LIFETIME, rollout.num_copies, reduce="lifetime_sum")
         assert self.play is not None

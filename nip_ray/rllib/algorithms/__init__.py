@@ -1,6 +1,7 @@
 """RLlib algorithms, one a learning rule, and their configs; `ALGORITHMS` has the config class of each `algorithm.name`."""
 
-from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
+from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
+from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.algorithms.dqn import ProtocolDQN, ProtocolDQNConfig
 from nip_ray.rllib.algorithms.ppo import ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.algorithms.reinforce import Reinforce, ReinforceConfig

@@ -1,4 +1,4 @@
-"""`ProtocolAlgorithm`: what all our algorithms share, as an RLlib `Algorithm`, and its config.
+"""`ProtocolAlgorithm`: what all our algorithms share, as an RLlib `Algorithm`.
 
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
@@ -19,10 +19,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import fields, replace
 from operator import methodcaller
 from statistics import fmean
-from typing import Any, Self
+from typing import Any
 from unittest.mock import patch
 
 import ray
@@ -30,148 +29,21 @@ from ray.exceptions import RayActorError, RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
-from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
-from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.learning.ppo import base_lr
-from nip_ray.learning.schedules import updated_agents
+from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.rllib.calls import PROBE_S, PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
-from nip_ray.rllib.env_runner import ProtocolEnvRunner
-from nip_ray.rllib.module import AgentModule, module_spec
-from nip_ray.rllib.protocol_env import ProtocolEnv
+from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
 from nip_ray.runs.progress import say
-from nip_ray.settings.experiment import FaultToleranceSettings
-from nip_ray.settings.schedule import UpdateSchedule
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
-
-
-# our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
-_RLLIB_NAMES = {"lr": "lr", "gamma": "gamma", "num_epochs": "num_epochs", "minibatch_size": "minibatch_size"}
-
-
-class ProtocolAlgorithmConfig(AlgorithmConfig):
-    """An RLlib config whose game, networks and learning rule come from an `ExperimentConfig`; see `experiment`.
-
-    A subclass names its settings class, and the learner.
-    """
-
-    settings_class: type[Any]
-
-    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
-        super().__init__(algo_class=algo_class or ProtocolAlgorithm)
-        self.schedules: dict[str, UpdateSchedule] = {}
-        self.total_iterations = 1
-        self.env_runner_cls = ProtocolEnvRunner
-        self.num_env_runners = 0
-        self.num_envs_per_env_runner = 256
-        self.rollout_fragment_length = "auto"
-        self.add_default_connectors_to_learner_pipeline = False
-        self._dont_auto_sync_env_runner_states = True
-        self.validate_env_runners_after_construction = False  # we do, and tell of it
-        self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
-        self.env_runner_health_probe_timeout_s = PROBE_S
-        self.env_runner_restore_timeout_s = 60.0
-        self._limit_restarts(FaultToleranceSettings())
-        self._take(self.settings_class())
-
-    def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
-        """Take game, data, networks, learning rule, schedules, workers and seed from an experiment config.
-
-        Raises UserError when the experiment is one for another algorithm.
-        """
-        made = config if isinstance(config, ExperimentConfig) else ExperimentConfig.model_validate(config)
-        if not isinstance(made.algorithm, self.settings_class):
-            raise UserError(f"algorithm.name: got {made.algorithm.name}, which {type(self).__name__} does not implement")
-        self._take(made.algorithm)
-        self._limit_restarts(made.fault_tolerance)
-        self.schedules = dict(made.schedules)
-        dumped = made.model_dump(mode="json")
-        self.environment(ProtocolEnv, env_config={"experiment": dumped})
-        self.env_runners(
-            num_env_runners=made.play.num_env_runners,
-            num_envs_per_env_runner=made.play.num_copies,
-            num_cpus_per_env_runner=made.play.num_cpus_per_env_runner,
-            num_gpus_per_env_runner=made.play.num_gpus_per_env_runner,
-        )
-        self.learners(
-            num_learners=made.learners.num_learners,
-            num_cpus_per_learner=made.learners.num_cpus_per_learner,
-            num_gpus_per_learner=made.learners.num_gpus_per_learner,
-        )
-        agents = scenario_of(dumped).protocol.agents
-        self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
-        self.rl_module(rl_module_spec=module_spec(dumped, agents))
-        self.total_iterations = made.iterations
-        self.debugging(seed=made.seed)
-        return self
-
-    @override(AlgorithmConfig)
-    def training(self, **kwargs: Any) -> Self:
-        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib."""
-        ours = {f.name for f in fields(self.settings_class)} - {"name"}
-        changed = {key: kwargs.pop(key) for key in list(kwargs) if key in ours}
-        if changed:  # not otherwise: RLlib calls this for keys of its own while it takes over what Tune has chosen
-            self._take(replace(self.settings(), **changed))
-        return super().training(**kwargs) if kwargs else self
-
-    def settings(self) -> Any:
-        """The rule's settings in force: RLlib's own fields win where both exist, so that Tune can search over them."""
-        names = {f.name for f in fields(self.settings_class)}
-        shared = {ours: getattr(self, theirs) for ours, theirs in _RLLIB_NAMES.items() if ours in names}
-        return self.settings_class(**{**self.rule, **shared})
-
-    @override(AlgorithmConfig)
-    def validate(self) -> None:
-        """RLlib's checks, and ours. Raises UserError when no experiment was given."""
-        if not (self.env_config or {}).get("experiment"):
-            raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
-        rule = {f.name for f in fields(self.settings_class)}
-        if "minibatch_size" in rule and (self.minibatch_size is None or self.minibatch_size < 1):
-            raise UserError(f"minibatch_size: {self.minibatch_size}: must be at least 1 frame")
-        super().validate()
-
-    @override(AlgorithmConfig)
-    def get_default_rl_module_spec(self) -> RLModuleSpec:
-        """The module class of agents that have no spec of their own (all have one; see `experiment`)."""
-        return RLModuleSpec(module_class=AgentModule)
-
-    def skips_silent_messages(self) -> bool:
-        """Whether a deciding turn's message is left out of log-probabilities; runners and learners must agree. See `Policy.silenced`."""
-        return getattr(self.settings(), "skip_silent_messages", False)
-
-    def base_lr(self, iteration: int) -> float:
-        """The learning rate of an iteration, annealed over the experiment's iterations where the settings ask for it."""
-        return base_lr(self.settings(), iteration, self.total_iterations)
-
-    def _limit_restarts(self, settings: FaultToleranceSettings) -> None:
-        self.fault_tolerance(
-            restart_failed_env_runners=settings.max_env_runner_restarts > 0,
-            max_num_env_runner_restarts=settings.max_env_runner_restarts,
-            delay_between_env_runner_restarts_s=settings.restart_delay_s,
-        )
-        self.sample_timeout_s = settings.sample_timeout_s
-
-    def _take(self, settings: Any) -> None:
-        # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice
-        self.rule = {f.name: getattr(settings, f.name) for f in fields(settings) if f.name not in _RLLIB_NAMES}
-        for ours, theirs in _RLLIB_NAMES.items():
-            if hasattr(settings, ours):
-                setattr(self, theirs, getattr(settings, ours))
-
-
-def agent_is_module(agent_id: str, episode: Any = None, **kwargs: Any) -> str:
-    """Every agent has a module of its own name."""
-    return agent_id
 
 
 class ProtocolAlgorithm(Algorithm):
@@ -231,6 +103,25 @@ class ProtocolAlgorithm(Algorithm):
         results = super().step()
         results["nip_ray"] = dict(self.row)
         return results
+
+    @override(Algorithm)
+    def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
+        """RLlib's evaluation, on held-out instances unless ``evaluation_config["env_config"]["split"]`` says otherwise.
+
+        It has env runners of its own, made at the first call where the config names no interval; they have the weights when they begin.
+        """
+        with self._no_needless_ray(self.config):
+            if self.eval_env_runner_group is None:
+                self.eval_env_runner_group = EnvRunnerGroup(
+                    env_creator=self.env_creator, config=self.evaluation_config, logdir=self.logdir, tune_trial_id=self.trial_id
+                )
+            if (local := self.eval_env_runner_group.local_env_runner) and self.config.evaluation_force_reset_envs_before_iteration:
+                local.evaluated = 0  # stock RLlib tells remote runners alone
+            if self.eval_env_runner_group.num_remote_env_runners():  # RLlib drops its own sync where a request is still in flight
+                state, limit = self._weights(), self.config.evaluation_sample_timeout_s
+                take = TakeWeights([ray.put(state[COMPONENT_RL_MODULE])], self.train_iteration)
+                self.eval_env_runner_group.foreach_env_runner(take, local_env_runner=False, timeout_seconds=limit)
+            return super().evaluate(parallel_train_future)
 
     # ----------------------------------------------------------------------------------------------------------- play
 
@@ -331,8 +222,8 @@ class ProtocolAlgorithm(Algorithm):
     def _learn(self, samples: list[RolloutSamples]) -> dict[str, float]:
         """Update all learners with all samples; returns flat metrics ``learn/<agent>/<name>``."""
         arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
-        if self.config.schedules:
-            arguments["updated"] = updated_agents(self.config.schedules, self.scenario.protocol.agents, self.train_iteration)
+        if self.config.schedules or self.config.policies_to_train is not None:
+            arguments["updated"] = self.config.who_learns(self.train_iteration)
         if self.learner_group.is_local:
             results = [self.learner_group._learner.update(episodes=samples, **arguments)]
         else:

@@ -28,12 +28,12 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.learning_rules import value_learners
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.annealing import rate_at
-from nip_ray.learning.schedules import updated_agents
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.exploration import Exploration, Explorer, Rows
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
-from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
+from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
+from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.runs.progress import say
@@ -191,7 +191,7 @@ class ProtocolDQN(ProtocolAlgorithm):
 
     def _learning_now(self) -> tuple[str, ...]:
         """The trained roles that do not rest in this iteration."""
-        now = updated_agents(self.config.schedules, self.scenario.protocol.agents, self.train_iteration)
+        now = self.config.who_learns(self.train_iteration)
         return tuple(role for role in self.config.trained() if role in now)
 
     def _fill(self, settings: DQNSettings, roles: Sequence[str], step: int) -> dict[str, Rows]:

@@ -8,7 +8,8 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.learner import Learner
 from ray.rllib.utils.annotations import override
 
-from nip_ray.rllib.algorithms.base import ProtocolAlgorithm, ProtocolAlgorithmConfig
+from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
+from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.settings.solo import SoloSettings
 
 
