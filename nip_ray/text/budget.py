@@ -3,8 +3,8 @@
 Decisions that matter here:
 - what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain + reserved never
   exceeds the limit, however many calls are in flight, as long as providers bill no more than the worst case;
-- when spending alone leaves no room, `reserve` raises at once; when only reservations stand in the way it waits, first come first
-  served, until they are settled;
+- when only the reservations of calls stand in the way, `reserve` waits, first come first served, until they are settled. What was spent
+  and what is held for jobs leaves no room by waiting: then it raises at once;
 - an attempt that got no answer may have been billed: its worst case moves to `uncertain`, which counts as spent;
 - many workers share one budget through an actor that hands out leases. A lease covers several calls, so that a call rarely asks; a
   worker without calls in flight gives all of its lease back, so that nobody waits for idle money. A worker that dies leaves its lease
@@ -14,7 +14,7 @@ Decisions that matter here:
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError
 from nip_ray.errors import TrainingError
 from nip_ray.settings.providers import BudgetSettings
 from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.prices import pusd, usd
+from nip_ray.text.prices import exact_usd, pusd
 from nip_ray.text.spending import Amount, Spending
 
 MAX_LEASED_CALLS = 64
@@ -59,6 +59,13 @@ class Reservation:
         """It cost nothing."""
         self.settle(Spending())
 
+    def split(self, amounts: Iterable[Amount]) -> "list[Reservation]":
+        """A reservation for each of these amounts, whose sum is this one's, instead of it."""
+        close, self._close = self._close, None
+        if close is None:
+            raise ValueError("the reservation is settled")
+        return [Reservation(amount, close) for amount in amounts]
+
 
 class Purse(Protocol):
     """Where money comes from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
@@ -86,7 +93,7 @@ class Budget:
         self._limit_pusd = pusd(settings.usd) if settings.usd is not None else None
         self._spent = spent.copy() if spent is not None else Spending()
         self._used = self._spent.at_most  # kept besides `_spent`, so that a reservation needs no sum over models
-        self._reserved = Amount()
+        self._reserved = self._held = Amount()
         self._waiting: deque[tuple[Amount, Future[Reservation]]] = deque()
         self._lock = threading.Lock()
 
@@ -125,6 +132,20 @@ class Budget:
             self.settle(Amount(), Spending())  # those behind may go on
             raise
 
+    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
+        """Set `amount` aside for jobs, which may take days: nobody waits for it to come back. Waits and raises as `reserve` does."""
+        await self.reserve(amount)
+        with self._lock:
+            self._held += amount
+            self._serve()
+        return Reservation(amount, self.let_go)
+
+    def let_go(self, released: Amount, spending: Spending) -> None:
+        """`settle` for what was set aside by `reserve_for_jobs`."""
+        with self._lock:
+            self._held -= released
+        self.settle(released, spending)
+
     def try_reserve(self, amount: Amount) -> Reservation | None:
         """Set `amount` aside if that takes nothing from those who wait and at most a small share of what is left, else None."""
         with self._lock:
@@ -162,7 +183,7 @@ class Budget:
                 self._waiting.popleft()
                 if future.set_running_or_notify_cancel():
                     future.set_result(self._take(amount))
-            elif not self._fits(amount):
+            elif not self._fits(self._held + amount):
                 self._waiting.popleft()
                 if future.set_running_or_notify_cancel():
                     future.set_exception(BudgetExhausted(self._message(amount)))
@@ -170,19 +191,22 @@ class Budget:
                 return
 
     def _refuse_hopeless(self, amount: Amount) -> None:
-        if not self._fits(amount):
+        if not self._fits(self._held + amount):
             raise BudgetExhausted(self._message(amount))
 
     def _message(self, amount: Amount) -> str:
-        used, tokens = self._used, self._settings.tokens
-        if tokens is not None and used.tokens + amount.tokens > tokens:
-            return (
-                f"the budget is used up: {used.tokens} of {tokens} tokens are spent, and the next call or job may need {amount.tokens}; "
-                "resume the run with a higher budget.tokens to go on"
-            )
+        """used, held, asked and the least limit that would do, in the unit of the limit that is in the way."""
+        parts = (self._used, self._held, amount, self._used + self._held + amount)
+        limit = self._settings.tokens
+        if limit is not None and parts[-1].tokens > limit:
+            unit, key, numbers = "tokens", "tokens", [str(part.tokens) for part in parts]
+        else:
+            unit, key, numbers = "US dollars", "usd", [exact_usd(part.pusd) for part in parts]
+            limit = self._settings.usd
+        used, held, asked, least = numbers
         return (
-            f"the budget is used up: {usd(used.pusd):.4f} of {self._settings.usd} US dollars are spent, and the next call or job may cost "
-            f"{usd(amount.pusd):.4f}; resume the run with a higher budget.usd to go on"
+            f"the budget is used up: of {limit} {unit} (budget.{key}) {used} are or may be spent and {held} are reserved for fine-tuning "
+            f"jobs; what comes next may take {asked}. Resume the run with a budget.{key} of at least {least} to go on"
         )
 
 
@@ -219,9 +243,17 @@ class BudgetKeeper:
         lost = self._lent.pop(worker, Amount())
         self._budget.settle(lost, Spending(uncertain=lost))
 
-    async def book(self, spending: Spending) -> None:
-        """See `Budget.book`."""
-        self._budget.book(spending)
+    async def reserve_for_jobs(self, amount: Amount) -> str | None:
+        """See `Budget.reserve_for_jobs`; the message of a refusal."""
+        try:
+            await self._budget.reserve_for_jobs(amount)
+        except BudgetExhausted as error:
+            return str(error)
+        return None
+
+    async def let_go(self, released: Amount, spending: Spending) -> None:
+        """See `Budget.let_go`."""
+        self._budget.let_go(released, spending)
 
     async def spending(self) -> Spending:
         """What was spent as far as workers have told; all of it once they are idle."""

@@ -6,8 +6,12 @@
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from nip_ray.text.spending import Amount
+
 JobStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 Method = Literal["supervised", "dpo"]
+USUAL_EPOCHS = 4
+"""Epochs that money is set aside for when a provider chooses their number."""
 FINAL: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
 
 
@@ -15,7 +19,7 @@ FINAL: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
 class FineTuneSpec:
     """A job to be made. key: see `nip_ray.text.jobs.job_key`. model: what it starts from. suffix: part of the new model's name, at
     most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples, num_tokens: of the data, estimated,
-    for one epoch; worst-case costs are computed from them.
+    for one epoch; worst-case costs are computed from them. token_pusd: picodollars per token trained on.
     """
 
     key: str
@@ -30,6 +34,13 @@ class FineTuneSpec:
     learning_rate_multiplier: float | None = None
     learning_rate: float | None = None
     beta: float | None = None
+    token_pusd: int = 0
+
+    @property
+    def worst(self) -> Amount:
+        """What the job can cost at most."""
+        tokens = self.num_tokens * (self.num_epochs or USUAL_EPOCHS)
+        return Amount(tokens * self.token_pusd, tokens)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ Decisions that matter here:
 - who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
   too long ago to have been on its way;
 - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
-  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and counted;
+  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed;
+- a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
+  the job does not count as over;
 - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
   made by who resumes (`next_attempt`).
 
-The journal's entries, all with "key": intent (what for), submit (about to ask for creation), refused (it was not created), in_doubt,
-job (the id; adopted or not), duplicate (another job with the key), final (how it ended). Times are seconds since 1970, by our clock.
+The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation), refused (it was
+not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over (how that ended), final (how
+the job ended). Times are seconds since 1970, by our clock.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ import hashlib
 import json
 import time
 import warnings
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 
 from nip_ray.errors import TrainingError, UserError
@@ -31,8 +34,8 @@ from nip_ray.text.journal import Journal
 _LONGEST_REQUEST_S = 900.0  # a request that began longer ago than this is not on its way any more
 _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
-
-Reserve = Callable[[FineTuneSpec], Awaitable[None]]
+NAMELESS_S = 300.0
+"""For so long a provider is asked for the model of a job that succeeded."""
 
 
 class Busy(InDoubt):
@@ -68,46 +71,37 @@ def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
     return attempt
 
 
-def num_duplicates(journal: Journal) -> int:
-    """How many jobs too many a provider made, as far as the journal knows."""
-    return len({entry["id"] for entry in journal.entries("duplicate")})
-
-
-async def ensure_job(
-    backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str, reserve: Reserve | None = None
-) -> FineTuneJob:
+async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str) -> FineTuneJob:
     """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
 
-    data: JSON lines to learn from. name: of the file. reserve: sets money aside; called before a creation, never for a job that is
-    found. Call it for one key at a time. Raises what the backend and `reserve` raise, TrainingError when creating stays unclear.
+    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `spec.worst` set aside. Raises what the
+    backend raises, TrainingError when creating stays unclear.
     """
     key = spec.key
-    known = _ended(journal, key)
+    known = ended(journal, key)
     if known is not None:
         return known
     if journal.last("intent", key=key) is None:
-        journal.append("intent", key=key, model=spec.model, method=spec.method, suffix=spec.suffix, examples=spec.num_examples)
+        cost = {"token_pusd": spec.token_pusd, "worst_tokens": spec.worst.tokens}
+        journal.append("intent", key=key, model=spec.model, method=spec.method, suffix=spec.suffix, examples=spec.num_examples, **cost)
     job = await _ask(backend, journal, key, _rest_of_doubt(journal, key, backend.doubt_s))
     if job is not None:
         return job
-    if reserve is not None:
-        await reserve(spec)
     return await _create(backend, journal, spec, await backend.upload(name, data))
 
 
 async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
     """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
 
-    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled.
+    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled, and when it
+    succeeded and the provider names no model for `NAMELESS_S`.
     """
     key = job.key
-    known = _ended(journal, key)
+    known = ended(journal, key)
     if known is not None:
         job = known
     else:
-        while job.status not in FINAL:
-            await asyncio.sleep(backend.poll_interval_s)
-            job = replace(await backend.poll(job.id), key=key)
+        job = await _over(backend, job)
         await _cancel_others(backend, journal, key, job.id)
         journal.append("final", key=key, id=job.id, status=job.status, model=job.model, trained_tokens=job.trained_tokens, error=job.error)
     if job.status != "succeeded":
@@ -116,15 +110,29 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
             f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. "
             "Mend the cause and resume the run: that makes a new attempt"
         )
-    if job.model is None:
-        raise TrainingError(f"fine-tuning job {job.id} succeeded, but the provider names no model; ask it, then resume the run")
     return job
 
 
-def _ended(journal: Journal, key: str) -> FineTuneJob | None:
+async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
+    """The job once it is over and, where it succeeded, its model is known."""
+    nameless_until = None
+    while job.status not in FINAL or (job.status == "succeeded" and job.model is None):
+        if job.status in FINAL:
+            nameless_until = nameless_until or time.monotonic() + NAMELESS_S
+            if time.monotonic() >= nameless_until:
+                raise TrainingError(
+                    f"fine-tuning job {job.id} succeeded, but the provider has named no model for {NAMELESS_S:g} s; "
+                    "resume the run to ask it again"
+                )
+        await asyncio.sleep(backend.poll_interval_s)
+        job = replace(await backend.poll(job.id), key=job.key)
+    return job
+
+
+def ended(journal: Journal, key: str) -> FineTuneJob | None:
     """The job as the journal has it, once it was over."""
     final = journal.last("final", key=key)
-    if final is None:
+    if final is None or (final["status"] == "succeeded" and final["model"] is None):
         return None
     return FineTuneJob(final["id"], key, final["status"], final["model"], final["trained_tokens"], final["error"])
 
@@ -172,10 +180,17 @@ async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, k
         if job.id == kept:
             continue
         if journal.last("duplicate", key=key, id=job.id) is None:
-            warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} is cancelled, {kept} stays", stacklevel=2)
             journal.append("duplicate", key=key, id=job.id)
-        if job.status not in FINAL:
-            await backend.cancel(job.id)
+        if journal.last("duplicate_over", id=job.id) is not None:
+            continue
+        over = job if job.status in FINAL else await backend.cancel(job.id)
+        if over.status not in FINAL:
+            continue  # it is looked at again at the end
+        journal.append(
+            "duplicate_over", key=key, id=job.id, status=over.status, trained_tokens=over.trained_tokens, ran=job.status != "pending"
+        )
+        what = "is cancelled" if over.status == "cancelled" else f"had {over.status} before it could be cancelled, and is booked"
+        warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2)
 
 
 async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:

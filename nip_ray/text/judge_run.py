@@ -16,8 +16,9 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.text.budget import Budget
+from nip_ray.text.journal import read_journal
 from nip_ray.text.judges import JudgeOptions, fitting, judge, judge_figures, plan
-from nip_ray.text.parts import Prepared, local_hosts, prepare, spent_before
+from nip_ray.text.parts import JOBS, Prepared, local_hosts, prepare, spent_before
 from nip_ray.text.prices import usd
 from nip_ray.text.records import RecordedChat
 from nip_ray.text.rollouts import read_dialogues, rollout_file
@@ -54,7 +55,7 @@ def judge_run(
             made = plan(dialogues, prepared.scenario, chosen, model, options)
             worst = usd(made.worst_cost_pusd(prices.of(model)))
             return {"calls": made.calls, "calls at most": made.worst_calls, "usd at most": worst}
-        found = asyncio.run(_judged(config, folder, prepared, state, dialogues, chosen, (name, model, number), options))
+        found = asyncio.run(_judged(config, folder, prepared, dialogues, chosen, (name, model, number), options))
         folder.write_json(f"judgements-{number + 1:06d}.json", found)
         return judge_figures(found)
 
@@ -63,7 +64,6 @@ async def _judged(
     config: TextExperimentConfig,
     folder: RunFolder,
     prepared: Prepared,
-    state: TextState,
     dialogues: Sequence[Dialogue],
     names: Sequence[str],
     who: tuple[str, str, int],
@@ -71,7 +71,7 @@ async def _judged(
 ) -> dict[str, Any]:
     """Ask. who: the provider, the model, the iteration from 0."""
     provider, model, iteration = who
-    purse = Budget(config.budget, spent_before(folder.path, state.jobs))
+    purse = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
     with local_hosts(config, [provider], folder.path) as hosts:
         board = Switchboard(config, folder.path, purse, hosts)
         prices = price_list(config.providers[provider])

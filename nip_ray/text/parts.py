@@ -30,25 +30,23 @@ from nip_ray.runs.ray_session import start_ray
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.text.bills import bills, under_way
 from nip_ray.text.budget import Budget, Reservation
 from nip_ray.text.code_data import make_items, store_items, stored_items
 from nip_ray.text.fine_tuning import FineTuneBackend, Method
-from nip_ray.text.journal import Journal
+from nip_ray.text.journal import Entry, Journal
 from nip_ray.text.lessons import METHODS
 from nip_ray.text.limits import Throttle
 from nip_ray.text.malt import Node
-from nip_ray.text.prices import job_cost
 from nip_ray.text.records import total
-from nip_ray.text.spending import Amount, Spending
-from nip_ray.text.state import PaidJob, TextState, load_state
+from nip_ray.text.spending import Amount, Spending, sum_of
+from nip_ray.text.state import TextState, load_state
 from nip_ray.text.talk import Progress, Sitting, Table, Voice
 from nip_ray.text.talkers import Talkers, shared_limiter
 from nip_ray.text.tasks import Task
 from nip_ray.text.voices import Switchboard, price_list
 
 JOBS = "jobs.jsonl"
-USUAL_EPOCHS = 4
-"""Epochs that money is set aside for when a provider chooses their number."""
 _BYTES_PER_TOKEN = 3
 
 
@@ -71,10 +69,8 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
 class Parts:
     """See the top of this file. `close` gives everything back."""
 
-    def __init__(
-        self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, jobs: Sequence[PaidJob] = (), *, in_trial: bool = False
-    ) -> None:
-        """jobs: that the run has paid for. in_trial: other runs on this Ray may have the same keys.
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, *, in_trial: bool = False) -> None:
+        """in_trial: other runs on this Ray may have the same keys.
 
         Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
         """
@@ -83,7 +79,8 @@ class Parts:
         if stored_items(folder.path) is None:
             store_items(folder.path, self.items)
         self.journal = Journal(folder.path / JOBS)
-        spent = spent_before(folder.path, jobs)
+        spent = spent_before(folder.path, list(self.journal.entries()))
+        self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
         self._hosts = self._stack.enter_context(local_hosts(config, list(_used(config)), folder.path))
         self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
@@ -126,23 +123,28 @@ class Parts:
     # ---------------------------------------------------------------------------------------------------------- money
 
     def spending(self) -> Spending:
-        """What the run has cost so far."""
-        return self._purse.spending if self._talkers is None else self._talkers.spending()
+        """What the run has cost so far; what jobs under way can cost is uncertain."""
+        found = self._purse.spending if self._talkers is None else self._talkers.spending()
+        found.uncertain += under_way(self.journal.entries())
+        return found
 
-    async def reserve(self, amount: Amount) -> Reservation:
-        """Set money aside for a job. Raises BudgetExhausted."""
-        return await (self._purse if self._talkers is None else self._talkers.purse).reserve(amount)
+    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
+        """Set money aside for jobs. Raises BudgetExhausted."""
+        return await (self._purse if self._talkers is None else self._talkers).reserve_for_jobs(amount)
 
     def book(self, spending: Spending) -> None:
         """Book what was spent without a reservation."""
-        if self._talkers is None:
-            self._purse.book(spending)
-        else:
-            self._talkers.book(spending)
+        (self._purse if self._talkers is None else self._talkers).book(spending)
 
-    def job_cost(self, group: str, model: str, tokens: int) -> int:
-        """Picodollars of a fine-tuning of `model` on so many tokens."""
-        return job_cost(price_list(self.config.providers[self._provider_of(group)]).of(model), tokens, 1)
+    def new_bills(self, key: str) -> Spending:
+        """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
+        new = [bill for bill in bills(self.journal.entries()) if bill.key == key and bill.id not in self._booked]
+        self._booked |= {bill.id for bill in new}
+        return sum_of(bill.spending for bill in new)
+
+    def training_price(self, group: str, model: str) -> int:
+        """Picodollars per token that `model` is trained on."""
+        return price_list(self.config.providers[self._provider_of(group)], self.config.budget.usd is not None).of(model).training
 
     @staticmethod
     def count_tokens(data: bytes) -> int:
@@ -224,17 +226,9 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
     return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
 
 
-def spent_before(run_dir: Path, jobs: Sequence[PaidJob]) -> Spending:
-    """What a run has cost so far: its recorded calls, and the jobs that it has paid for."""
-    spent = total(run_dir)
-    for job in jobs:
-        spent.add(spending_of(job))
-    return spent
-
-
-def spending_of(job: PaidJob) -> Spending:
-    """What a job has cost."""
-    return Spending.of_job(job.model, job.trained_tokens, job.cost_pusd)
+def spent_before(run_dir: Path, journal: Sequence[Entry]) -> Spending:
+    """What a run has cost so far: its recorded calls, and the jobs of its journal that are over."""
+    return sum_of([total(run_dir), *(bill.spending for bill in bills(journal))])
 
 
 def base_state(config: TextExperimentConfig, state: TextState) -> TextState:

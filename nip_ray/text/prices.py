@@ -100,11 +100,6 @@ def worst_call_cost(price: Price, prompt_tokens: int, max_tokens: int) -> int:
     return call_cost(price, prompt_tokens, max_tokens)
 
 
-def job_cost(price: Price, tokens: int, epochs: int) -> int:
-    """Picodollars of training on `tokens` tokens, `epochs` times."""
-    return price.training * tokens * epochs
-
-
 def worst_prompt_tokens(messages: Chat) -> int:
     """The most tokens that `messages` can be: a token per byte of UTF-8, and the chat template around each message and the reply."""
     return _bytes(messages) + OVERHEAD_TOKENS * (len(messages) + 1)
@@ -128,6 +123,12 @@ def utf8_length(text: str) -> int:
 def usd(pusd: int) -> float:
     """Picodollars as dollars, for reports."""
     return pusd / PUSD_PER_USD
+
+
+def exact_usd(pusd: int) -> str:
+    """The same for messages, with all its digits, but at least two decimals: 0.00015 dollars are told as such."""
+    whole, rest = divmod(pusd, PUSD_PER_USD)
+    return f"{whole}.{f'{rest:012d}'.rstrip('0'):<02}"
 
 
 def pusd(usd: float) -> int:

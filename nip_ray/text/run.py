@@ -99,7 +99,7 @@ def begin(
     What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
     """
     Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
-    parts = Parts(config, folder, prepared, state.jobs, in_trial=in_trial)
+    parts = Parts(config, folder, prepared, in_trial=in_trial)
     settings: Any = config
     about = RunInfo(
         folder.path, run_id(folder, settings), config.name, config.model_dump(mode="json"), group, resumed_from=num_measured(state)

@@ -1,5 +1,6 @@
 """What was spent: exact sums of calls, tokens and picodollars by model, and what of it is not certain."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -112,3 +113,11 @@ class Spending:
         }
         uncertain = usd(self.uncertain.pusd)
         return {"jobs": self.jobs, "tokens": amount.tokens, "usd": usd(amount.pusd), "uncertain_usd": uncertain, "detail": detail}
+
+
+def sum_of(parts: Iterable[Spending]) -> Spending:
+    """All of these together."""
+    found = Spending()
+    for part in parts:
+        found.add(part)
+    return found

@@ -3,7 +3,6 @@
 iteration, stage      the stage to be done next (iterations count from 0); `over` once there is none
 groups                for each group: its model, and the job that is under way
 history               for each iteration begun: group -> the model that it sampled with
-jobs                  every fine-tuning that was paid for: key, group, iteration, model, trained tokens, picodollars
 run_id                random, made once: part of the keys of all calls and jobs, so that two runs of one config never share any
 """
 
@@ -34,18 +33,6 @@ class GroupState:
 
 
 @dataclass(frozen=True)
-class PaidJob:
-    """A fine-tuning that is over and was paid for."""
-
-    key: str
-    group: str
-    iteration: int
-    model: str
-    trained_tokens: int
-    cost_pusd: int
-
-
-@dataclass(frozen=True)
 class TextState:
     """See the top of this file."""
 
@@ -55,7 +42,6 @@ class TextState:
     stage: Stage = "sample"
     over: bool = False
     history: tuple[Mapping[str, str], ...] = ()
-    jobs: tuple[PaidJob, ...] = ()
 
     def group(self, name: str, **changes: Any) -> "TextState":
         """This state with changes in one group."""
@@ -82,8 +68,7 @@ def load_state(folder: RunFolder) -> TextState:
     found: Any = folder.read_json(STATE).get("state")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
-        jobs = tuple(PaidJob(**job) for job in found["jobs"])
-        state = TextState(**{**found, "groups": groups, "jobs": jobs, "history": tuple(found["history"])})
+        state = TextState(**{**found, "groups": groups, "history": tuple(found["history"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.path / STATE} is damaged ({error}); go back to a copy of the folder") from None
     if state.stage not in STAGES:

@@ -21,10 +21,11 @@ from nip_ray.errors import TrainingError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.budget import SharedBudget, budget_actor
+from nip_ray.text.budget import Reservation, SharedBudget, budget_actor
+from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.limits import SharedLimiter, Throttle, limiter_actor
 from nip_ray.text.openai_chat import api_key, base_url
-from nip_ray.text.spending import Spending
+from nip_ray.text.spending import NOTHING, Amount, Spending
 from nip_ray.text.talk import Progress, Sitting, Table
 from nip_ray.text.tasks import Task
 from nip_ray.text.voices import Switchboard
@@ -80,7 +81,6 @@ class Talkers:
         """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
         self._config = config
         self._keeper = budget_actor(config.budget, spent)
-        self.purse = SharedBudget(self._keeper, "driver", config.budget.usd is not None)
         limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
@@ -116,9 +116,16 @@ class Talkers:
         """What the run has cost so far."""
         return ray.get(self._keeper.spending.remote())
 
-    def book(self, spending: Spending) -> None:
-        """Book what was spent without a reservation."""
-        ray.get(self._keeper.book.remote(spending))
+    def book(self, spending: Spending, released: Amount = NOTHING) -> None:
+        """Book what was spent; `released` was held for it."""
+        ray.get(self._keeper.let_go.remote(released, spending))
+
+    async def reserve_for_jobs(self, amount: Amount) -> Reservation:
+        """See `Budget.reserve_for_jobs`."""
+        refusal = await self._keeper.reserve_for_jobs.remote(amount)
+        if refusal is not None:
+            raise BudgetExhausted(refusal)
+        return Reservation(amount, lambda released, spending: self.book(spending, released))
 
     def stop(self) -> None:
         """End the actors."""

@@ -30,19 +30,20 @@ from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.runs.progress import say
 from nip_ray.runs.trackers import Tracker
 from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
+from nip_ray.text.bills import worst
 from nip_ray.text.budget import Reservation
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, Method
-from nip_ray.text.jobs import await_job, ensure_job, job_key, next_attempt
+from nip_ray.text.jobs import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.last_test import GROUPS, last_test
 from nip_ray.text.lessons import METHODS, Lesson, lesson, rehearsal
 from nip_ray.text.malt import label_tree, mid_points
 from nip_ray.text.malt_figures import tree_statistics
 from nip_ray.text.metrics import dialogue_metrics
 from nip_ray.text.openai_jobs import encode
-from nip_ray.text.parts import USUAL_EPOCHS, Parts
+from nip_ray.text.parts import Parts
 from nip_ray.text.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
-from nip_ray.text.spending import Amount, Spending
-from nip_ray.text.state import STATE, PaidJob, Stage, TextState, save_state
+from nip_ray.text.spending import NOTHING, Amount, Spending
+from nip_ray.text.state import STATE, Stage, TextState, save_state
 from nip_ray.text.talk import Progress, Sitting
 from nip_ray.text.tasks import Task, test_tasks, training_tasks
 
@@ -115,13 +116,10 @@ class TextTrainer:
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
         dialogues = await self.parts.invented(replace(self._sitting("train"), split="rehearsal"), tasks)
         state = self.state
-        for group in self.trained_groups():
-            made = rehearsal(self.parts.scenario, dialogues, self.groups[group])
-            tuning = self.config.algorithm.rehearsal_tuning
-            job = await self._finished(group, await self._create_job(group, made, REHEARSAL, "supervised", tuning))
-            paid = self._paid(group, job, REHEARSAL)
-            self._settle(group, paid)
-            state = replace(state.group(group, base=job.model, model=job.model), jobs=(*state.jobs, paid))
+        lessons = {group: rehearsal(self.parts.scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
+        jobs = await self._start(lessons, REHEARSAL, "supervised", self.config.algorithm.rehearsal_tuning)
+        for group, job in (await self._finish(jobs)).items():
+            state = state.group(group, base=job.model, model=job.model)
         return state
 
     async def _sample(self) -> TextState:
@@ -161,31 +159,24 @@ class TextTrainer:
         return replace(self.state, history=(*self.state.history[:iteration], self.state.models()))
 
     async def _create_jobs(self) -> TextState:
-        state = self.state
-        for group in self.trained_groups():
-            made = self._lesson(group)
-            least = self.config.algorithm.fine_tuning.min_examples
-            if len(made.lines) < least:
+        state, rule = self.state, self.config.algorithm
+        lessons = {group: self._lesson(group) for group in self.trained_groups()}
+        for group, made in list(lessons.items()):
+            state = state.group(group, job_key=None)
+            if len(made.lines) < rule.fine_tuning.min_examples:
+                least = rule.fine_tuning.min_examples
                 say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
-                state = state.group(group, job_key=None)
-                continue
-            rule = self.config.algorithm
-            job = await self._create_job(group, made, state.iteration, METHODS[type(rule)], rule.fine_tuning)
+                del lessons[group]
+        jobs = await self._start(lessons, state.iteration, METHODS[type(rule)], rule.fine_tuning)
+        for group, job in jobs.items():
             state = state.group(group, job_key=job.key)
         return state
 
     async def _await_jobs(self) -> TextState:
-        waiting = [group for group in self.trained_groups() if self.state.groups[group].job_key is not None]
-        keys = {group: self.state.groups[group].job_key or "" for group in waiting}
-        finished = (self._finished(group, self._known_job(keys[group])) for group in waiting)
-        done = await asyncio.gather(*finished, return_exceptions=True)  # so that of each the journal knows how it ended
+        keys = {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
         state = self.state
-        for group, job in zip(waiting, done, strict=True):
-            if isinstance(job, BaseException):
-                raise job
-            paid = self._paid(group, job, state.iteration)
-            self._settle(group, paid)
-            state = replace(state.group(group, model=job.model, job_key=None), jobs=(*state.jobs, paid))
+        for group, job in (await self._finish({group: self._known_job(key) for group, key in keys.items()})).items():
+            state = state.group(group, model=job.model, job_key=None)
         return state
 
     def _advance(self, state: TextState) -> None:
@@ -276,29 +267,49 @@ class TextTrainer:
 
     # ------------------------------------------------------------------------------------------------------------ jobs
 
-    async def _create_job(self, group: str, made: Lesson, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneJob:
-        data, model = encode(made.lines), self._starting_model(group)
+    async def _start(
+        self, lessons: Mapping[str, Lesson], iteration: int, method: Method, rule: FineTuningSettings
+    ) -> dict[str, FineTuneJob]:
+        """A job for each group's lesson, made or found. Money for all of them is set aside before any is made."""
+        data = {group: encode(made.lines) for group, made in lessons.items()}
+        specs = {group: self._spec(group, lessons[group], data[group], iteration, method, rule) for group in lessons}
+        await self._reserve({spec.key: spec.worst for spec in specs.values()})
+        return {
+            group: await ensure_job(self.parts.backend(group), self.parts.journal, spec, data[group], f"{iteration + 1:06d}-{group}.jsonl")
+            for group, spec in specs.items()
+        }
+
+    async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
+        """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are over."""
+        journal = self.parts.journal
+        intents = {job.key: intent for job in jobs.values() if (intent := journal.last("intent", key=job.key)) is not None}
+        await self._reserve({key: worst(intent) for key, intent in intents.items()})
+        waiting = (await_job(self.parts.backend(group), journal, job) for group, job in jobs.items())
+        done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
+        for job in jobs.values():
+            self._settle(job.key)
+        for job in done:
+            if isinstance(job, BaseException):
+                raise job
+        return {group: job for group, job in zip(jobs, done, strict=True) if isinstance(job, FineTuneJob)}
+
+    def _spec(self, group: str, made: Lesson, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
+        model = self._starting_model(group)
 
         def key_of(attempt: int) -> str:
             return job_key(self.state.run_id, iteration, group, data, method, model, attempt)
 
-        attempt = next_attempt(self.parts.journal, key_of)
-        spec = FineTuneSpec(
-            key=key_of(attempt),
+        return FineTuneSpec(
+            key=key_of(next_attempt(self.parts.journal, key_of)),
             method=method,
             model=model,
             suffix=f"{self.config.name}-{iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
             num_examples=len(made.lines),
             num_tokens=self.parts.count_tokens(data),
             seed=self.config.seed,
+            token_pusd=self.parts.training_price(group, model),
             **{name: getattr(rule, name) for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta")},
         )
-
-        async def reserve(spec: FineTuneSpec) -> None:
-            self._reserved[group] = await self.parts.reserve(self._worst_case(group, spec))
-
-        name = f"{iteration + 1:06d}-{group}.jsonl"
-        return await ensure_job(self.parts.backend(group), self.parts.journal, spec, data, name, reserve)
 
     def _starting_model(self, group: str) -> str:
         settings = language_agents(self.config)[self.groups[group][0]]
@@ -310,22 +321,18 @@ class TextTrainer:
         entry = self.parts.journal.last("job", key=key)
         return FineTuneJob("" if entry is None else entry["id"], key, "pending")
 
-    async def _finished(self, group: str, job: FineTuneJob) -> FineTuneJob:
-        return await await_job(self.parts.backend(group), self.parts.journal, job)
+    async def _reserve(self, jobs: Mapping[str, Amount]) -> None:
+        """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
+        due = {key: amount for key, amount in jobs.items() if key not in self._reserved and ended(self.parts.journal, key) is None}
+        if due:
+            held = await self.parts.reserve_for_jobs(sum(due.values(), NOTHING))
+            self._reserved |= zip(due, held.split(due.values()), strict=True)
 
-    def _worst_case(self, group: str, spec: FineTuneSpec) -> Amount:
-        tokens = spec.num_tokens * (spec.num_epochs or USUAL_EPOCHS)
-        return Amount(self.parts.job_cost(group, spec.model, tokens), tokens)
-
-    def _paid(self, group: str, job: FineTuneJob, iteration: int) -> PaidJob:
-        tokens = job.trained_tokens or 0
-        model = self._starting_model(group)
-        return PaidJob(job.key, group, iteration, model, tokens, self.parts.job_cost(group, model, tokens))
-
-    def _settle(self, group: str, paid: PaidJob) -> None:
-        spending = Spending.of_job(paid.model, paid.trained_tokens, paid.cost_pusd)
-        reservation = self._reserved.pop(group, None)
-        if reservation is None:  # the job was made by an earlier process
+    def _settle(self, key: str) -> None:
+        """Book what the jobs with this key have cost. One that is not over stays reserved."""
+        spending = self.parts.new_bills(key)
+        reservation = self._reserved.pop(key, None) if ended(self.parts.journal, key) is not None else None
+        if reservation is None:
             self.parts.book(spending)
         else:
             reservation.settle(spending)

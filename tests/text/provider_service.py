@@ -31,7 +31,7 @@ class Options:
 
     situation: `module:function` that maps the chat before a reply to a row of the tables. job_s: how long a job takes. skew_s: how
     wrong its clock is. fault_seed, and the fields of `Faults` by their names in `fault_details`: see there. has_fine_tuning, methods,
-    ignores_filter, drops_metadata: ways in which services differ. fsync: for power failures too.
+    ignores_filter, drops_metadata, untold (fields of answers that stay away): ways in which services differ. fsync: for power failures too.
     """
 
     roles: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "any", "marker": "", "replies": ["yes", "no"]}])
@@ -53,6 +53,7 @@ class Options:
     ignores_filter: bool = False
     drops_metadata: bool = False
     honours_job_keys: bool = False
+    untold: list[str] = field(default_factory=list)
     fsync: bool = True
 
     def make_roles(self) -> list[Role]:
@@ -221,16 +222,15 @@ class Service:
         self.state.bill("chat", bill, amount, model=body["model"], prompt_tokens=prompt, completion_tokens=said)
         choice = {"index": 0, "message": {"role": "assistant", "content": words}, "finish_reason": reason, "logprobs": None}
         usage = {"prompt_tokens": prompt, "completion_tokens": said, "total_tokens": prompt + said}
-        return web.json_response(
-            {
-                "id": f"chatcmpl-{digest(bill)}",
-                "object": "chat.completion",
-                "created": int(time.time() + self.options.skew_s),
-                "model": body["model"],
-                "choices": [choice],
-                "usage": usage,
-            }
-        )
+        told = {
+            "id": f"chatcmpl-{digest(bill)}",
+            "object": "chat.completion",
+            "created": int(time.time() + self.options.skew_s),
+            "model": body["model"],
+            "choices": [choice],
+            "usage": usage,
+        }
+        return web.json_response(told | dict.fromkeys(self.options.untold))
 
     async def models(self, request: web.Request) -> web.Response:
         self.state.settle()
@@ -354,7 +354,7 @@ class Service:
         }
 
     def _job(self, job: Job) -> dict[str, Any]:
-        return {
+        told = {
             "id": job.id,
             "object": "fine_tuning.job",
             "created_at": self._time(job.begun),
@@ -372,6 +372,7 @@ class Service:
             "organization_id": "org-test",
             "result_files": [],
         }
+        return told | dict.fromkeys(self.options.untold)
 
 
 def _what(request: web.Request, body: bytes) -> str:

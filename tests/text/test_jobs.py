@@ -9,6 +9,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,12 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.bills import bills, under_way
 from nip_ray.text.fine_tuning import FineTuneJob, FineTuneSpec, InDoubt, JobStatus, Method
-from nip_ray.text.jobs import Busy, await_job, ensure_job, job_key, next_attempt, num_duplicates
+from nip_ray.text.jobs import Busy, await_job, ensure_job, job_key, next_attempt
 from nip_ray.text.journal import Journal
 from nip_ray.text.openai_jobs import OpenAIJobs, encode, supervised_line
+from nip_ray.text.spending import NOTHING, Amount, sum_of
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'
@@ -31,6 +34,7 @@ SPEC = FineTuneSpec(
     suffix="p-3",
     num_examples=1,
     num_tokens=9,
+    token_pusd=3,
 )
 
 
@@ -47,6 +51,8 @@ class Backend:
         self.made: list[tuple[float, FineTuneJob]] = []
         self.calls: Counter[str] = Counter()
         self.ends: JobStatus = "succeeded"
+        self.named_from = 0
+        """Polls before the model has a name."""
 
     async def check(self, model: str, method: Method) -> None:
         self.calls["check"] += 1
@@ -55,8 +61,10 @@ class Backend:
         self.calls["upload"] += 1
         return "file-0"
 
-    def add(self, key: str = SPEC.key, status: JobStatus = "running", after_s: float = 0.0) -> FineTuneJob:
-        job = FineTuneJob(f"job-{len(self.made)}", key, status)
+    def add(
+        self, key: str = SPEC.key, status: JobStatus = "running", after_s: float = 0.0, trained_tokens: int | None = None
+    ) -> FineTuneJob:
+        job = FineTuneJob(f"job-{len(self.made)}", key, status, trained_tokens=trained_tokens)
         self.made.append((time.monotonic() + after_s, job))
         return job
 
@@ -81,9 +89,10 @@ class Backend:
         self.calls["poll"] += 1
         job = next(job for job in self.seen() if job.id == job_id)
         is_over = job.status not in ("pending", "running")
+        model = "base-ft" if self.calls["poll"] >= self.named_from else None
         if not is_over and self.calls["poll"] < 3:
             return job
-        return job if is_over else replace(job, status=self.ends, model="base-ft", trained_tokens=18, error="said so")
+        return job if is_over else replace(job, status=self.ends, model=model, trained_tokens=18, error="said so")
 
     async def cancel(self, job_id: str) -> FineTuneJob:
         self.calls["cancel"] += 1
@@ -99,9 +108,9 @@ class Backend:
         return [job.id for _, job in self.made if job.status not in ("cancelled", "failed")]
 
 
-def ensure(backend: Backend, path: Path, spec: FineTuneSpec = SPEC, reserve: Any = None) -> FineTuneJob:
-    with Journal(path) as journal:
-        return asyncio.run(ensure_job(backend, journal, spec, DATA, "name", reserve))
+def ensure(backend: Backend, path: Path, spec: FineTuneSpec = SPEC, journal: Journal | None = None) -> FineTuneJob:
+    with nullcontext(journal) if journal is not None else Journal(path) as journal:
+        return asyncio.run(ensure_job(backend, journal, spec, DATA, "name"))
 
 
 def kinds(path: Path) -> list[str]:
@@ -121,39 +130,17 @@ def test_keys() -> None:
 
 def test_plain_course(tmp_path: Path) -> None:
     backend, path = Backend(), tmp_path / "journal"
-    reserved = []
-
-    async def reserve(spec: FineTuneSpec) -> None:
-        reserved.append((spec.key, backend.calls["upload"], backend.calls["submit"]))
-
-    job = ensure(backend, path, reserve=reserve)
+    job = ensure(backend, path)
     assert job.key == SPEC.key
-    assert reserved == [(SPEC.key, 0, 0)]
     assert kinds(path) == ["intent", "submit", "job"]
-    assert ensure(backend, path, reserve=reserve) == job
-    assert (backend.calls["submit"], backend.calls["upload"], len(reserved)) == (1, 1, 1)
+    assert ensure(backend, path) == job
+    assert (backend.calls["submit"], backend.calls["upload"]) == (1, 1)
 
 
-def test_a_job_that_is_there_is_adopted_and_costs_nothing(tmp_path: Path) -> None:
+def test_a_job_that_is_there_is_adopted(tmp_path: Path) -> None:
     backend = Backend()
     there = backend.add()
-
-    async def reserve(spec: FineTuneSpec) -> None:
-        raise AssertionError("nothing is created")
-
-    assert ensure(backend, tmp_path / "journal", reserve=reserve) == there
-    assert not backend.calls["submit"]
-    assert not backend.calls["upload"]
-
-
-def test_no_money_no_request(tmp_path: Path) -> None:
-    backend = Backend()
-
-    async def reserve(spec: FineTuneSpec) -> None:
-        raise TrainingError("the budget is spent")
-
-    with pytest.raises(TrainingError, match="budget"):
-        ensure(backend, tmp_path / "journal", reserve=reserve)
+    assert ensure(backend, tmp_path / "journal") == there
     assert not backend.calls["submit"]
     assert not backend.calls["upload"]
 
@@ -186,7 +173,7 @@ def test_a_job_that_appears_after_all_doubt(tmp_path: Path) -> None:
     with Journal(path) as journal:
         with pytest.warns(UserWarning, match="second fine-tuning job"):
             asyncio.run(await_job(backend, journal, job))
-        assert num_duplicates(journal) == 1
+        assert len(list(journal.entries("duplicate"))) == 1
     assert backend.alive() == ["job-1"]
 
 
@@ -202,7 +189,7 @@ def test_a_provider_that_lies(tmp_path: Path) -> None:
         warnings.simplefilter("error")
         assert ensure(backend, path).id == "job-0"
     with Journal(path) as journal:
-        assert num_duplicates(journal) == 2
+        assert len(list(journal.entries("duplicate"))) == 2
     assert backend.calls["cancel"] == 2
 
 
@@ -272,6 +259,47 @@ def test_waiting_to_the_end(tmp_path: Path) -> None:
     with Journal(path) as journal:
         assert asyncio.run(await_job(backend, journal, job)) == done
     assert backend.calls == before  # what is over is read from the journal
+
+
+def test_a_model_without_a_name_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a stated time, and by who resumes; also where an earlier version took it for the end."""
+    backend, path = Backend(), tmp_path / "journal"
+    backend.named_from = 5
+    job = ensure(backend, path)
+    monkeypatch.setattr("nip_ray.text.jobs.NAMELESS_S", 0.0)
+    with Journal(path) as journal:
+        with pytest.raises(TrainingError, match=r"named no model for 0 s; resume"):
+            asyncio.run(await_job(backend, journal, job))
+        assert journal.last("final") is None
+        assert under_way(journal.entries()) == SPEC.worst
+        journal.append("final", key=SPEC.key, id=job.id, status="succeeded", model=None, trained_tokens=18, error=None)
+    monkeypatch.setattr("nip_ray.text.jobs.NAMELESS_S", 60.0)
+    with Journal(path) as journal:
+        assert asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal))).model == "base-ft"
+        (bill,) = bills(journal.entries())
+    assert bill.spending.amount == Amount(18 * SPEC.token_pusd, 18)
+
+
+def test_what_jobs_cost(tmp_path: Path) -> None:
+    """A duplicate that is over is booked and told of; tokens that nobody counts may be as many as the worst case says."""
+    backend, path, price = Backend(), tmp_path / "journal", SPEC.token_pusd
+    backend.add()
+    backend.add(status="succeeded", trained_tokens=7)
+    backend.add(status="succeeded")
+    backend.add(status="pending")
+    with pytest.warns(UserWarning, match="second fine-tuning job") as told:
+        job = ensure(backend, path)
+    assert [str(one.message).partition("request: ")[2] for one in told] == [
+        "job-1 had succeeded before it could be cancelled, and is booked; job-0 stays",
+        "job-2 had succeeded before it could be cancelled, and is booked; job-0 stays",
+        "job-3 is cancelled; job-0 stays",
+    ]
+    with Journal(path) as journal:
+        assert under_way(journal.entries()) == SPEC.worst
+        asyncio.run(await_job(backend, journal, job))
+        total = sum_of(bill.spending for bill in bills(journal.entries()))
+        assert under_way(journal.entries()) == NOTHING
+    assert (total.jobs, total.amount, total.uncertain) == (3, Amount((18 + 7) * price, 18 + 7), SPEC.worst)
 
 
 @pytest.mark.parametrize("how", ["failed", "cancelled"])

@@ -14,7 +14,7 @@ from nip_ray.text.prices import (
     PriceList,
     call_cost,
     estimated_tokens,
-    job_cost,
+    exact_usd,
     price,
     price_of,
     pusd,
@@ -59,11 +59,17 @@ def test_prices_are_the_decimal_numbers_that_were_written() -> None:
     assert pusd(1e-7) == 100_000
 
 
-@given(st.decimals(0, 1000, places=6), st.integers(0, 10**9), st.integers(0, 10**9), st.integers(1, 20))
-def test_costs_are_exact(usd: float, prompt: int, completion: int, epochs: int) -> None:
+@given(st.decimals(0, 1000, places=6), st.integers(0, 10**9), st.integers(0, 10**9))
+def test_costs_are_exact(usd: float, prompt: int, completion: int) -> None:
     per_token = price(PriceSettings(float(usd), float(usd), float(usd)))
     assert call_cost(per_token, prompt, completion) == Fraction(usd) * 10**6 * (prompt + completion)
-    assert job_cost(per_token, prompt, epochs) == Fraction(usd) * 10**6 * prompt * epochs
+
+
+@pytest.mark.parametrize(
+    ("amount", "told"), [(0, "0.00"), (150_000_000, "0.00015"), (2 * 10**12 - 7, "1.999999999993"), (12 * 10**11, "1.20")]
+)
+def test_messages_round_no_money_away(amount: int, told: str) -> None:
+    assert exact_usd(amount) == told
 
 
 @given(st.lists(st.text(), min_size=1, max_size=4))

@@ -11,6 +11,10 @@ import pytest
 
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.text.bills import worst
+from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.jobs import ensure_job
+from nip_ray.text.journal import Journal, read_journal
 from nip_ray.text.records import read_calls
 from nip_ray.text.run import resume_text_experiment, run_text_experiment
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
@@ -142,6 +146,66 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
         assert round(stopped["usd"] * 1e12) == bills(provider)
         resume_text_experiment(tmp_path / "run", settings=["budget.usd=5"], quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=2)
+
+
+def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when one was made by a process that was then killed: it counts, the other is not made, and the limit holds."""
+    made = config(
+        tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1, budget={"usd": 5}
+    )
+    made["algorithm"]["num_test_items"] = 4
+
+    class Killed(BaseException):
+        pass
+
+    async def dies_at_the_second(backend: Any, journal: Journal, *rest: Any) -> Any:
+        if journal.last("job") is not None:
+            raise Killed
+        return await ensure_job(backend, journal, *rest)
+
+    with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        with monkeypatch.context() as patch:
+            patch.setattr("nip_ray.text.trainer.ensure_job", dies_at_the_second)
+            with pytest.raises(Killed):
+                run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        (intent,) = [entry for entry in read_journal(tmp_path / "run" / "jobs.jsonl") if entry["kind"] == "intent"]
+        first, talk = worst(intent).pusd, sum(row["pusd"] for row in provider.ledger("chat"))
+        assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
+
+        made["budget"] = {"usd": (talk + 1.2 * first) / 1e12}
+        with pytest.raises(BudgetExhausted, match=r"\(budget\.usd\) .* are or may be spent and 0\.00 are reserved .* may take") as refused:
+            resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={made['budget']['usd']}"], quiet=True)
+        assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
+        assert len(provider.jobs()) == 1
+        least = str(refused.value).partition("at least ")[2].partition(" ")[0]
+        resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={least}"], quiet=True)
+        check_books(provider, tmp_path / "run", num_jobs=2)
+
+        with pytest.raises(BudgetExhausted):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "new", quiet=True)
+        assert cost_of(tmp_path / "new") == {"usd": talk, "uncertain_usd": 0}
+        assert len(provider.jobs()) == 2
+
+
+def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = config(tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1)
+    with provider_thread(tmp_path, roles=roles(), untold=["trained_tokens"], **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        jobs = sum(row["pusd"] for row in provider.ledger("job"))
+        cost = cost_of(tmp_path / "run")
+        assert cost["usd"] == bills(provider) - jobs
+        assert jobs <= cost["uncertain_usd"]
+        assert cost["uncertain_usd"] == sum(
+            worst(entry).pusd for entry in read_journal(tmp_path / "run" / "jobs.jsonl") if entry["kind"] == "intent"
+        )
+
+
+def cost_of(run_dir: Path) -> dict[str, int]:
+    """What cost.json says, in picodollars."""
+    found = json.loads((run_dir / "cost.json").read_text())
+    return {key: round(found[key] * 1e12) for key in ("usd", "uncertain_usd")}
 
 
 @pytest.mark.parametrize("fault", ["job_failed", "job_cancelled"])
