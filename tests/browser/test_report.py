@@ -54,7 +54,7 @@ def evaluation() -> dict[str, Any]:
         "split": "test",
         "greedy": table,
         "sampled": table,
-        "wl_ceiling": 0.6,
+        "solo_baseline": record(60, 100),
         "soundness_under_attack": {**record(30, 50), "attacker": "fresh/size=2/seed=0"},
         "attack": {"soundness": {"attackers": [liar, own], "any_attacker": record(28, 50), "every_message": None}},
         "worst_case": {"episodes": 5, "verifier/soundness": record(20, 50)},

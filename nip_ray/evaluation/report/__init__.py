@@ -68,7 +68,7 @@ def _page(source: "RunSource", live: str = "") -> tuple[str, dict[str, bytes]]:
     from nip_ray.evaluation.report.panels import panels
 
     findings = find(source)
-    drawn = curves.both_themes(panels(source.rows, findings.chance, findings.ceiling))
+    drawn = curves.both_themes(panels(source.rows, findings.chance, findings.baseline))
     scripts = ("browser.js", "watch.js") if live else ("browser.js",)
     contents = page_contents(source, findings)
     page = rendered("report.html.j2", scripts=scripts, connect=bool(live), kind="report", live=live, curves=drawn, **contents)

@@ -3,11 +3,12 @@
 import json
 from typing import Any
 
+from nip_ray.evaluation.report.describe import describe
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, group_values
-from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, interval_words, percent_words
-from nip_ray.evaluation.report.trust import trust, withstood
+from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
+from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
 
 GROUP_ROWS_SHOWN = 60
 
@@ -30,10 +31,12 @@ def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
     """Variables of the template, all but the curves."""
     return {
         "title": str(source.config.get("name") or source.run_dir.name)[:100],
+        "about": describe(source.config),
+        "examined": "held-out" if is_held_out(source) else "evaluation",
         "findings": findings,
         "scale": _scale(findings),
         "tiles": _tiles(source),
-        "facts": _facts(source),
+        "facts": _facts(source, findings),
         "notes": source.notes,
         "figures": _figure_rows(source),
         "played": [(short(name, 80), _with_interval(figure)) for name, figure in played_figures(source).items()],
@@ -61,24 +64,31 @@ def _scale(findings: Findings) -> dict[str, float] | None:
     if accuracy is None:
         return None
     places = {"estimate": accuracy.estimate, "lower": accuracy.lower, "upper": accuracy.upper}
-    places |= {"chance": findings.chance, "ceiling": findings.ceiling}
+    places |= {"chance": findings.chance, "baseline": None if findings.baseline is None else findings.baseline.estimate}
     return {name: round(1000 * min(1.0, max(0.0, share)), 1) for name, share in places.items() if share is not None}
 
 
+_TILES = {
+    "accuracy": "accuracy",
+    "soundness error": "soundness error: false claims accepted under attack",
+    "completeness": "completeness: true claims accepted, without an attack",
+}
+
+
 def _tiles(source: RunSource) -> list[tuple[str, str, str]]:
-    """(name, figure, interval) of the greedy evaluation, or the sampled one where there is no other."""
+    """(name, figure, interval): what a run comes to, of the greedy evaluation, or the sampled one where there is no other."""
     tiles = [(short(name, 40), f"{x:.3g}", "exact") for name, x in exact_figures(source).items() if name.count("/") < 2]
-    for name in ("accuracy", "completeness", "soundness", "undecided"):
-        figure = held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}")
-        if figure is not None:
-            tiles.append((name, percent_words(figure.estimate), interval_words(figure, True)))
-    for side in ("soundness", "completeness"):
-        if (figure := withstood(source, side)) is not None:
-            tiles.append((f"{side} under attack", percent_words(figure.estimate), interval_words(figure, True)))
+    shares = {name: held_out(source, "greedy", f"verifier/{name}") or held_out(source, "sampled", f"verifier/{name}") for name in _TILES}
+    shares["soundness error"] = soundness_error(source)
+    for name, label in _TILES.items():
+        if (figure := shares[name]) is not None:
+            tiles.append((label, percent_words(figure.estimate), interval_words(figure, True) or "interval unknown"))
+        elif name == "soundness error" and shares["completeness"] is not None:
+            tiles.append((label, "–", "not computed"))
     return tiles
 
 
-def _facts(source: RunSource) -> list[tuple[str, str]]:
+def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
     """What the run was, how far it came, and where its time went."""
     last, config = source.rows[-1], source.config
     done, wanted = int(last["iteration"]), config.get("iterations")
@@ -92,12 +102,21 @@ def _facts(source: RunSource) -> list[tuple[str, str]]:
         ("seed", short(config.get("seed", ""))),
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
+        ("without a prover", _alone(source, findings)),
         ("rounds played", "" if "cost/tokens" in last else played),
         ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
         ("speed", _speed(source)),
         ("time", _time_spent(source)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _alone(source: RunSource, findings: Findings) -> str:
+    """What a verifier can do alone: measured, and the loose upper bound."""
+    measured, bound = findings.baseline, finite(source.evaluation.get("wl_bound"))
+    parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured{sure_words(measured)}"]
+    parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
+    return "; ".join(parts)
 
 
 def _machine(source: RunSource) -> list[tuple[str, str]]:

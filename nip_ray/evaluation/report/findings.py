@@ -1,21 +1,23 @@
-"""What a run proved, in plain sentences: held-out accuracy against chance and against what the verifier could reach alone."""
+"""What a run proved, in plain sentences: held-out accuracy against chance and what a verifier learns alone, and what an attack came to."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nip_ray.evaluation.report.describe import section
 from nip_ray.evaluation.report.panels import agents
-from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words
-from nip_ray.evaluation.report.trust import attackers, every_message, is_held_out, stronger, withstood
+from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, percent_words, sure_words
+from nip_ray.evaluation.report.trust import attackers, every_message, is_held_out, soundness_error, stronger
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
+MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
 
 
 @dataclass(frozen=True)
 class Findings:
     """sentence: the headline. shown, not_shown: one sentence each. accuracy: the figure it rests on, None without an evaluation.
 
-    chance: accuracy of the best constant answer on the split. ceiling: of the verifier alone, None where unknown. tone: "good" when
-    more was shown than chance or the verifier alone would do, "bad" for a leak or worse than chance, else "plain".
+    chance: accuracy of the best constant answer on the split. baseline: of the best verifier without a prover, None where it was not
+    computed. tone: "good" when more was shown than chance or that baseline, "bad" for a leak or worse than chance, else "plain".
     """
 
     sentence: str
@@ -23,7 +25,7 @@ class Findings:
     not_shown: list[str]
     accuracy: Figure | None
     chance: float
-    ceiling: float | None
+    baseline: Figure | None
     tone: str
 
 
@@ -39,23 +41,40 @@ def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
 
 def find(source: RunSource) -> Findings:
     """The findings of a run."""
-    chance, ceiling = _chance(source), _ceiling(source)
+    chance, baseline = _chance(source), solo_baseline(source)
+    seeds = "Other seeds: this is one run."
     if _is_game(source):
-        return Findings(_game_sentence(source), [], ["Other seeds: this is one run."], None, chance, ceiling, "plain")
+        return Findings(_game_sentence(source), [], [seeds], None, chance, None, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
-    attacked, always = _attacked(source)
+    attacked, broken, not_tried = _attacked(source)
     if mode is None:
-        sentence = f"No held-out evaluation was made. {_training_sentence(source)}".strip()
-        return Findings(sentence, [], ["Anything about instances that it was not trained with.", *always], None, chance, ceiling, "plain")
+        sentence = f"No evaluation was made. {_training_sentence(source)}".strip()
+        not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
+        return Findings(sentence, attacked, not_shown, None, chance, baseline, "plain")
     accuracy = held_out(source, mode, "verifier/accuracy")
     assert accuracy is not None
-    alone = agents(source.rows) == ["verifier"]
-    shown, not_shown, tone = _claims(accuracy, chance, ceiling, alone, is_held_out(source))
+    shown, not_shown, tone = _claims(source, accuracy, chance, baseline)
     right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
-    broken = withstood(source, "soundness")
-    tone = "plain" if tone == "good" and broken is not None and broken.against(0.5) != "above" else tone
-    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, ceiling, alone)}."
-    return Findings(sentence, [*shown, *attacked], [*not_shown, *always], accuracy, chance, ceiling, tone)
+    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, baseline)}."
+    if (error := soundness_error(source)) is not None:
+        sentence += f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
+    return Findings(
+        sentence,
+        [*shown, *attacked],
+        [*not_shown, *broken, *not_tried, seeds],
+        accuracy,
+        chance,
+        baseline,
+        "plain" if tone == "good" and broken else tone,
+    )
+
+
+def solo_baseline(source: RunSource) -> Figure | None:
+    """Accuracy of the strongest verifier without a prover, as it was measured; None where it was not."""
+    if source.evaluation:
+        return figure_of(source.evaluation.get("solo_baseline"))
+    key = "eval/verifier/solo_baseline"
+    return next((Figure(row[key]) for row in reversed(source.rows) if key in row), None)
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
@@ -99,87 +118,77 @@ def _chance(source: RunSource) -> float:
     return 0.5
 
 
-def _ceiling(source: RunSource) -> float | None:
-    ceiling = finite(source.evaluation.get("wl_ceiling"))
-    if ceiling is None and not source.evaluation:
-        key = "eval/verifier/wl_ceiling"
-        ceiling = next((row[key] for row in reversed(source.rows) if key in row), None)
-    return ceiling
+def _attacked(source: RunSource) -> tuple[list[str], list[str], list[str]]:
+    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that the config states."""
+    error = soundness_error(source)
+    if error is None:
+        return [], [], ["Soundness against other provers than those of this run: not computed, no attack was made."]
+    most = section(section(source.config, "evaluation"), "attack").get("max_soundness_error", MAX_SOUNDNESS_ERROR)
+    shown, broken = [], []
+    if (most := finite(most)) is not None:
+        who = _whoever(source)
+        measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}.{_but(source)}"
+        claims = shown if error.upper is not None and error.upper <= most else broken
+        claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")
+    exhaustive = every_message(source, "soundness") is not None
+    return shown, broken, [] if exhaustive else ["Soundness against attackers that were not tried: a stronger one may exist."]
 
 
-def _attacked(source: RunSource) -> tuple[list[str], list[str]]:
-    """(shown, not shown) of attacks on the finished verifier. It withstands one in which it is right more often than not, beyond doubt."""
-    shown, not_shown = [], []
-    for side, right in (("soundness", "rejected what it ought to reject"), ("completeness", "accepted what it ought to accept")):
-        figure = withstood(source, side)
-        if figure is None:
-            continue
-        sure = "" if figure.lower is None or figure.upper is None else f" (95\u00a0% interval {interval_words(figure, True)})"
-        told = f"{_whoever(source, side)} it {right} in {percent_words(figure.estimate)}{sure}.{_but(source, side)}"
-        if figure.against(0.5) == "above":
-            shown.append(f"{side.capitalize()} under attack: {told}")
-        else:
-            not_shown.append(f"{side.capitalize()} under attack: {told}")
-    if withstood(source, "soundness") is None:
-        not_shown.append("Soundness against provers other than those of this run: no attacker was trained against the finished verifier.")
-    elif every_message(source, "soundness") is None:
-        not_shown.append("Soundness against attackers that were not tried: a stronger one may exist.")
-    return shown, [*not_shown, "Other seeds: this is one run."]
+def _whoever(source: RunSource) -> str:
+    """Against whom the soundness error was computed."""
+    if every_message(source, "soundness") is not None:
+        return "Over all possible prover messages,"
+    count = len(attackers(source, "soundness"))
+    return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"
 
 
-def _whoever(source: RunSource, side: str) -> str:
-    """Whom the figure of an attack is against."""
-    if every_message(source, side) is not None:
-        return "whatever is said (every message was tried)"
-    count = len(attackers(source, side))
-    return "against an attacker" if count < 2 else f"against the attacker (of {count}) that did best on training instances,"
-
-
-def _but(source: RunSource, side: str) -> str:
+def _but(source: RunSource) -> str:
     """That another attacker did better than the one that was chosen, where that is so and counts."""
-    found = None if every_message(source, side) is not None else stronger(source, side)
-    return "" if found is None else f" On the instances of this figure {found[0]} did better: {percent_words(found[1].estimate)}."
+    found = None if every_message(source, "soundness") is not None else stronger(source, "soundness")
+    return "" if found is None else f" On the evaluated instances another did better ({found[0]}): {percent_words(1 - found[1].estimate)}."
 
 
-def _claims(accuracy: Figure, chance: float, ceiling: float | None, alone: bool, apart: bool) -> tuple[list[str], list[str], str]:
-    """(shown, not shown, tone). apart: whether it was examined on other instances than those of training."""
+def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> tuple[list[str], list[str], str]:
+    """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with its messages silenced."""
+    apart, alone = is_held_out(source), agents(source.rows) == ["verifier"]
     shown, not_shown = [], [] if apart else ["Anything about instances that it was not trained with: the task has no others."]
+
+    def claim(words: str, holds: bool) -> None:
+        (shown if holds else not_shown).append(words if holds else f"That {words[0].lower()}{words[1:]}")
+
     where = "instances that it was not trained with" if apart else "the instances that it was trained with"
-    better, tone = f"The verifier decides better than chance on {where}.", "plain"
-    if accuracy.against(chance) == "above":
-        shown.append(better)
-        tone = "good"
-    else:
-        not_shown.append(f"That {better[0].lower()}{better[1:]}")
-        tone = "bad" if accuracy.against(chance) == "below" else "plain"
-    if ceiling is None:
-        return shown, not_shown, tone
+    claim(f"The verifier decides better than chance on {where}.", accuracy.against(chance) == "above")
+    tone = {"above": "good", "below": "bad"}.get(accuracy.against(chance), "plain")
     if alone:
-        leak = accuracy.against(ceiling) == "above"
-        claim = "It knows more than its message-passing layers can tell it: something leaks." if leak else ""
-        claim = claim or "It keeps to its exact ceiling, as a verifier without a prover must."
-        shown.append(claim)
-        return shown, not_shown, "bad" if leak else tone
-    claim = "It gets more from what it is told than it could find out alone."
-    if accuracy.against(ceiling) == "above":
-        shown.append(claim)
+        bound = finite(source.evaluation.get("wl_bound"))
+        if bound is not None and accuracy.against(bound) == "above":
+            leak = f"It is right more often than its message-passing layers allow ({percent_words(bound)}): something leaks."
+            return [*shown, leak], not_shown, "bad"
+        return shown, not_shown, tone
+    if baseline is not None:
+        better = accuracy.against(baseline) == "above"
+        claim("It decides better than what was measured without a prover.", better)
+        tone = "plain" if tone == "good" and not better else tone
     else:
-        not_shown.append(f"That {claim[0].lower()}{claim[1:]}")
-        tone = "plain" if tone == "good" else tone
+        not_shown.append("That it decides better than without a prover: no such baseline was computed.")
+    value = source.evaluation.get("message_value")
+    silenced = value.get("silenced") if isinstance(value, dict) else None
+    lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
+    if lost is not None:
+        told = f"Messages make it decide better: silenced, it loses {100 * lost.estimate:.1f} points{sure_words(lost)}."
+        claim(told, lost.against(0) == "above")
     return shown, not_shown, tone
 
 
-def _comparison(accuracy: Figure, chance: float, ceiling: float | None, alone: bool) -> str:
-    words = {"above": "above", "below": "below", "beside": "not distinguishable from"}
-    if accuracy.lower is None:
-        words["beside"] = "beside"
+def _comparison(accuracy: Figure, chance: float, baseline: Figure | None) -> str:
+    words = {"above": "above", "below": "below", "beside": "not distinguishable from" if accuracy.lower is not None else "beside"}
     first = accuracy.against(chance)
     text = f"{words[first]} chance ({percent_words(chance)})"
-    if ceiling is None or abs(ceiling - chance) < 1e-9:
+    if baseline is None or abs(baseline.estimate - chance) < 1e-9:
         return text
-    second = accuracy.against(ceiling)
-    joint = "but" if first == "above" and second != "above" and not alone else "and"
-    return f"{text} {joint} {words[second]} the {percent_words(ceiling)} that it could reach {'at best' if alone else 'alone'}"
+    second = accuracy.against(baseline)
+    joint = "but" if first == "above" and second != "above" else "and"
+    return f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover"
 
 
 def _how_sure(accuracy: Figure, mode: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from nip_ray.evaluation.report.source import Row
+from nip_ray.evaluation.report.source import Figure, Row
 
 Floats = npt.NDArray[np.float64]
 Style = Literal["line", "faint", "dashed", "marked", "area"]
@@ -45,9 +45,9 @@ class Panel:
     limits: tuple[float, float] | None = None
 
 
-def panels(rows: Sequence[Row], chance: float, ceiling: float | None) -> list[Panel]:
-    """The panels that have something to show. chance: accuracy of the best constant answer; ceiling: of the verifier alone."""
-    made = [_accuracy(rows, chance, ceiling), _both_sides(rows)]
+def panels(rows: Sequence[Row], chance: float, baseline: Figure | None) -> list[Panel]:
+    """The panels that have something to show. chance: accuracy of the best constant answer; baseline: measured without a prover."""
+    made = [_accuracy(rows, chance, baseline), _both_sides(rows)]
     made += _groups(rows)
     made += [_lengths(rows), _returns(rows), *_exact(rows), _entropies(rows), _times(rows)]
     return [panel for panel in made if panel.series]
@@ -65,12 +65,12 @@ def smooth(y_N: Floats, window: int) -> Floats:
     return np.convolve(y_N, kernel, "same") / np.convolve(np.ones_like(y_N), kernel, "same")
 
 
-def _accuracy(rows: Sequence[Row], chance: float, ceiling: float | None) -> Panel:
+def _accuracy(rows: Sequence[Row], chance: float, baseline: Figure | None) -> Panel:
     key = "verifier/accuracy"
     series = [*_trained(rows, f"train/{key}", "training", 0), *_examined(rows, key, "held-out", 1)]
     marks = [(f"chance {chance:.1%}", chance)]
-    if ceiling is not None and abs(ceiling - chance) > 1e-9:
-        marks.append((f"verifier alone, at best {ceiling:.1%}", ceiling))
+    if baseline is not None and abs(baseline.estimate - chance) > 1e-9:
+        marks.append((f"without a prover {baseline.estimate:.1%}", baseline.estimate))
     lowest = min([0.42, chance - 0.05, *(float(one.y_N.min()) for one in series)])
     return Panel("accuracy", "Accuracy", "share of episodes", series, marks, (lowest - 0.02, 1.02))
 

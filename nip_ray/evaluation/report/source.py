@@ -82,11 +82,14 @@ class Figure:
     upper: float | None = None
     n: int | None = None
 
-    def against(self, mark: float) -> str:
-        """Whether its interval lies "above" or "below" a mark, or neither: "beside" (also where there is no interval)."""
-        if self.lower is not None and self.lower > mark:
+    def against(self, mark: "float | Figure") -> str:
+        """Whether its interval lies "above" or "below" a mark, or the interval of another figure, or neither: "beside"."""
+        low = high = mark.estimate if isinstance(mark, Figure) else mark
+        if isinstance(mark, Figure) and mark.lower is not None and mark.upper is not None:
+            low, high = mark.lower, mark.upper
+        if self.lower is not None and self.lower > high:
             return "above"
-        return "below" if self.upper is not None and self.upper < mark else "beside"
+        return "below" if self.upper is not None and self.upper < low else "beside"
 
 
 def figure_of(record: Any) -> Figure | None:
@@ -109,6 +112,12 @@ def interval_words(figure: Figure, shares: bool) -> str:
     if shares:
         return f"{100 * figure.lower:.1f} to {100 * figure.upper:.1f}"
     return f"{figure.lower:.3g} to {figure.upper:.3g}"
+
+
+def sure_words(figure: Figure) -> str:
+    """The interval of a share in brackets, as it follows the share in a sentence; "" where it is unknown."""
+    words = interval_words(figure, True)
+    return f" (95\u00a0% interval {words})" if words else ""
 
 
 def finite(value: object) -> float | None:

@@ -12,16 +12,17 @@ from nip_ray.evaluation.report.describe import has_held_out
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
-SIDES = (("soundness", "Soundness", "to reject", "rejected"), ("completeness", "Completeness", "to accept", "accepted"))
+SIDES = ("soundness", "completeness")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
 KINDS = {
-    "fresh": "trained from scratch against it",
-    "continued": "this run's prover, trained on against it",
+    "fresh": "trained from scratch",
+    "continued": "this run's prover, trained further",
     "own": "this run's prover as it is",
-    "random": "says anything",
-    "silent": "says nothing of use",
+    "random": "random messages",
+    "silent": "silent messages",
     "manual": "made by hand",
 }
+_WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
@@ -34,15 +35,17 @@ def every_message(source: RunSource, side: str) -> Figure | None:
     return figure_of(_inner(_inner(source.evaluation, "attack"), side).get("every_message"))
 
 
-def withstood(source: RunSource, side: str) -> Figure | None:
-    """What an attack comes to: the figure of every message where there is one, else that of the attacker that was chosen."""
-    return every_message(source, side) or under_attack(source, side)
-
-
 def soundness_error(source: RunSource) -> Figure | None:
     """The share of false claims that were accepted under attack; None where it was not computed."""
-    rejected = withstood(source, "soundness")
-    return figure_of(source.evaluation.get("soundness_error")) or (None if rejected is None else complement(rejected))
+    return figure_of(source.evaluation.get("soundness_error")) or _error(source, "soundness")
+
+
+def _error(source: RunSource, side: str) -> Figure | None:
+    """The share of wrong verdicts: over all messages (undecided ones among them), else against the attacker that was chosen."""
+    every = every_message(source, side)
+    chosen = next((figure_of(one.get("fooled")) for one in attackers(source, side) if one.get("chosen") is True), None)
+    right = every or under_attack(source, side)
+    return chosen if chosen is not None and every is None else None if right is None else complement(right)
 
 
 def complement(share: Figure) -> Figure:
@@ -52,9 +55,9 @@ def complement(share: Figure) -> Figure:
 
 
 def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
-    """(name, figure) of the attacker that did best on the instances of the figures, where it is not the one that was chosen."""
+    """(in words, figure) of the attacker that did best on the instances of the figures, where it is not the one that was chosen."""
     chosen = under_attack(source, side)
-    figures = [(short(one.get("name", "?"), 60), figure_of(one.get("held_out"))) for one in attackers(source, side)]
+    figures = [(attacker_words(one), figure_of(one.get("held_out"))) for one in attackers(source, side)]
     found = min(((name, figure) for name, figure in figures if figure is not None), key=lambda one: one[1].estimate, default=None)
     return found if found is not None and chosen is not None and found[1].estimate < chosen.estimate else None
 
@@ -72,13 +75,26 @@ def attackers(source: RunSource, side: str) -> list[Record]:
     return [one for one in found[:ATTACKERS_SHOWN] if isinstance(one, dict)] if isinstance(found, list) else []
 
 
+def attacker_words(one: Record) -> str:
+    """An attacker as a reader would call it, as in: trained from scratch, twice the width, seed 0."""
+    kind, size, seed = one.get("kind"), one.get("size"), one.get("seed")
+    if not isinstance(kind, str) or kind not in KINDS:
+        return short(one.get("name", "?"), 60)
+    parts = [
+        KINDS[kind],
+        f"{_WIDTHS[size]} the width" if isinstance(size, int) and size in _WIDTHS else "",
+        f"seed {short(seed, 9)}" if seed is not None else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
 def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     """Variables of the trust panel."""
-    sides = [made for key, *names in SIDES if (made := _side(source, key, names)) is not None]
+    sides = {key: _side(source, key) for key in SIDES}
     return {
         "sides": sides,
         "held_out": is_held_out(source),
-        "attack_command": "" if sides or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
+        "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
         "messages": list(_message_value(source)),
@@ -91,43 +107,44 @@ def _inner(record: Record, key: str) -> Record:
     return found if isinstance(found, dict) else {}
 
 
-def _side(source: RunSource, key: str, names: list[str]) -> dict[str, Any] | None:
-    """One side: its headline figure, and a row for each attacker with its place on the axis from 0 to 1."""
-    figure, whole = under_attack(source, key), withstood(source, key)
+def _side(source: RunSource, key: str) -> dict[str, Any] | None:
+    """One side as shares of wrong verdicts: its headline, and a row for each attacker with its place on the axis from 0 to 1."""
+    whole = soundness_error(source) if key == "soundness" else _error(source, key)
     rows = [row for one in attackers(source, key) if (row := _attacker(one)) is not None]
     if whole is None and not rows:
         return None
     part = _inner(_inner(source.evaluation, "attack"), key)
-    rows.sort(key=lambda row: (not row["chosen"], row["at"]["estimate"]))
+    rows.sort(key=lambda row: (not row["chosen"], -row["at"]["estimate"]))
     better = stronger(source, key)
     return {
-        "key": key,
-        "title": names[0],
-        "claim": names[1],
-        "right": names[2],
-        "figure": "" if whole is None else percent_words(whole.estimate),
+        "error": _cell(whole),
         "n": "" if whole is None or whole.n is None else f"{whole.n:,}",
-        "chosen": _cell(figure),
-        "attacker": short(_inner(source.evaluation, f"{key}_under_attack").get("attacker", ""), 60),
+        "chosen": next((row["fooled"] for row in rows if row["chosen"]), ("", "")),
+        "attacker": next((row["name"] for row in rows if row["chosen"]), ""),
         "rows": rows,
-        "stronger": None if better is None else (better[0], percent_words(better[1].estimate)),
-        "any": _cell(figure_of(part.get("any_attacker"))),
-        "every": _cell(every_message(source, key)),
+        "stronger": None if better is None else (better[0], percent_words(1 - better[1].estimate)),
+        "any": _wrong(figure_of(part.get("any_attacker"))),
+        "every": _wrong(every_message(source, key)),
     }
 
 
+def _wrong(right: Figure | None) -> tuple[str, str]:
+    return _cell(None if right is None else complement(right))
+
+
 def _attacker(one: Record) -> dict[str, Any] | None:
-    figure = figure_of(one.get("held_out"))
+    """fooled: verdicts as the attacker wants them; undecided ones are neither right nor that."""
+    figure, fooled = figure_of(one.get("held_out")), figure_of(one.get("fooled"))
     if figure is None:
         return None
-    kind = one.get("kind")
+    fooled = fooled or complement(figure)
     return {
-        "name": short(one.get("name", "?"), 60),
-        "what": KINDS.get(kind, short(kind, 40)) if isinstance(kind, str) else "",
+        "name": attacker_words(one),
+        "mode": one["mode"] if one.get("mode") in ("greedy", "sampled") else "",
         "chosen": one.get("chosen") is True,
-        "cell": _cell(figure),
-        "fooled": _cell(figure_of(one.get("fooled"))),
-        "at": _places(figure),
+        "fooled": _cell(fooled),
+        "undecided": _cell(figure_of(one.get("undecided")))[0],
+        "at": _places(fooled),
         "n": "" if figure.n is None else f"{figure.n:,}",
     }
 
@@ -166,7 +183,13 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
 
 
 def _number(figure: Figure | None) -> tuple[str, str]:
-    return ("", "") if figure is None else (f"{figure.estimate:.3f}", interval_words(figure, False))
+    """Three decimals, as far as these say anything."""
+    if figure is None:
+        return "", ""
+    if figure.estimate < 0.0005 and (figure.upper or 0) < 0.0005:
+        return "below 0.001", ""
+    known = figure.lower is not None and figure.upper is not None
+    return f"{figure.estimate:.3f}", f"{figure.lower:.3f} to {figure.upper:.3f}" if known else ""
 
 
 def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:

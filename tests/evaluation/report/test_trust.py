@@ -19,8 +19,16 @@ def record(right: int, n: int = 100) -> dict[str, Any]:
     return proportion(right, n).record()
 
 
-def attacker(name: str, kind: str, right: int, chosen: bool = False) -> dict[str, Any]:
-    return {"name": name, "kind": kind, "held_out": record(right), "fooled": record(100 - right), "chosen": chosen}
+def attacker(name: str, kind: str, right: int, chosen: bool = False, **more: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "kind": kind,
+        "held_out": record(right),
+        "fooled": record(100 - right),
+        "chosen": chosen,
+        "mode": "greedy",
+        **more,
+    }
 
 
 def run_folder(path: Path, **parts: Any) -> Path:
@@ -33,62 +41,89 @@ def run_folder(path: Path, **parts: Any) -> Path:
     return path
 
 
-def attacked(**more: Any) -> dict[str, Any]:
-    table = [attacker("own", "own", 80), attacker("fresh/size=2/seed=0", "fresh", 61, chosen=True), attacker("random", "random", 95)]
+def attacked(right: int = 61, **more: Any) -> dict[str, Any]:
+    fresh = attacker("fresh/size=2/seed=0", "fresh", right, chosen=True, size=2, seed=0)
+    table = [attacker("own", "own", 80), fresh, attacker("random", "random", 95)]
     return {
-        "soundness_under_attack": {**record(61), "attacker": "fresh/size=2/seed=0"},
+        "soundness_under_attack": {**record(right), "attacker": "fresh/size=2/seed=0"},
         "attack": {"soundness": {"attackers": table, "any_attacker": record(55), "every_message": None, **more}},
     }
+
+
+def interval(right: int, n: int = 100) -> str:
+    share = proportion(right, n)
+    return f"(95\u00a0% interval {100 * share.lower:.1f} to {100 * share.upper:.1f})"
 
 
 def test_without_an_attack_the_page_says_so_and_names_the_command(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "my run")
     source = read_run(folder)
     assert trust(source, True)["attack_command"] == f"nip-ray evaluate '{folder}' --attack"
-    assert any("no attacker was trained" in claim for claim in find(source).not_shown)
-    assert "No attack was made on this verifier" in report_page(folder)[0]
+    assert any("not computed, no attack was made" in claim for claim in find(source).not_shown)
+    page = report_page(folder)[0]
+    assert "Soundness error under attack: not computed." in page
+    assert "If the prover refuses to help" not in page
 
 
-def test_the_strongest_attacker_comes_first_and_into_the_headline(tmp_path: Path) -> None:
-    source = read_run(run_folder(tmp_path / "run", **attacked()))
-    (side,) = trust(source, True)["sides"]
-    assert [row["name"] for row in side["rows"]] == ["fresh/size=2/seed=0", "own", "random"]
-    assert (side["figure"], side["n"]) == ("61.0\u00a0%", "100")
-    assert side["rows"][0]["at"]["estimate"] == 61.0
-    interval = f"{100 * proportion(61, 100).lower:.1f} to {100 * proportion(61, 100).upper:.1f}"
-    claim = next(claim for claim in find(source).shown if "under attack" in claim)
-    assert claim.startswith(
-        "Soundness under attack: against the attacker (of 3) that did best on training instances, it rejected what it ought to reject in "
-        "61.0\u00a0%"
-    )
-    assert interval in claim
-    assert any("not tried" in claim for claim in find(source).not_shown)
-    assert not any("no attacker was trained" in claim for claim in find(source).not_shown)
+def test_the_strongest_attacker_comes_first_in_words_and_into_the_headline(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", **attacked())
+    source = read_run(folder)
+    side = trust(source, True)["sides"]["soundness"]
+    words = ["trained from scratch, twice the width, seed 0", "this run's prover as it is", "random messages"]
+    assert [row["name"] for row in side["rows"]] == words
+    assert (side["error"][0], side["n"], side["rows"][0]["at"]["estimate"]) == ("39.0\u00a0%", "100", 39.0)
+    findings = find(source)
+    who = "gainst the attacker (of 3) that did best on training instances,"
+    assert findings.sentence.endswith(f". A{who} 39.0\u00a0% of false claims are accepted {interval(39)}.")
+    assert f"Soundness error at most 5\u00a0%: a{who} it is 39.0\u00a0% {interval(39)}." in findings.not_shown
+    assert any("not tried" in claim for claim in findings.not_shown)
+    assert "fresh/size" not in report_page(folder)[0]
+
+
+@pytest.mark.parametrize(("right", "most", "shown"), [(99, 0.06, True), (99, 0.05, False), (99, None, None), (60, 0.05, False)])
+def test_soundness_is_shown_up_to_the_threshold_of_the_config(tmp_path: Path, right: int, most: float | None, shown: bool | None) -> None:
+    folder = run_folder(tmp_path / "run", **attacked(right))
+    (folder / "config.yaml").write_text(json.dumps({"evaluation": {"attack": {"max_soundness_error": most}}}))
+    findings = find(read_run(folder))
+    assert any("Soundness error at most" in claim for claim in findings.shown) is (shown is True)
+    assert any("Soundness error at most" in claim for claim in findings.not_shown) is (shown is False)
+    assert findings.tone == ("plain" if shown is False else "good")
+    tiles = page_contents(read_run(folder), findings)["tiles"]
+    assert [tile[1] for tile in tiles] == ["70.0\u00a0%", f"{100 - right}.0\u00a0%", "80.0\u00a0%"]
 
 
 def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", **attacked(every_message=record(30)))
+    folder = run_folder(tmp_path / "run", **attacked(every_message=record(30)), soundness_error=record(70))
     findings = find(read_run(folder))
-    claim = next(claim for claim in findings.not_shown if "under attack" in claim)
-    assert claim.startswith(
-        "Soundness under attack: whatever is said (every message was tried) it rejected what it ought to reject in 30.0\u00a0%"
-    )
-    assert findings.tone == "plain"
+    assert f"Over all possible prover messages, 70.0\u00a0% of false claims are accepted {interval(70)}." in findings.sentence
     assert not any("not tried" in claim for claim in findings.not_shown), "there are no others"
-    page = report_page(folder)[0]
-    assert "Soundness under attack: 30.0\u00a0%" in page
-    assert "strongest" not in page
-    assert ("soundness under attack", "30.0\u00a0%") in [tile[:2] for tile in page_contents(read_run(folder), findings)["tiles"]]
+    assert "Soundness error under attack: 70.0\u00a0%" in report_page(folder)[0]
 
 
 def test_an_attacker_that_did_better_than_the_chosen_one_is_named(tmp_path: Path) -> None:
     parts = attacked()
     parts["attack"]["soundness"]["attackers"].append(attacker("manual", "manual", 58))
     folder = run_folder(tmp_path / "run", **parts)
-    claim = next(claim for claim in find(read_run(folder)).shown if "under attack" in claim)
-    assert claim.endswith("On the instances of this figure manual did better: 58.0\u00a0%.")
-    assert "Here manual did better, with 58.0\u00a0%." in report_page(folder)[0]
-    assert not any("did better" in claim for claim in find(read_run(run_folder(tmp_path / "other", **attacked()))).shown)
+    assert any(claim.endswith("another did better (made by hand): 42.0\u00a0%.") for claim in find(read_run(folder)).not_shown)
+    assert "Here another did better (made by hand), with 42.0\u00a0%." in report_page(folder)[0]
+
+
+def test_completeness_under_attack_is_no_headline_and_says_what_it_means(tmp_path: Path) -> None:
+    found = {"attackers": [attacker("own", "own", 3, chosen=True)], "every_message": None}
+    folder = run_folder(tmp_path / "run", completeness_under_attack=record(3), attack={"completeness": found})
+    findings, page = find(read_run(folder)), report_page(folder)[0]
+    assert not any("ompleteness" in words for words in (findings.sentence, *findings.shown, *findings.not_shown))
+    assert "a prover can always fail to prove" in page.partition("If the prover refuses to help")[2]
+
+
+def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_against_silence(tmp_path: Path) -> None:
+    silenced = {"accuracy": record(50), "lost": {"estimate": 0.2, "lower": 0.1, "upper": 0.3, "n": 100}}
+    parts = {"solo_baseline": record(48), "message_value": {"heard": record(70), "silenced": silenced}}
+    shown = find(read_run(run_folder(tmp_path / "run", **parts))).shown
+    assert "It decides better than what was measured without a prover." in shown
+    assert "Messages make it decide better: silenced, it loses 20.0 points (95\u00a0% interval 10.0 to 30.0)." in shown
+    not_shown = find(read_run(run_folder(tmp_path / "bare"))).not_shown
+    assert "That it decides better than without a prover: no such baseline was computed." in not_shown
 
 
 def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
@@ -101,14 +136,6 @@ def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
     assert all(claim in told[True] and claim not in told[False] for claim in claims)
     assert "On 100 instances, on which it was trained too, the verifier decided" in told[False]
     assert "Anything about instances that it was not trained with: the task has no others." in told[False]
-
-
-def test_a_verifier_that_falls_to_an_attack_has_not_been_shown_to_be_sound(tmp_path: Path) -> None:
-    parts = attacked() | {"soundness_under_attack": record(52)}
-    findings = find(read_run(run_folder(tmp_path / "run", **parts)))
-    assert not any("under attack" in claim for claim in findings.shown)
-    assert any("under attack" in claim and "52.0" in claim for claim in findings.not_shown)
-    assert findings.tone == "plain"
 
 
 @pytest.mark.parametrize(
