@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             super()._assign_work_unit(node)
 
     return ByRayAndFile(config, log)
+
+
+DRAWS = ("tests/evaluation", "tests/browser", "tests/sweeps/test_page.py")
+"""Where pictures are looked at. Elsewhere figures are made and not rasterised, which takes longer than a tiny run's training."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    canvas, rasterise = _canvas()
+    canvas.print_png = rasterise if item.nodeid.startswith(DRAWS) else _one_pixel
+
+
+@cache
+def _canvas() -> tuple[Any, Any]:
+    """The class that writes pictures, and how it does."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    return FigureCanvasAgg, FigureCanvasAgg.print_png
+
+
+def _one_pixel(canvas: Any, file: Any, **_: Any) -> None:
+    from PIL import Image
+
+    Image.new("L", (1, 1)).save(file, "PNG")
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -1,10 +1,14 @@
-"""Every script runs alone, by its path, at a tiny size. Language agents speak to nobody, or to a provider on this machine."""
+"""Every script runs by its path, at a tiny size. Language agents speak to nobody, or to a provider on this machine."""
 
 import importlib.util
+import io
 import json
 import os
+import runpy
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,20 +42,37 @@ TINY_TEXTS = (
 WRONG = "MODIFIED SOLUTION:\n```python\nprint(3)\n```"
 
 
-def run(
-    script: str, *arguments: str | int | Path, settings: tuple[str, ...] = (), code: int = 0, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """A script in a process of its own. settings: for `--set`. variables: of its environment, which has no key otherwise."""
-    words = [*map(str, arguments), *(word for setting in settings for word in ("--set", setting))]
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI_")}
-    environment = {**clean, "PYTHONPATH": str(ROOT), **variables}
-    command = [sys.executable, str(SCRIPTS / f"{script}.py"), *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done
+@dataclass(frozen=True)
+class Done:
+    """What a script said."""
+
+    stdout: str
+    stderr: str
 
 
-def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+def run(script: str, *arguments: str | int | Path, settings: tuple[str, ...] = (), code: int = 0, **variables: str) -> Done:
+    """A script by its path, in this process. settings: for `--set`. variables: of its environment, which has no key otherwise."""
+    path = SCRIPTS / f"{script}.py"
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for key in [key for key in os.environ if key.startswith("OPENAI_")]:
+            patch.delenv(key)
+        for key, value in variables.items():
+            patch.setenv(key, value)
+        patch.setattr(sys, "argv", [str(path), *map(str, arguments), *(word for setting in settings for word in ("--set", setting))])
+        patch.syspath_prepend(SCRIPTS)
+        patch.delitem(sys.modules, "_common", raising=False)
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+            status: Any = 0
+        except SystemExit as end:
+            status = end.code or 0
+        sys.modules.pop("_common", None)
+    assert status == code, out.getvalue() + err.getvalue()
+    return Done(out.getvalue(), err.getvalue())
+
+
+def lines(done: Done) -> list[dict[str, Any]]:
     """What a script that makes runs prints: an object for each."""
     return [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -111,6 +111,7 @@ def test_from_checkpoint_needs_no_config(made: Any, tmp_path: Path) -> None:
         new.stop()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_local_workers_restores_into_remote_ones(ray_session: None, made: Any, tmp_path: Path) -> None:
     """And goes on with the same numbers."""
     old, new = made(message_game()), made(message_game(play=dict(num_env_runners=1), learners=dict(num_learners=1)))

@@ -77,13 +77,14 @@ def many(ray_session: None, benchmark: ModuleType) -> Measured:
     return measured(benchmark, graphs(), 2, 2)
 
 
-@pytest.mark.parametrize("variant", ["few", "many"])
+@pytest.mark.parametrize("variant", ["few", pytest.param("many", marks=pytest.mark.slow)])
 def test_constructors_of_actors_take_no_large_argument(variant: str, request: pytest.FixtureRequest) -> None:
     found: Measured = request.getfixturevalue(variant)
     assert len(found.constructors) == 2, "env runners and learners"
     assert 1000 < min(found.constructors.values()) <= max(found.constructors.values()) < LARGEST_ARGUMENT
 
 
+@pytest.mark.slow
 def test_data_do_not_travel_to_the_actors(few: Measured, many: Measured) -> None:
     """With 25 times as many pairs of graphs constructors are as small: every process makes the pairs itself."""
     assert few.constructors.keys() == many.constructors.keys()
@@ -91,6 +92,7 @@ def test_data_do_not_travel_to_the_actors(few: Measured, many: Measured) -> None
         assert abs(size - many.constructors[actor]) < 500, actor
 
 
+@pytest.mark.slow
 def test_weights_are_put_once_for_all_runners(few: Measured, many: Measured) -> None:
     for found in (few, many):
         puts = found.traffic.of("put", "weights")
@@ -101,6 +103,7 @@ def test_weights_are_put_once_for_all_runners(few: Measured, many: Measured) -> 
         assert found.traffic.total("argument", "weights") < 10_000, "requests hold a reference"
 
 
+@pytest.mark.slow
 def test_rollouts_go_once_to_the_driver_and_in_one_put_to_all_learners(few: Measured, many: Measured) -> None:
     for found, runners in ((few, 1), (many, 2)):
         read = [moved for moved in found.traffic.of("read", "sample") if moved.size > 1000]
@@ -113,6 +116,7 @@ def test_rollouts_go_once_to_the_driver_and_in_one_put_to_all_learners(few: Meas
     assert two < one + 3000, "as many copies, whoever played them"
 
 
+@pytest.mark.slow
 def test_an_iteration_puts_nothing_else(many: Measured) -> None:
     assert len(many.traffic.of("put")) == 2, "weights and rollouts"
     assert many.traffic.total("read", "learn") < 20_000, "figures alone come back from learners"

@@ -17,7 +17,7 @@ from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, save_pairs, to_raw
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
-from tests.runs.small import MESSAGES, nip_ray, small
+from tests.runs.small import MESSAGES, small
 
 CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
 
@@ -73,8 +73,8 @@ def write(kind: str, pairs: GraphPairs, folder: Path) -> Path:
 
 def test_one_json_object_and_nothing_else(run: Path) -> None:
     before = sorted(path for path in run.rglob("*"))
-    done = nip_ray("evaluate", run, "--json", check=0)
-    assert done.stderr == ""
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout.endswith("}\n")
     assert len(done.stdout.splitlines()) == 1
     figures = json.loads(done.stdout)

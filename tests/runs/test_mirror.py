@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 from pyarrow.fs import FileSelector, FileType
+from typer.testing import CliRunner
 
+from nip_ray.cli import app
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint
@@ -500,7 +502,7 @@ def test_a_copy_stands_for_its_run_wherever_one_can_be_named(url: str, tmp_path:
     assert all(bool((weights["prover"][key] == ours[key]).all()) for key in ours)
     with run_folder(f"{url}/first") as folder:
         assert {path.name for path in folder.iterdir()} == {"config.yaml", "checkpoints"}, "only what is needed"
-        evaluated = nip_ray("evaluate", folder, "--json", check=0)
+        evaluated = CliRunner().invoke(app, ["evaluate", str(folder), "--json"])
     assert json.loads(evaluated.stdout)["iteration"] == 2
     assert not folder.exists()
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from typer.testing import CliRunner
 
+from nip_ray.cli import app
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
@@ -225,7 +227,8 @@ def test_more_iterations(finished: Path, run: Path, tmp_path: Path) -> None:
 def test_an_annealed_run_keeps_its_length(tmp_path: Path) -> None:
     run = run_experiment(small("algorithm.anneal_lr=true", "iterations=2"), tmp_path / "run", quiet=True).run_dir
     before = files(run)
-    refused = nip_ray("resume", run, "--iterations", "5", check=2)
+    refused = CliRunner().invoke(app, ["resume", str(run), "--iterations", "5"])
+    assert refused.exit_code == 2
     assert len(refused.stderr.splitlines()) == 1
     assert "annealed over its own number of iterations" in refused.stderr
     assert files(run) == before

@@ -10,10 +10,14 @@ Decisions that matter here:
 
 import base64
 import hashlib
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nip_ray.play.visible import visible
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -23,7 +27,17 @@ def rendered(template: str, *, scripts: tuple[str, ...] = (), connect: bool = Fa
 
     folder: where the template lies, if not here. variables: of the template, all escaped.
     """
-    # here, not above: training imports this room, and must not wait for it
+    from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it
+
+    style = _file("style.css")
+    script = "".join(_file(name) for name in scripts)
+    own = {"style": Markup(style), "script": Markup(script), "policy": Markup(policy(style, script, connect)), "connect": connect}
+    return _environment(folder).get_template(template).render(**variables, **own)
+
+
+@cache
+def _environment(folder: Path) -> "Environment":
+    """Kept, so that templates are compiled once."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -31,13 +45,9 @@ def rendered(template: str, *, scripts: tuple[str, ...] = (), connect: bool = Fa
         return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     loader = FileSystemLoader([folder, TEMPLATES])
-    pages = Environment(
+    return Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=spelled_out
     )
-    style = _file("style.css")
-    script = "".join(_file(name) for name in scripts)
-    own = {"style": Markup(style), "script": Markup(script), "policy": Markup(policy(style, script, connect)), "connect": connect}
-    return pages.get_template(template).render(**variables, **own)
 
 
 def policy(style: str, script: str, connect: bool = False) -> str:

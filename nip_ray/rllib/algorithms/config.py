@@ -87,7 +87,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
         self.rl_module(rl_module_spec=module_spec(dumped, agents))
         self.total_iterations = made.iterations
-        self.debugging(seed=made.seed)
+        self.debugging(seed=made.seed, log_sys_usage=False)  # its thread holds up the end of every run
         return self
 
     @override(AlgorithmConfig)
