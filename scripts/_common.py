@@ -18,7 +18,7 @@ CV_PROTOCOLS = ("solo_verifier", "adp", "debate", "merlin_arthur", "nip", "mnip"
 FREE_LENGTH = ("nip", "debate", "mnip")
 """Protocols whose numbers of rounds are a setting."""
 DIFFICULTIES = ("introductory", "interview", "competition")
-HEADLINES = ("accuracy", "completeness", "soundness", "undecided", "wl_ceiling")
+HEADLINES = ("accuracy", "completeness", "soundness", "undecided", "wl_bound", "solo_baseline")
 
 
 def plain_parser(doc: str | None) -> ArgumentParser:

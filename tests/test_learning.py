@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from nip_ray.config.load import load_config
+from nip_ray.evaluation.intervals import proportion
 from nip_ray.runs.experiment import run_experiment
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -18,6 +19,11 @@ def final(tmp_path: Path, config: str, seed: int, iterations: int, *overrides: s
     held_out = [f"scenario.data.test={PUBLISHED_TEST}"] if PUBLISHED_TEST.exists() and config.startswith("gi_") else []
     settings = [f"seed={seed}", f"iterations={iterations}", "evaluation.interval=0", *held_out, *overrides]
     return run_experiment(load_config(CONFIGS / f"{config}.yaml", settings), tmp_path / f"{config}-{seed}", quiet=True).metrics
+
+
+def alone(figures: dict[str, float], end: str = "upper") -> float:
+    """An end of the interval of what was measured without a prover, on 1,000 pairs."""
+    return getattr(proportion(round(1000 * figures["eval/verifier/solo_baseline"]), 1000), end)
 
 
 def message_game(tmp_path: Path, seed: int) -> float:
@@ -36,9 +42,9 @@ def test_the_message_game_is_learned_whatever_the_seed(tmp_path: Path, seed: int
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
-def test_nip_passes_the_ceiling_of_the_verifier_alone(tmp_path: Path, seed: int) -> None:
+def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path, seed: int) -> None:
     figures = final(tmp_path, "gi_fast", seed, 300)
-    assert figures["eval/verifier/accuracy"] >= 0.90 > figures["eval/verifier/wl_ceiling"]
+    assert figures["eval/verifier/accuracy"] >= 0.90 > figures["eval/verifier/wl_bound"]
 
 
 RULES = {
@@ -66,17 +72,17 @@ RULES = {
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("rule", RULES)
-def test_the_other_rules_pass_the_ceiling_too(tmp_path: Path, rule: str, seed: int) -> None:
+def test_the_other_rules_do_better_than_what_was_measured_alone(tmp_path: Path, rule: str, seed: int) -> None:
     iterations, copies, algorithm = RULES[rule]
     figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}")
-    assert figures["eval/verifier/accuracy"] > 0.65 > figures["eval/verifier/wl_ceiling"]
+    assert figures["eval/verifier/accuracy"] > alone(figures)
 
 
 @pytest.mark.learning
 @pytest.mark.parametrize("layers", [2, 3, 5])
-def test_alone_an_agent_comes_within_two_points_of_its_ceiling(tmp_path: Path, layers: int) -> None:
+def test_alone_an_agent_comes_near_what_a_classifier_reaches(tmp_path: Path, layers: int) -> None:
     figures = final(tmp_path, "gi_solo_supervised", 0, 60, f"scenario.agents.verifier.num_gnn_layers={layers}")
-    assert figures["eval/verifier/wl_ceiling"] - 0.02 <= figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_ceiling"] + 0.001
+    assert alone(figures, "lower") <= figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_bound"] + 0.001
 
 
 @pytest.mark.learning
@@ -91,9 +97,9 @@ def test_learners_with_foresight_cooperate(tmp_path: Path) -> None:
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
-def test_the_verifier_alone_stays_below_its_ceiling(tmp_path: Path, seed: int) -> None:
+def test_the_verifier_alone_stays_below_its_bound(tmp_path: Path, seed: int) -> None:
     figures = final(tmp_path, "gi_solo", seed, 100, "algorithm.lr=1e-3")
-    assert 0.52 < figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_ceiling"]
+    assert 0.52 < figures["eval/verifier/accuracy"] <= figures["eval/verifier/wl_bound"]
 
 
 @pytest.mark.learning

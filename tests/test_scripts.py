@@ -188,7 +188,7 @@ def test_spg_under_another_protocol(tmp_path: Path) -> None:
 def test_solo_agents_are_trained_one_after_the_other(tmp_path: Path) -> None:
     found = lines(run("solo_agents_gi", "--iterations", 1, "--seeds", 5, "--out", tmp_path, settings=TINY_GRAPHS))
     assert [Path(one["run_dir"]).name for one in found] == ["solo-gi-verifier-seed5", "solo-gi-prover-seed5"]
-    assert found[0]["eval/verifier/wl_ceiling"] < found[1]["eval/verifier/wl_ceiling"], "the deeper network can see more"
+    assert found[0]["eval/verifier/wl_bound"] < found[1]["eval/verifier/wl_bound"], "the deeper network can see more"
 
 
 def test_create_gi_dataset(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from nip_ray.evaluation.calibration import calibration
-from nip_ray.evaluation.intervals import Proportion, ratio
+from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
@@ -52,14 +52,18 @@ class Examination:
         return concatenate(parts)
 
     def metrics(self, rollout: Rollout, prefix: str) -> dict[str, float]:
-        """Flat figures of a rollout under ``prefix/``, with ``eval/verifier/wl_ceiling``, one for greedy and sampled, where it is known."""
+        """Flat figures of a rollout under ``prefix/``, with what can be done without a prover, where that is known."""
         found = rollout_metrics(self.scenario.protocol, rollout, self.scenario.group_I())
         figures = {f"{prefix}/{name}": value for name, value in found.items()}
         said = symbol_distance(self.scenario, rollout)
         if said is not None:
             figures[f"{prefix}/simulator/symbol_distance"] = said[0]
-        ceiling = self.scenario.ceiling(self.split)
-        return figures if ceiling is None else {**figures, "eval/verifier/wl_ceiling": ceiling}
+        bound, baseline = self.scenario.wl_bound(self.split), self.scenario.solo_baseline(self.split)
+        if bound is not None:
+            figures["eval/verifier/wl_bound"] = bound
+        if baseline is not None:
+            figures["eval/verifier/solo_baseline"] = baseline[0] / baseline[1]
+        return figures
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see `Scenario.exact_figures`, `figures`."""
@@ -120,12 +124,14 @@ class Examination:
 
         episodes: with what `depth` finds, of so many episodes (None: without).
         """
+        baseline = self.scenario.solo_baseline(self.split)
         document: dict[str, Any] = {
             "iteration": iteration,
             "split": self.split,
             "num_instances": len(self.ids),
             "held_out": self.scenario.held_out,
-            "wl_ceiling": self.scenario.ceiling(self.split),
+            "wl_bound": self.scenario.wl_bound(self.split),
+            "solo_baseline": None if baseline is None else proportion(*baseline).record(),
         }
         if greedy:
             document["greedy"] = self.record(self.rollout(networks, greedy=True))

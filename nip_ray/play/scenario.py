@@ -109,6 +109,10 @@ class Scenario(ABC):
         """What the transcript of one episode holds besides what was said, as plain JSON. said: of this copy alone (N is 1)."""
         return {}
 
-    def ceiling(self, split: str) -> float | None:
-        """The best accuracy that the verifier's own network can reach alone on a split, where it is known exactly."""
+    def wl_bound(self, split: str) -> float | None:
+        """An accuracy that the verifier's network cannot pass alone on a split, where one can be computed; it may be loose."""
+        return None
+
+    def solo_baseline(self, split: str) -> tuple[int, int] | None:
+        """(instances judged rightly, instances) of a split by the best that was measured without a prover, where there is such."""
         return None

@@ -187,8 +187,10 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for mode, prefix in _MODES:
         for name, record in document.get(mode, {}).items():
             yield from _figure(f"{prefix}/{name}", record)
-    if document["wl_ceiling"] is not None:
-        yield "eval/verifier/wl_ceiling", document["wl_ceiling"]
+    if document.get("wl_bound") is not None:
+        yield "eval/verifier/wl_bound", document["wl_bound"]
+    if document.get("solo_baseline") is not None:
+        yield from _figure("eval/verifier/solo_baseline", document["solo_baseline"])
     for agent, score in document.get("message_regression", {}).items():
         yield from _figure(f"eval/{agent}/message_regression", score)
 

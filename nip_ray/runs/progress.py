@@ -10,7 +10,7 @@ _HEADLINES = (
     ("stage", "stage"),
     ("train/verifier/accuracy", "train"),
     ("eval/verifier/accuracy", "held-out"),
-    ("eval/verifier/wl_ceiling", "alone at most"),
+    ("eval/verifier/solo_baseline", "alone"),
     ("eval/exploitability", "exploitability"),
     ("train/episode_length", "rounds"),
     ("env_steps_per_s", "steps/s"),

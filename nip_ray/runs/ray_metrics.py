@@ -51,7 +51,7 @@ METRICS: dict[str, RayMetric] = {
     "nip_verifier_completeness": RayMetric("gauge", f"{_SPLIT}/verifier/completeness", "Share of episodes with y = 1 that were accepted"),
     "nip_verifier_soundness": RayMetric("gauge", f"{_SPLIT}/verifier/soundness", "Share of episodes with y = 0 that were rejected"),
     "nip_verifier_undecided": RayMetric("gauge", f"{_SPLIT}/verifier/undecided", "Share of episodes without a verdict"),
-    "nip_verifier_wl_ceiling": RayMetric("gauge", "eval/verifier/wl_ceiling", "The best accuracy that the verifier can reach alone"),
+    "nip_verifier_solo_baseline": RayMetric("gauge", "eval/verifier/solo_baseline", "Accuracy of the best classifier without a prover"),
     "nip_episode_length": RayMetric("gauge", f"{_SPLIT}/episode_length", "Mean rounds of an episode"),
     "nip_agent_return": RayMetric("gauge", f"{_SPLIT}/{_AGENT}/return", "Mean undiscounted return of an agent"),
     "nip_agent_entropy": RayMetric("gauge", f"learn/{_AGENT}/entropy", "Entropy of an agent's actions, nats a turn"),

@@ -51,7 +51,6 @@ def attacked_text_run(
         "iteration": config.iterations,
         "split": "test",
         "num_instances": 0,
-        "wl_ceiling": None,
     }
     wanted = can_be_kept(folder, document)
     seeded = config if seed is None else config.model_copy(update={"seed": seed})

@@ -48,7 +48,18 @@ _OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "ac
 _LAST = (
     *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
     *("confidence", "overconfidence", "brier", "return", "return_std", "episode_length", "messages", "value", "entropy", "kl"),
-    *("exploitability", "distance_to_nash", "wl_ceiling", "objective", "critic", "explained_variance", "examples", "usd", "tokens"),
+    *(
+        "exploitability",
+        "distance_to_nash",
+        "wl_bound",
+        "solo_baseline",
+        "objective",
+        "critic",
+        "explained_variance",
+        "examples",
+        "usd",
+        "tokens",
+    ),
     *("iteration_s", "sample_s", "learn_s", "evaluate_s", "checkpoint_s", "test_s"),
 )
 """Common last parts of keys: one that is very near to them and none of them is taken for misspelt."""

@@ -23,4 +23,4 @@ def last_test(run_dir: Path, iterations: int, items: Mapping[int, Any], protocol
     dialogues = read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)
     record = dialogue_record(dialogues, protocol, groups=GROUPS)
     count = len({dialogue.item.id for dialogue in dialogues})
-    return {"iteration": tested[-1] + 1, "split": "test", "num_instances": count, "wl_ceiling": None, "sampled": record}
+    return {"iteration": tested[-1] + 1, "split": "test", "num_instances": count, "sampled": record}

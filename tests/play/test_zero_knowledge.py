@@ -345,14 +345,14 @@ def test_random_players_and_statistics() -> None:
             assert found[SIMULATOR]["history"][0] > 0
 
 
-def test_the_ceiling_is_the_verifiers() -> None:
+def test_the_bound_is_the_verifiers() -> None:
     layers = {"prover": 5, "verifier": 1, ADVERSARY: 3, SIMULATOR: 4}
     scenario = graph_scenario(build("nip", zero_knowledge=True))
     alone = graph_scenario(build("nip"), num_gnn_layers=1)
     scenario.agents = {agent: replace(settings, num_gnn_layers=layers[agent]) for agent, settings in scenario.agents.items()}
-    assert scenario.ceiling("test") == alone.ceiling("test")
+    assert scenario.wl_bound("test") == alone.wl_bound("test")
     scenario.agents["verifier"] = replace(scenario.agents["verifier"], num_gnn_layers=0)
-    assert scenario.ceiling("test") != alone.ceiling("test")
+    assert scenario.wl_bound("test") != alone.wl_bound("test")
 
 
 def test_learners_can_compute_the_same_similarity_from_rows() -> None:

@@ -98,7 +98,9 @@ def test_promised_keys_are_in_every_row(finished: tuple[ExperimentConfig, Experi
         assert row.keys() >= ALWAYS
         evaluated = row["iteration"] % 2 == 0
         assert (row.keys() >= EVALUATED) == evaluated
-        assert ("eval/verifier/wl_ceiling" in row) == (evaluated and config.scenario.name == "graph_isomorphism")
+        assert ({"eval/verifier/wl_bound", "eval/verifier/solo_baseline"} <= row.keys()) == (
+            evaluated and config.scenario.name == "graph_isomorphism"
+        )
         assert all(isinstance(value, int | float) for value in row.values()), "numbers, and nothing else"
         assert row["env_steps_per_s"] == pytest.approx(row["env_steps"] / row["time/iteration_s"])
         assert row["time/sample_s"] + row["time/learn_s"] <= row["time/iteration_s"]
@@ -119,7 +121,7 @@ def test_the_kl_penalty_s_keys_are_documented(tmp_path: Path) -> None:
     row = rows_of(run_experiment(config, tmp_path / "run", quiet=True))[0]
     patterns = list(documented(SHIPPED["debate"].agents))
     assert not {key for key in row if not any(pattern.fullmatch(key) for pattern in patterns)}
-    assert {"learn/prover1/kl_beta", "eval/verifier/wl_ceiling", "eval_sampled/verifier/accuracy"} <= row.keys()
+    assert {"learn/prover1/kl_beta", "eval/verifier/wl_bound", "eval_sampled/verifier/accuracy"} <= row.keys()
 
 
 def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
@@ -127,7 +129,11 @@ def documented(agents: tuple[str, ...]) -> Iterator[re.Pattern[str]]:
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8").partition("## evaluation.json")[0]
     keys = re.findall(r"^\| `([^`…]+)` \|", text, re.MULTILINE)
     assert len(keys) > 30
-    keys += [f"eval_sampled/{key.removeprefix('eval/')}" for key in keys if key.startswith("eval/") and not key.endswith("wl_ceiling")]
+    keys += [
+        f"eval_sampled/{key.removeprefix('eval/')}"
+        for key in keys
+        if key.startswith("eval/") and not key.endswith(("wl_bound", "solo_baseline"))
+    ]
     words = {"<agent>": f"(?:{'|'.join(agents)})", "<group>=<value>": r"\w+=-?\d+"}
     for key in keys:
         pattern = re.escape(key)
@@ -203,8 +209,13 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"loss": 1.0}, ""),
         ({"train/verifier/accuracy": 0.5, "env_steps_per_s": 12345.6}, "train 0.500  steps/s 12,346"),
         (
-            {"eval/verifier/wl_ceiling": 0.55, "eval/verifier/accuracy": 1.0, "train/episode_length": 2.5, "train/verifier/accuracy": 0.0},
-            "train 0.000  held-out 1.000  alone at most 0.550  rounds 2.500",
+            {
+                "eval/verifier/solo_baseline": 0.55,
+                "eval/verifier/accuracy": 1.0,
+                "train/episode_length": 2.5,
+                "train/verifier/accuracy": 0.0,
+            },
+            "train 0.000  held-out 1.000  alone 0.550  rounds 2.500",
         ),
     ],
 )

@@ -50,7 +50,7 @@ ROWS: list[dict[str, Any]] = [
         "eval/verifier/accuracy": 0.625,
         "eval_sampled/verifier/soundness": 0.25,
         "eval/verifier/completeness": 1.0,
-        "eval/verifier/wl_ceiling": 0.875,
+        "eval/verifier/solo_baseline": 0.875,
         "eval/exploitability": 0.5,
         "cost/usd": 0.5,
         "cost/tokens": 12000,

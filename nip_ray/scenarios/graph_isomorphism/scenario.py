@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from nip_ray.play.core import turn_masks
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
+from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
-from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import wl_ceiling
 from nip_ray.scenarios.seat import Seat, seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -43,6 +43,7 @@ class GraphIsomorphism(Scenario):
         self.num_nodes = max(train.num_nodes, test.num_nodes)
         self.num_symbols = 2 * self.num_nodes
         self.num_train = len(train)
+        self.pairs = {"train": train, "test": test}
         both = [pairs.padded_to(self.num_nodes) for pairs in (train, test)]
         self.adjacency_IGVV = torch.cat([pairs.adjacency_P2nn for pairs in both]).float()
         self.node_mask_IGV = torch.cat([pairs.node_mask_P2n for pairs in both])
@@ -117,12 +118,19 @@ class GraphIsomorphism(Scenario):
             graphs.append({"nodes": mask_V.nonzero().flatten().tolist(), "edges": adjacency_VV.triu(1).nonzero().tolist()})
         return {"kind": "graphs", "size": self.num_nodes, "graphs": graphs}
 
-    def ceiling(self, split: str) -> float | None:
-        """The best accuracy of the verifier's message-passing layers alone; see `wl_ceiling`."""
+    def wl_bound(self, split: str) -> float | None:
+        """An upper bound for the verifier's message-passing layers alone; see `alone.wl_bound`."""
+        return None if self.protocol.verifier is None else wl_bound(self.pairs[split], self._verifier_layers())
+
+    def solo_baseline(self, split: str) -> tuple[int, int] | None:
+        """A classifier that sees what the verifier's message-passing layers see; see `alone.solo_baseline`."""
         if self.protocol.verifier is None:
             return None
-        layers = self.agents[self.protocol.verifier].num_gnn_layers
-        return wl_ceiling(self.wl_score_I[self.ids(split)].cpu(), layers)
+        return solo_baseline(self.pairs["train"], self.pairs[split], self._verifier_layers())
+
+    def _verifier_layers(self) -> int:
+        assert self.protocol.verifier is not None
+        return self.agents[self.protocol.verifier].num_gnn_layers
 
     def _named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
         """(N, G, V, F) history and (N, G, V, L) latest messages of the channels that the seat `at` reads."""

@@ -72,19 +72,6 @@ def refine(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor, rounds: int) -> I
         yield torch.from_numpy(colour).to(adjacency_P2nn.device)
 
 
-def wl_ceiling(wl_score_P: torch.Tensor, layers: int) -> float:
-    """Best accuracy on these pairs, in [0, 1], of a verifier with `layers` message-passing layers that decides alone.
-
-    It tells pairs with 1 <= score <= layers apart. To all others (isomorphic or needing more rounds) it can only give one
-    and the same answer, so it takes the more frequent class. Raises ValueError when there are no pairs.
-    """
-    if len(wl_score_P) == 0:
-        raise ValueError("wl_ceiling needs at least one pair")
-    positives = int((wl_score_P == -1).sum())
-    separated = int(((wl_score_P >= 1) & (wl_score_P <= layers)).sum())
-    return (separated + max(positives, len(wl_score_P) - positives - separated)) / len(wl_score_P)
-
-
 def _check_shapes(adjacency_P2nn: torch.Tensor, size_P: torch.Tensor) -> None:
     shape = tuple(adjacency_P2nn.shape)
     if len(shape) != 4 or shape[1] != 2 or shape[2] != shape[3]:

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.scenarios.graph_isomorphism.dataset import load_pairs
-from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import colour_hashes, graph_hashes, refine, wl_ceiling, wl_scores
+from nip_ray.scenarios.graph_isomorphism.weisfeiler_leman import colour_hashes, graph_hashes, refine, wl_scores
 
 PUBLISHED = Path(__file__).parents[3] / "../shared/data/graph_isomorphism/eru10000_test.npz"
 
@@ -186,22 +186,10 @@ def test_graph_hashes_tell_what_colours_cannot() -> None:
     assert len(set(graph_hashes(empty, np.array([3, 4])))) == 2
 
 
-# ----------------------------------------------------------------------------------------------- published data, ceiling
+# ----------------------------------------------------------------------------------------------- published data
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="the published test split is not at hand")
 def test_published_scores_are_reproduced() -> None:
     pairs = load_pairs(PUBLISHED)
     assert wl_scores(pairs.adjacency_P2nn, pairs.size_P).equal(pairs.wl_score_P)
-    assert [round(wl_ceiling(pairs.wl_score_P, layers), 6) for layers in (0, 1, 2, 3, 4, 5)] == [0.5, 0.54, 0.64, 0.994, 1.0, 1.0]
-
-
-def test_ceiling() -> None:
-    score = torch.tensor([-1, -1, -1, 1, 2, 2, 3, 3, 3, 3], dtype=torch.int32)
-    assert wl_ceiling(score, 0) == 0.7  # says "not isomorphic" to all
-    assert wl_ceiling(score, 1) == 0.7
-    assert wl_ceiling(score, 2) == 0.7  # 3 told apart, and 4 of 7 by saying "not isomorphic"
-    assert wl_ceiling(score, 3) == 1.0
-    assert wl_ceiling(score[:7], 2) == 6 / 7
-    with pytest.raises(ValueError, match="at least one"):
-        wl_ceiling(score[:0], 2)
