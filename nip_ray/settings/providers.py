@@ -15,6 +15,7 @@ class PriceSettings:
     input: float = option(0.0, "Tokens of prompts.", ge=0)
     output: float = option(0.0, "Tokens of replies.", ge=0)
     training: float = option(0.0, "Tokens trained on, once for each epoch.", ge=0)
+    cached_input: float | None = option(None, "Tokens of prompts that the provider says it had cached (none: as `input`).", ge=0)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class MeteredChat:
         except BaseException:
             reserved.release()
             raise
-        reserved.settle(Spending.of_call(request.model, reply.prompt_tokens, reply.completion_tokens, 0))
+        reserved.settle(Spending.of_reply(request.model, reply))
         return reply
 
     async def close(self) -> None:

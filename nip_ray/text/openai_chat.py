@@ -5,7 +5,8 @@ Decisions that matter here:
 - the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: the same request at
   about a third of the processor time. What comes back is checked here;
 - an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
-  set aside anew before the next attempt;
+  set aside anew before the next attempt. So is that of a reply without a count of tokens;
+- services have words of their own for why a reply ended. One with text counts as whole unless its word says that it was cut or filtered;
 - the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Exceptions are raised outside the
   handlers of the SDK's, whose requests hold it.
 """
@@ -33,7 +34,6 @@ from nip_ray.text.prices import (
     PriceList,
     call_cost,
     estimated_prompt_tokens,
-    estimated_tokens,
     worst_call_cost,
     worst_prompt_tokens,
 )
@@ -45,7 +45,12 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 DEFAULT_BASE_URL = "https://api.openai.com/v1"
-FINISH_REASONS: dict[str, FinishReason] = {"stop": "stop", "length": "length", "content_filter": "content_filter"}
+FINISH_REASONS: dict[str, FinishReason] = {
+    **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
+    **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content"), "content_filter"),
+    **dict.fromkeys(("error", "abort", "insufficient_system_resource"), "unknown"),
+}
+"""What services say of a reply that is not whole; all other words (stop, eos, tool_calls, none at all) are taken for "stop"."""
 
 _PLAIN_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _USER = re.compile(r"//[^/@]*@")
@@ -204,8 +209,12 @@ class OpenAIChat:
         if reply is None:
             reply = lost(f"{self._where} sent something that is not a chat completion")
         if not isinstance(reply, Failure):
-            reservation.settle(Spending.of_call(call.request.model, reply.prompt_tokens, reply.completion_tokens, reply.cost_pusd))
-            self._limiter.correct(call.estimate, reply.prompt_tokens + reply.completion_tokens)
+            spending = Spending.of_reply(call.request.model, reply)
+            if counted := reply.prompt_tokens + reply.completion_tokens:
+                self._limiter.correct(call.estimate, counted)
+            else:
+                spending.uncertain += call.worst
+            reservation.settle(spending)
             return reply
         if reply.lost:
             reservation.lose()
@@ -285,18 +294,36 @@ def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
         return None
     if content is not None and not isinstance(content, str):
         return None
-    counts = _usage(body.get("usage"))
-    prompt, completion = counts or (estimated_prompt_tokens(call.request.messages), estimated_tokens(content or ""))
-    cost = call_cost(call.price, prompt, completion)
-    reason = FINISH_REASONS.get(finish, "unknown") if isinstance(finish, str) else "unknown"
-    return MeteredReply(content, reason, prompt, completion, cost, estimated=counts is None, uncertain=call.uncertain)
+    prompt, completion, cached, reasoning = _usage(body.get("usage"))
+    return MeteredReply(
+        content,
+        FINISH_REASONS.get(str(finish).lower(), "stop"),
+        prompt,
+        completion,
+        call_cost(call.price, prompt, completion, cached),
+        cached,
+        reasoning,
+        *(str(told)[:200] if (told := body.get(name)) else None for name in ("model", "system_fingerprint")),
+        uncertain=call.uncertain if prompt + completion else call.uncertain + call.worst,
+    )
 
 
-def _usage(usage: Any) -> tuple[int, int] | None:
-    """Tokens of prompt and completion, None where they are not told."""
-    if not isinstance(usage, dict):
-        return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if isinstance(prompt, int) and isinstance(completion, int) and prompt >= 0 and completion >= 0:
-        return prompt, completion
-    return None
+def _usage(usage: Any) -> tuple[int, int, int, int]:
+    """Tokens of prompt and completion, and how many of them were cached and of reasoning; only zeros where they are not told.
+
+    Services that count reasoning apart from the completion add it in the total alone.
+    """
+    prompt, completion, total = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
+    if prompt is None or completion is None:
+        return 0, 0, 0, 0
+    completion = max(completion, (total or 0) - prompt)
+    cached = _count(usage, "prompt_tokens_details", "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
+    reasoning = _count(usage, "completion_tokens_details", "reasoning_tokens") or _count(usage, "reasoning_tokens") or 0
+    return prompt, completion, min(cached, prompt), min(reasoning, completion)
+
+
+def _count(found: Any, *names: str) -> int | None:
+    """The count at this place, None where there is none."""
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if type(found) is int and found >= 0 else None

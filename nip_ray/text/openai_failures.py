@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed (`lost`), and so
-  may time-outs that a gateway reports in the service's name;
+  may a failure of the service or of a gateway before it (500 to 504, 520 to 529): the reply may have been made before that;
 - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
 - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
 """
@@ -28,7 +28,7 @@ MAX_WAIT_S = 3600.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MAX_MESSAGE = 500
 
-_LOST = (408, 502, 504, 524)
+_LOST = (408, 500, 502, 503, 504, *range(520, 530))
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _POLICY_CODES = ("content_policy_violation", "content_filter", "moderation_blocked")
 _POLICY = re.compile(r"content (management )?policy|usage policy|safety system|input was flagged", re.IGNORECASE)

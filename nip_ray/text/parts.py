@@ -31,6 +31,7 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
 from nip_ray.text.bills import bills, under_way
+from nip_ray.text.brake import Brake
 from nip_ray.text.budget import Budget, Reservation
 from nip_ray.text.code_data import make_items, store_items, stored_items
 from nip_ray.text.fine_tuning import FineTuneBackend, Method
@@ -97,7 +98,7 @@ class Parts:
         if self._talkers is not None:
             return await self._talkers.hold(models, sitting, tasks, None, progress)
         async with self.board.voices(models, sitting.iteration) as voices:
-            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight)
+            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight, Brake(self.config.talk))
             return await table.dialogues(tasks, progress)
 
     async def trees(
@@ -107,7 +108,7 @@ class Parts:
         if self._talkers is not None:
             return await self._talkers.hold(models, sitting, tasks, num_responses, progress)
         async with self.board.voices(models, sitting.iteration) as voices:
-            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight)
+            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight, Brake(self.config.talk))
             return await table.trees(tasks, num_responses, progress)
 
     async def invented(self, sitting: Sitting, tasks: Sequence[Task]) -> list[Dialogue]:

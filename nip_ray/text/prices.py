@@ -6,7 +6,8 @@ Decisions that matter here:
 - the worst case of a prompt is one token per byte of UTF-8: no tokenizer that falls back to bytes (those of all large providers, and
   byte models) can need more. That is about four times what English text needs. Only what is set aside depends on it, never what is
   booked: near its end a budget lets fewer calls fly at once, and leaves less than one such worst case unspent;
-- providers' discounts (cached prompts, batches) are not modelled: what is booked can be more than the bill, never less.
+- of providers' discounts only that for cached prompts is modelled, where the table has its price: what is booked can be more than the
+  bill, never less.
 """
 
 import math
@@ -29,16 +30,20 @@ OVERHEAD_TOKENS = 32
 
 @dataclass(frozen=True)
 class Price:
-    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch."""
+    """Picodollars per token. input: of prompts. output: of replies. training: once per epoch. cached: of prompts that the provider had
+    cached (none: as `input`).
+    """
 
     input: int = 0
     output: int = 0
     training: int = 0
+    cached: int | None = None
 
 
 def price(settings: PriceSettings) -> Price:
     """Prices per token from prices per million tokens."""
-    return Price(_pusd_per_token(settings.input), _pusd_per_token(settings.output), _pusd_per_token(settings.training))
+    cached = None if settings.cached_input is None else _pusd_per_token(settings.cached_input)
+    return Price(_pusd_per_token(settings.input), _pusd_per_token(settings.output), _pusd_per_token(settings.training), cached)
 
 
 def price_of(prices: Mapping[str, PriceSettings], model: str) -> Price | None:
@@ -90,14 +95,15 @@ class PriceList:
         return Price()
 
 
-def call_cost(price: Price, prompt_tokens: int, completion_tokens: int) -> int:
-    """Picodollars of one call."""
-    return price.input * prompt_tokens + price.output * completion_tokens
+def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:
+    """Picodollars of one call. cached_tokens: of those of the prompt."""
+    cached = price.input if price.cached is None else price.cached
+    return price.input * (prompt_tokens - cached_tokens) + cached * cached_tokens + price.output * completion_tokens
 
 
 def worst_call_cost(price: Price, prompt_tokens: int, max_tokens: int) -> int:
     """Picodollars of a call whose reply is as long as it may be. prompt_tokens: see `worst_prompt_tokens`."""
-    return call_cost(price, prompt_tokens, max_tokens)
+    return max(call_cost(price, prompt_tokens, max_tokens, cached) for cached in (0, prompt_tokens))
 
 
 def worst_prompt_tokens(messages: Chat) -> int:
@@ -106,13 +112,8 @@ def worst_prompt_tokens(messages: Chat) -> int:
 
 
 def estimated_prompt_tokens(messages: Chat) -> int:
-    """About how many tokens `messages` are, for rate limits and for replies that come without a count."""
+    """About how many tokens `messages` are, for rate limits."""
     return math.ceil(_bytes(messages) / BYTES_PER_TOKEN) + 4 * len(messages)
-
-
-def estimated_tokens(text: str) -> int:
-    """About how many tokens `text` is."""
-    return math.ceil(utf8_length(text) / BYTES_PER_TOKEN)
 
 
 def utf8_length(text: str) -> int:

@@ -40,6 +40,7 @@ CALLS = "calls"
 VERSION = 1
 SYNC_S = 0.5
 
+_TOLD = ("cached_tokens", "reasoning_tokens", "model", "fingerprint")
 _NAME = re.compile(r"(\d{6,})-(\w+)\.jsonl")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
@@ -176,8 +177,7 @@ def total(run: Path | str) -> Spending:
             mine.pop()
         spending.uncertain += record.uncertain
         if record.reply is not None:
-            reply = record.reply
-            spending.add(Spending.of_call(record.model, reply.prompt_tokens, reply.completion_tokens, reply.cost_pusd))
+            spending.add(Spending.of_reply(record.model, record.reply))
     for worst in (amount for amounts in open_calls.values() for amount in amounts):
         spending.uncertain += worst
     return spending
@@ -198,6 +198,7 @@ def _check_same(known: CallRecord, request: ChatRequest) -> None:
 
 
 def _reply_fields(reply: ChatReply) -> dict[str, Any]:
+    told = {name: getattr(reply, name) for name in _TOLD} if isinstance(reply, MeteredReply) else {}
     uncertain = reply.uncertain if isinstance(reply, MeteredReply) else NOTHING
     return {
         "content": reply.content,
@@ -205,9 +206,9 @@ def _reply_fields(reply: ChatReply) -> dict[str, Any]:
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
         "cost_pusd": reply.cost_pusd,
-        "estimated": isinstance(reply, MeteredReply) and reply.estimated,
         "uncertain_pusd": uncertain.pusd,
         "uncertain_tokens": uncertain.tokens,
+        "told": {name: value for name, value in told.items() if value},
     }
 
 
@@ -257,7 +258,8 @@ def _reply(row: dict[str, Any], uncertain: Amount) -> MeteredReply:
     if (content is not None and not isinstance(content, str)) or finish not in get_args(FinishReason):
         raise ValueError(f"no reply: finish {finish!r}")
     prompt, completion, cost = (_count(row, name) for name in ("prompt_tokens", "completion_tokens", "cost_pusd"))
-    return MeteredReply(content, finish, prompt, completion, cost, estimated=row["estimated"] is True, uncertain=uncertain)
+    told = row.get("told", {})  # rows of earlier versions have none
+    return MeteredReply(content, finish, prompt, completion, cost, uncertain=uncertain, **told)
 
 
 def _text(row: dict[str, Any], name: str) -> str:

@@ -1,7 +1,8 @@
 """What was spent: exact sums of calls, tokens and picodollars by model, and what of it is not certain."""
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from nip_ray.text.chat import ChatReply
@@ -34,23 +35,34 @@ NOTHING = Amount()
 
 @dataclass(frozen=True)
 class MeteredReply(ChatReply):
-    """A reply, and what is not certain about its bill. estimated: the provider gave no count of tokens, it is ours. uncertain: what
-    attempts before this one, which got no answer, may have cost.
+    """A reply, and what the provider says of it. cached_tokens: of its prompt_tokens. reasoning_tokens: of its completion_tokens.
+    model, fingerprint: what answered, where that is told.
+
+    uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the provider counts
+    no tokens (both counts are then 0).
     """
 
-    estimated: bool = False
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    model: str | None = None
+    fingerprint: str | None = None
     uncertain: Amount = NOTHING
 
 
 @dataclass
 class ModelSpending:
-    """What went to one model. prompt, completion, training: tokens. pusd: picodollars of all of them."""
+    """What went to one model. prompt, completion, training: tokens; cached and reasoning are parts of the first two. pusd: picodollars of
+    all of them. answered_by: how many calls each model (with its fingerprint) answered, as the provider names them.
+    """
 
     calls: int = 0
     prompt: int = 0
     completion: int = 0
     training: int = 0
     pusd: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    answered_by: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -65,6 +77,17 @@ class Spending:
     def of_call(cls, model: str, prompt_tokens: int, completion_tokens: int, cost_pusd: int) -> "Spending":
         """One call."""
         return cls({model: ModelSpending(1, prompt_tokens, completion_tokens, 0, cost_pusd)})
+
+    @classmethod
+    def of_reply(cls, model: str, reply: ChatReply) -> "Spending":
+        """The call to `model` that this answers; what is uncertain about it is not in it."""
+        found = cls.of_call(model, reply.prompt_tokens, reply.completion_tokens, reply.cost_pusd)
+        if isinstance(reply, MeteredReply):
+            row = found.models[model]
+            row.cached, row.reasoning = reply.cached_tokens, reply.reasoning_tokens
+            if reply.model is not None:
+                row.answered_by[" ".join(filter(None, (reply.model, reply.fingerprint)))] = 1
+        return found
 
     @classmethod
     def of_job(cls, model: str, tokens: int, cost_pusd: int) -> "Spending":
@@ -91,12 +114,15 @@ class Spending:
             mine.completion += row.completion
             mine.training += row.training
             mine.pusd += row.pusd
+            mine.cached += row.cached
+            mine.reasoning += row.reasoning
+            mine.answered_by.update(row.answered_by)
         self.jobs += other.jobs
         self.uncertain += other.uncertain
 
     def copy(self) -> "Spending":
         """An independent copy."""
-        return Spending({model: replace(row) for model, row in self.models.items()}, self.jobs, self.uncertain)
+        return sum_of([self])
 
     def summary(self) -> dict[str, Any]:
         """For `cost.json`: jobs, tokens, usd, uncertain_usd, and `detail` by model."""
@@ -105,9 +131,12 @@ class Spending:
             model: {
                 "calls": row.calls,
                 "prompt_tokens": row.prompt,
+                "cached_prompt_tokens": row.cached,
                 "completion_tokens": row.completion,
+                "reasoning_tokens": row.reasoning,
                 "training_tokens": row.training,
                 "usd": usd(row.pusd),
+                "answered_by": dict(sorted(row.answered_by.items())),
             }
             for model, row in sorted(self.models.items())
         }

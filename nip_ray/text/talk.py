@@ -3,8 +3,8 @@
 Decisions that matter here:
 - a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so whoever holds
   the dialogue again after a crash makes the same calls, and finds those that were answered in the records;
-- when one dialogue fails (the budget is spent, the provider stays away), no new call is made, but those on their way are waited for:
-  they are paid for, and their replies are recorded;
+- when one dialogue fails (the budget is spent, the provider stays away, too many replies cannot be used), no new call is made, but
+  those on their way are waited for: they are paid for, and their replies are recorded;
 - dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few dialogues.
 """
 
@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from nip_ray.play.dialogue import Chat, Dialogue
-from nip_ray.play.dialogues import Answer, play_dialogue, play_round
+from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
 from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.settings.text_training import TalkSettings
+from nip_ray.text.brake import Brake
 from nip_ray.text.chat import ChatClient, ChatRequest
 from nip_ray.text.malt import Node, grow
 from nip_ray.text.tasks import Task
@@ -35,13 +37,14 @@ _SEED_BITS = 31  # what providers take
 class Voice:
     """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
 
-    client: None for the dummy provider, whose replies are random, from `seed`.
+    client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`.
     """
 
     client: ChatClient | None
     model: str
     settings: LanguageAgentSettings
     seed: int = 0
+    hosted: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,12 @@ class Sitting:
 class Table:
     """Where dialogues are held: at most `max_in_flight` calls at once, until somebody fails."""
 
-    def __init__(self, scenario: CodeValidation, voices: Mapping[str, Voice], sitting: Sitting, max_in_flight: int) -> None:
+    def __init__(
+        self, scenario: CodeValidation, voices: Mapping[str, Voice], sitting: Sitting, max_in_flight: int, brake: Brake | None = None
+    ) -> None:
+        """brake: none for one of this table's own, with the usual limits."""
+        self._brake = brake or Brake(TalkSettings())
+        self._hosted = {agent: voice.model for agent, voice in voices.items() if voice.hosted}
         self.scenario, self.voices, self.sitting, self.max_in_flight = scenario, voices, sitting, max_in_flight
         self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
 
@@ -72,7 +80,10 @@ class Table:
         """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come back."""
 
         async def hold(task: Task) -> Dialogue:
-            return await play_dialogue(self.scenario, task.item, task.seed, self._ask(task.number))
+            dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task.number)
+            while not dialogue.ended:
+                dialogue = await self._round(dialogue, ask)
+            return dialogue
 
         return await self._all(tasks, hold, progress)
 
@@ -83,11 +94,16 @@ class Table:
             ask = self._ask(task.number)
 
             async def one_more(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
-                return await play_round(self.scenario, dialogue, ask, path)
+                return await self._round(dialogue, ask, path)
 
             return await grow(self.scenario, task.item, task.seed, num_responses, one_more)
 
         return await self._all(tasks, hold, progress)
+
+    async def _round(self, dialogue: Dialogue, ask: Ask, path: tuple[int, ...] = ()) -> Dialogue:
+        played = await play_round(self.scenario, dialogue, ask, path)
+        self._brake.over(played.rounds[-1], self._hosted)
+        return played
 
     async def _all(self, tasks: Sequence[Task], hold: Callable[[Task], Awaitable[Made]], progress: Progress | None) -> list[Made]:
         begun = asyncio.Semaphore(2 * self.max_in_flight)
@@ -107,9 +123,11 @@ class Table:
         finally:
             await self._calls.rest()
 
-    def _ask(self, number: int) -> Callable[..., Awaitable[Answer]]:
+    def _ask(self, number: int) -> Ask:
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:
             voice = self.voices[agent]
+            if attempt and voice.hosted:
+                self._brake.invalid(agent, voice.model)
             key, seed = self.sitting.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
             if voice.client is None:
                 return Answer(self.invent(dialogue, agent, seed))

@@ -8,6 +8,7 @@ Decisions that matter here:
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from nip_ray.errors import TrainingError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.brake import Brake
 from nip_ray.text.budget import Reservation, SharedBudget, budget_actor
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.limits import SharedLimiter, Throttle, limiter_actor
@@ -54,6 +56,7 @@ class Talker:
         self._config, self._scenario = TextExperimentConfig.model_validate(config), scenario
         self._run_dir, self._worker = run_dir, worker
         self._keeper, self._hosts, self._limiters = keeper, hosts, limiters
+        self._brakes: defaultdict[Sitting, Brake] = defaultdict(lambda: Brake(self._config.talk))
 
     async def hold(self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
@@ -66,7 +69,7 @@ class Talker:
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
         try:
             async with board.voices(models, sitting.iteration) as voices:
-                table = Table(self._scenario, voices, sitting, in_flight)
+                table = Table(self._scenario, voices, sitting, in_flight, self._brakes[sitting])
                 return await (table.dialogues(tasks) if num_responses is None else table.trees(tasks, num_responses))
         finally:
             await purse.flush()

@@ -47,7 +47,13 @@ class Switchboard:
         clients = {name: self._recorded(name, iteration) for name in sorted(used)}
         try:
             yield {
-                agent: Voice(clients.get(found.provider), models[group_of[agent]], found, self.config.seed)
+                agent: Voice(
+                    clients.get(found.provider),
+                    models[group_of[agent]],
+                    found,
+                    self.config.seed,
+                    hosted=isinstance(self.config.providers[found.provider], OpenAIProvider | TrainingServiceProvider),
+                )
                 for agent, found in settings.items()
             }
         finally:

@@ -29,7 +29,7 @@ from aiohttp import web
 API_KEY = "sk-canary-5f1d0c2b9a7e4e6d8c3b"
 MODELS = ("gpt-4o-mini", "gpt-4o", "o4-mini", "ft:gpt-4o-mini:org:prover:abc123")
 FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"}
-STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "529": 529}
+STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "520": 520, "529": 529}
 
 
 @dataclass(frozen=True)
@@ -200,6 +200,10 @@ class ChatServer:
         self.bills.append(Bill(attempt.key, attempt.body["model"], usage["prompt_tokens"], usage["completion_tokens"]))
         if fault == "no_usage":
             del reply["usage"]
+        if fault == "details":
+            reply |= {"model": "gpt-4o-mini-2024-07-18", "system_fingerprint": "fp_1"}
+            usage |= {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 5}}
+            usage["total_tokens"] += 10
         self._answers[attempt.key] = reply
         return reply
 
@@ -209,9 +213,7 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
     digest = hashlib.blake2b(json.dumps(body["messages"]).encode(), digest_size=64).hexdigest()
     limit = body.get("max_tokens", body.get("max_completion_tokens", 16))
     content = digest[: 4 * limit]
-    finish = {"content_filter": "content_filter", "odd_finish": "tool_calls"}.get(
-        fault, "stop" if len(content) == len(digest) else "length"
-    )
+    finish = fault.removeprefix("finish ") if fault.startswith("finish ") else "stop" if len(content) == len(digest) else "length"
     prompt = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
     message = {"role": "assistant", "content": None if fault == "no_content" else content, "refusal": None}
     return {
@@ -219,7 +221,7 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
         "object": "chat.completion",
         "created": 1_700_000_000,
         "model": body["model"],
-        "choices": [{"index": 0, "message": message, "finish_reason": finish, "logprobs": None}],
+        "choices": [{"index": 0, "message": message, "finish_reason": None if finish == "null" else finish, "logprobs": None}],
         "usage": {"prompt_tokens": prompt, "completion_tokens": count_tokens(content), "total_tokens": prompt + count_tokens(content)},
     }
 

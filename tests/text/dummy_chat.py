@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nip_ray.text.chat import ChatReply, ChatRequest
-from nip_ray.text.prices import BYTES_PER_TOKEN, estimated_prompt_tokens, estimated_tokens
+from nip_ray.text.prices import BYTES_PER_TOKEN, estimated_prompt_tokens, utf8_length
 
 
 class DummyChat:
@@ -16,7 +16,7 @@ class DummyChat:
     async def complete(self, request: ChatRequest) -> ChatReply:
         """The function's reply, cut off at `max_tokens` tokens of four bytes."""
         text = self._reply(request)
-        prompt, tokens = estimated_prompt_tokens(request.messages), estimated_tokens(text)
+        prompt, tokens = estimated_prompt_tokens(request.messages), -(-utf8_length(text) // BYTES_PER_TOKEN)
         if tokens <= request.max_tokens:
             return ChatReply(text, "stop", prompt, tokens)
         cut = text.encode()[: BYTES_PER_TOKEN * request.max_tokens].decode("utf-8", "ignore")

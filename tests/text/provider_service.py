@@ -54,6 +54,7 @@ class Options:
     drops_metadata: bool = False
     honours_job_keys: bool = False
     untold: list[str] = field(default_factory=list)
+    finish_reason: str = "stop"
     fsync: bool = True
 
     def make_roles(self) -> list[Role]:
@@ -205,7 +206,7 @@ class Service:
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or 10**9
         if tokens(words) > limit:
             return self._answer(body, bill, prompt, " ".join(words.split()[:limit]), "length", limit)
-        return self._answer(body, bill, prompt, words, "stop", tokens(words))
+        return self._answer(body, bill, prompt, words, self.options.finish_reason, tokens(words))
 
     def _call_key(self, request: web.Request, body: dict[str, Any]) -> tuple[str, str]:
         """What the reply depends on, and what is billed once: the same for a key, else for an arrival."""

@@ -209,7 +209,8 @@ def test_the_summary_adds_up() -> None:
     found = budget.summary()
     assert (found["jobs"], found["tokens"], found["uncertain_usd"]) == (1, 1017, 1.0)
     assert found["usd"] == pytest.approx(3 + 130e-12)
-    assert found["detail"]["a"] == {"calls": 2, "prompt_tokens": 11, "completion_tokens": 6, "training_tokens": 0, "usd": 130e-12}
+    counts = {"calls": 2, "prompt_tokens": 11, "completion_tokens": 6, "training_tokens": 0, "usd": 130e-12}
+    assert found["detail"]["a"] == {**counts, "cached_prompt_tokens": 0, "reasoning_tokens": 0, "answered_by": {}}
     assert found["detail"]["b"]["training_tokens"] == 1000
 
 

@@ -22,6 +22,10 @@ from tests.text.chat_server import API_KEY, Attempt, ChatServer
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
 
 
+WORST = Amount(78 * 150_000 + 64 * 600_000, 78 + 64)
+"""Of `request()`: a token for each of 14 bytes, 32 around the message and around the reply."""
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
@@ -68,7 +72,6 @@ def test_a_reply_is_what_the_server_billed(server: ChatServer) -> None:
     assert budget.spending.amount == Amount(reply.cost_pusd, bill.prompt_tokens + bill.completion_tokens)
     assert budget.reserved == Amount()
     assert reply.finish_reason == "stop"
-    assert not reply.estimated
     assert server.attempts[0].body["temperature"] == 0.5
     assert server.attempts[0].body["seed"] == 3
 
@@ -145,7 +148,7 @@ def test_giving_up_says_why(server: ChatServer) -> None:
     server.plan = lambda attempt: "503"
     with pytest.raises(TrainingError, match=r"failed 3 times, last: .*503: error 503") as caught:
         complete(server, max_retries=2)
-    assert uncertain_of(caught.value) == Amount()
+    assert uncertain_of(caught.value) == WORST * 3
     assert len(server.attempts) == 3
 
 
@@ -156,7 +159,7 @@ def test_used_up_credit_is_not_retried(server: ChatServer) -> None:
     assert len(server.attempts) == 1
 
 
-@pytest.mark.parametrize("fault", ["policy", "content_filter"])
+@pytest.mark.parametrize("fault", ["policy", "finish content_filter"])
 def test_content_policy_is_a_reply(server: ChatServer, fault: str) -> None:
     server.plan = lambda attempt: fault
     reply = complete(server)
@@ -165,21 +168,44 @@ def test_content_policy_is_a_reply(server: ChatServer, fault: str) -> None:
     assert len(server.attempts) == 1
 
 
-def test_odd_finish_reasons_and_no_content(server: ChatServer) -> None:
-    server.plan = lambda attempt: "odd_finish"
-    assert complete(server).finish_reason == "unknown"
+@pytest.mark.parametrize(
+    ("told", "finish"), [("eos", "stop"), ("null", "stop"), ("tool_calls", "stop"), ("MAX_TOKENS", "length"), ("error", "unknown")]
+)
+def test_words_of_other_services_for_the_end_of_a_reply(server: ChatServer, told: str, finish: str) -> None:
+    server.plan = lambda attempt: f"finish {told}"
+    reply = complete(server)
+    assert (reply.finish_reason, bool(reply.content)) == (finish, True)
+
+
+def test_no_content(server: ChatServer) -> None:
     server.plan = lambda attempt: "no_content"
-    assert complete(server, request("other")).content is None
+    assert complete(server).content is None
 
 
-def test_a_missing_count_is_estimated(server: ChatServer) -> None:
-    server.plan = lambda attempt: "no_usage"
+@pytest.mark.parametrize("fault", ["no_usage", "500", "503", "520", "529"])
+def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) -> None:
+    """A reply without a count, and errors that may have come after the work."""
+    server.plan = first(fault)
     budget = Budget()
     reply = complete(server, budget=budget)
-    assert reply.estimated
-    assert reply.completion_tokens == server.bills[0].completion_tokens
-    assert abs(reply.prompt_tokens - server.bills[0].prompt_tokens) <= 2
-    assert budget.spending.amount.pusd == reply.cost_pusd > 0
+    assert reply.uncertain == budget.spending.uncertain == WORST
+    assert budget.spending.models["gpt-4o-mini"].calls == 1
+    assert bool(reply.cost_pusd) == (fault != "no_usage")
+    assert budget.spending.amount.pusd == reply.cost_pusd == reply.completion_tokens * 600_000 + reply.prompt_tokens * 150_000
+
+
+def test_who_answered_and_hidden_and_cached_tokens_are_known(server: ChatServer) -> None:
+    """Tokens that stand in the total alone are paid as part of the reply; cached ones have a price if the table says so."""
+    server.plan = lambda attempt: "details"
+    budget = Budget()
+    prices = {"gpt-4o-mini": PriceSettings(0.15, 0.6, cached_input=0.05)}
+    reply = complete(server, budget=budget, prices=prices)
+    (bill,) = server.bills
+    assert reply.completion_tokens == bill.completion_tokens + 10
+    assert reply.cost_pusd == 150_000 * (bill.prompt_tokens - 3) + 50_000 * 3 + 600_000 * (bill.completion_tokens + 10)
+    detail = budget.summary()["detail"]["gpt-4o-mini"]
+    assert (detail["cached_prompt_tokens"], detail["reasoning_tokens"]) == (3, 5)
+    assert detail["answered_by"] == {"gpt-4o-mini-2024-07-18 fp_1": 1}
 
 
 def test_models_that_want_the_limit_by_another_name(server: ChatServer) -> None:

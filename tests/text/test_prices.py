@@ -13,11 +13,11 @@ from nip_ray.text.prices import (
     Price,
     PriceList,
     call_cost,
-    estimated_tokens,
     exact_usd,
     price,
     price_of,
     pusd,
+    utf8_length,
     worst_call_cost,
     worst_prompt_tokens,
 )
@@ -80,7 +80,7 @@ def test_no_byte_tokenizer_needs_more_than_the_worst_case(texts: list[str]) -> N
 
 
 def test_lone_surrogates_have_a_length() -> None:
-    assert estimated_tokens("\ud800" * 4) == 3
+    assert utf8_length("\ud800" * 4) == 12
 
 
 def test_a_model_without_a_price_warns_once_or_is_refused() -> None:

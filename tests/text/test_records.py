@@ -48,7 +48,9 @@ class Counted:
 
 
 def echo(sent: ChatRequest) -> ChatReply:
-    return MeteredReply(f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, uncertain=Amount(3, 4))
+    return MeteredReply(
+        f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, cached_tokens=2, model="m-1", fingerprint="fp", uncertain=Amount(3, 4)
+    )
 
 
 def request(key: str = "k", content: str = "hello", model: str = "m") -> ChatRequest:
@@ -287,7 +289,7 @@ def test_killed_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 def test_the_ledger_is_what_the_server_billed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through a storm of faults, budget, records and server agree to the picodollar."""
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
-    faults = ("ok", "429-ms", "drop_after", "500", "malformed", "ok", "content_filter", "drop_before", "policy", "ok", "503")
+    faults = ("ok", "429-ms", "drop_after", "500", "malformed", "ok", "finish content_filter", "drop_before", "policy", "ok", "503")
 
     async def main(url: str) -> Budget:
         budget = Budget()

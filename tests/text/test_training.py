@@ -202,6 +202,24 @@ def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: py
         )
 
 
+@pytest.mark.parametrize("limit", [1, 20])
+def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """However often each is asked for; and one may go on all the same."""
+    made = config(
+        tmp_path, {**RULES["expert_iteration"], "test_scheme": "none"}, iterations=1, talk={"max_in_flight": 4, "invalid_window": 20}
+    )
+    made["scenario"]["agents"]["_default"]["max_invalid_replies"] = limit
+    with provider_thread(tmp_path, roles=roles(), finish_reason="error", **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        with pytest.raises(
+            TrainingError, match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk.max_invalid_share"
+        ):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        assert len(provider.ledger()) <= 20 * 2 + 8
+        if limit == 1:
+            resume_text_experiment(tmp_path / "run", settings=["talk.max_invalid_share=1"], quiet=True)
+
+
 def cost_of(run_dir: Path) -> dict[str, int]:
     """What cost.json says, in picodollars."""
     found = json.loads((run_dir / "cost.json").read_text())

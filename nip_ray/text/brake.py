@@ -1,0 +1,36 @@
+"""`Brake`: ends a stage in which most replies of an agent cannot be used, before each of them is asked for, and paid, many times."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable
+
+from nip_ray.errors import TrainingError
+from nip_ray.play.dialogue import Turn
+from nip_ray.settings.text_training import TalkSettings
+
+
+class Brake:
+    """Counts, for each agent that a hosted provider speaks for, its last `talk.invalid_window` replies."""
+
+    def __init__(self, settings: TalkSettings) -> None:
+        self._settings = settings
+        self._last: defaultdict[str, deque[bool]] = defaultdict(lambda: deque(maxlen=settings.invalid_window))
+
+    def invalid(self, agent: str, model: str) -> None:
+        """A reply could not be used. Raises TrainingError when too many of the last ones could not."""
+        last, share = self._last[agent], self._settings.max_invalid_share
+        last.append(True)
+        if len(last) == last.maxlen and sum(last) > share * len(last):
+            raise TrainingError(
+                f"{sum(last)} of the last {len(last)} replies of {agent} ({model}) could not be used (talk.max_invalid_share is "
+                f"{share:g}); they stand in calls/. Start a run with another model, prompt or limit of tokens, or resume this one with a higher share"
+            )
+
+    def over(self, turns: Iterable[Turn], models: dict[str, str]) -> None:
+        """A round is over; unusable replies that were asked for again are counted already. models: of the agents that are counted."""
+        for turn in turns:
+            if turn.agent not in models:
+                continue
+            if turn.invalid:
+                self.invalid(turn.agent, models[turn.agent])
+            else:
+                self._last[turn.agent].append(False)
