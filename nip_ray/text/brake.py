@@ -21,8 +21,8 @@ class Brake:
         last.append(True)
         if len(last) == last.maxlen and sum(last) > share * len(last):
             raise TrainingError(
-                f"{sum(last)} of the last {len(last)} replies of {agent} ({model}) could not be used (talk.max_invalid_share is "
-                f"{share:g}); they stand in calls/. Start a run with another model, prompt or limit of tokens, or resume this one with a higher share"
+                f"{sum(last)} of the last {len(last)} replies of {agent} ({model}) could not be used (talk.max_invalid_share is {share:g}). "
+                "They stand in calls/. Start a run with another model, prompt or limit of tokens, or resume this one with a higher share"
             )
 
     def over(self, turns: Iterable[Turn], models: dict[str, str]) -> None:
