@@ -21,7 +21,7 @@ class Brake:
         last.append(True)
         if len(last) == last.maxlen and sum(last) > share * len(last):
             raise TrainingError(
-                f"{sum(last)} of the last {len(last)} replies of {agent} ({model}) could not be used (talk.max_invalid_share is {share:g}). "
+                f"{sum(last)} of the last {len(last)} replies of {agent} ({model}) could not be used (talk.max_invalid_share: {share:g}). "
                 "They stand in calls/. Start a run with another model, prompt or limit of tokens, or resume this one with a higher share"
             )
 

@@ -212,7 +212,7 @@ def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypat
     with provider_thread(tmp_path, roles=roles(), finish_reason="error", **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         with pytest.raises(
-            TrainingError, match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk.max_invalid_share"
+            TrainingError, match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk\.max_invalid_share: 0\.5"
         ):
             run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.ledger()) <= 20 * 2 + 8
