@@ -2,7 +2,12 @@
 
 
 class UserError(Exception):
-    """A mistake in a config, a file or a command line. The command line prints it on one line and exits with code 2."""
+    """A mistake in a config, a file or a command line, or several, an argument each. The command line prints them on one line and exits
+    with code 2.
+    """
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 class TrainingError(Exception):

@@ -18,11 +18,15 @@ def main() -> None:
     parser.add_argument("--test-pairs", type=int, default=0, metavar="N", help="held-out pairs, none of them among the others (default: 0)")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="the same seed gives the same pairs (default: 0)")
     parser.add_argument("--exclude", type=Path, metavar="FILE", help="a data set whose pairs must not occur")
+    parser.add_argument("--force", action="store_true", help="replace data sets that are there")
     arguments = parser.parse_args()
 
     from nip_ray.scenarios.graph_isomorphism.create import write_dataset
 
-    summary = write_dataset(arguments.out, arguments.pairs, arguments.seed, test_pairs=arguments.test_pairs, exclude=arguments.exclude)
+    given = vars(arguments)
+    summary = write_dataset(
+        given["out"], given["pairs"], given["seed"], test_pairs=given["test_pairs"], exclude=given["exclude"], replace=given["force"]
+    )
     print(json.dumps(summary, indent=2))
 
 

@@ -183,6 +183,10 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert "Traceback" not in result.stderr
 
 
+def test_an_option_that_is_a_key_of_the_config_is_recognised() -> None:
+    assert "--set algorithm.lr=..." in call("train", QUICKSTART, "--lr", "3e-4").stderr
+
+
 # ------------------------------------------------------------------------------------------------------------------ train
 
 
@@ -191,6 +195,9 @@ def test_dry_run_of_every_shipped_config(path: Path) -> None:
     result = call("train", path, "--dry-run")
     assert result.exit_code == 0, result.output
     assert config_from_dict(yaml.safe_load(result.stdout)) == load_config(path)
+    short = call("train", path, "--dry-run", "--diff")
+    assert config_from_dict(yaml.safe_load(short.stdout), complete=False) == load_config(path)
+    assert len(short.stdout) < len(result.stdout) / 2
     assert f"nip-ray train tune_configs/{path.name}" in path.read_text(encoding="utf-8"), "its header says how to run it"
 
 
@@ -206,7 +213,10 @@ def test_flags_and_settings_reach_the_config() -> None:
     ("arguments", "said"),
     [
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
-        ([QUICKSTART, "--set", "algorithm.learning_rate=1"], "algorithm.learning_rate: unknown key"),
+        ([QUICKSTART.replace("start", "strat")], f"did you mean {QUICKSTART}?"),
+        ([QUICKSTART, "--set", "algorithm.learning_rate=1"], "error: command line: algorithm.learning_rate: unknown key"),
+        ([QUICKSTART, "--set", "algorithm.name=PPO"], "did you mean ppo?"),
+        ([QUICKSTART, "--diff"], "--diff: goes with --dry-run"),
         ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),
         ([QUICKSTART, "--set", "protocol.name=adp", "--set", "protocol.max_rounds=5"], "protocol.max_rounds: got 5, but adp always has 2"),
         ([QUICKSTART, "--set", "seed"], "must look like key.subkey=value"),
@@ -235,6 +245,19 @@ def test_run_folders(runs: Runs) -> None:
     assert "resume" not in line
     assert "is a file" in one_line_error(call("train", QUICKSTART, "--run-dir", "other/file"))
     assert len(runs.calls) == 3
+
+
+def test_or_resume_begins_resumes_and_says_that_it_has_finished(tmp_path: Path) -> None:
+    """With the real thing, of one iteration: a scheduler's first try, a second one, and one with another total."""
+    small = ["--set", "play.num_copies=32", "--set", "algorithm.minibatch_size=32", "--set", "evaluation.max_instances=8"]
+    again = ["train", ROOT / "tune_configs" / "message_game.yaml", *small, "--run-dir", tmp_path / "run", "--or-resume"]
+    assert call(*again, "--iterations", "1").exit_code == 0
+    ended = call(*again, "--iterations", "1")
+    assert (ended.exit_code, "the run is finished, all 1 iterations are done" in ended.stderr) == (0, True)
+    assert call(*again, "--iterations", "2").exit_code == 0
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "algorithm.lr=0.5: a resumed run can change" in one_line_error(call(*again, "--set", "algorithm.lr=0.5"))
+    assert "needs --run-dir" in one_line_error(call("train", QUICKSTART, "--or-resume"))
 
 
 def test_what_train_prints(runs: Runs) -> None:
@@ -342,6 +365,10 @@ def test_data_is_written_and_summed_up(tmp_path: Path) -> None:
     assert "isomorphic" in table.stdout
     assert "pairs/s" in table.stdout
     assert str(tmp_path / "two.npz") in table.stdout
+    before = (tmp_path / "two.npz").read_bytes()
+    assert "there already" in one_line_error(call(*common, "--out", tmp_path / "two.npz"))
+    assert (tmp_path / "two.npz").read_bytes() == before
+    assert call(*common, "--out", tmp_path / "two.npz", "--force").exit_code == 0
 
 
 @pytest.mark.parametrize(

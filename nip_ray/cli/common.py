@@ -9,6 +9,7 @@ from shlex import quote
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from nip_ray.errors import TrainingError, UserError
 
@@ -24,6 +25,23 @@ app = typer.Typer(
 RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+class ConfigCommand(TyperCommand):
+    """A verb that reads a config: to an option that there is not it answers with the config's keys of that name, for `--set`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """As click's."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:  # NoSuchOption, of click or of the click that typer brings along
+            if name := getattr(error, "option_name", "").lstrip("-").replace("-", "_"):
+                from nip_ray.config.keys import walk
+
+                keys = sorted({path for path, _ in walk() if f".{path}".endswith(f".{name}")}, key=lambda path: path.count("."))
+                known: Any = error
+                known.possibilities = [f"--set {key}=..." for key in keys[:3]] or known.possibilities
+            raise
 
 
 @contextmanager
@@ -55,7 +73,11 @@ def is_run(folder: Path) -> bool:
 def check_run_dir(folder: Path) -> None:
     """UserError where `folder` is not a run's."""
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder, name the folder of a run, for example one in runs/")
+        from nip_ray.config.load import nearest_path
+
+        near = nearest_path(folder, (found for place in {folder.parent, Path("runs")} for found in place.glob("*") if is_run(found)))
+        hint = f"did you mean {near}?" if near else "name the folder of a run, for example one in runs/"
+        raise UserError(f"{folder}: no such folder, {hint}")
     if not is_run(folder):
         raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made")
 

@@ -13,6 +13,8 @@ from nip_ray.errors import UserError
 data_app = typer.Typer(help="Make data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
+Force = Annotated[bool, typer.Option("--force", help="Replace data sets that are there.")]
+
 
 @data_app.command("graph-isomorphism")
 def graph_isomorphism(
@@ -27,6 +29,7 @@ def graph_isomorphism(
     edge_probabilities: Annotated[
         str | None, typer.Option(metavar="P,P,...", help="Densities (default: 0.2,0.4,0.6,0.8)", show_default=False)
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Make pairs of graphs with the published composition; splits never share a pair."""
@@ -42,7 +45,7 @@ def graph_isomorphism(
         from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings
 
         with progress_bar("making pairs", shown=sys.stderr.isatty()) as progress:
-            summary = write_dataset(out, pairs, seed, GeneratorSettings(**chosen), test_pairs, exclude, progress)
+            summary = write_dataset(out, pairs, seed, GeneratorSettings(**chosen), test_pairs, exclude, progress, replace=force)
         if as_json:
             typer.echo(json.dumps(summary))
             return
@@ -67,6 +70,7 @@ def code_validation(
     difficulties: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="introductory, interview, competition (default: all)", show_default=False)
     ] = None,
+    force: Force = False,
     as_json: AsJson = False,
 ) -> None:
     """Make small Python problems with correct solutions and wrong ones."""
@@ -75,7 +79,7 @@ def code_validation(
 
         chosen = None if difficulties is None else tuple(name.strip() for name in difficulties.split(","))
         with progress_bar("making items", shown=sys.stderr.isatty()) as progress:
-            summary = write_code_items(out, items, seed, split, chosen, progress)
+            summary = write_code_items(out, items, seed, split, chosen, progress, replace=force)
         if as_json:
             typer.echo(json.dumps(summary))
             return

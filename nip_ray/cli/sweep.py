@@ -9,11 +9,11 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import AsJson, Quiet, app, errors, exit_with, print_json, print_table
+from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, app, errors, exit_with, print_json, print_table
 from nip_ray.errors import UserError
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def sweep(
     config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
     resume_dir: Annotated[
@@ -23,6 +23,7 @@ def sweep(
     storage: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Instead of the file's sweep.storage_path.", show_default=False)
     ] = None,
+    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the sweep of this name where there is one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, say what would be run, and stop.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -33,8 +34,8 @@ def sweep(
         if (config is None) == (resume_dir is None):
             raise UserError("name a sweep file, or --resume DIR to go on with a sweep, and not both")
         if config is None:
-            if settings or storage or dry_run:
-                raise UserError("--resume goes on with a sweep as it was begun: leave out --set, --storage and --dry-run")
+            if settings or storage or dry_run or or_resume:
+                raise UserError("--resume goes on with a sweep as it was begun: leave out --set, --storage, --or-resume and --dry-run")
             from nip_ray.sweeps.run import resume_sweep
 
             assert resume_dir is not None
@@ -48,11 +49,11 @@ def sweep(
             if dry_run:
                 typer.echo(f"# {spec.num_settings} settings, {spec.num_trials} trials\n{sweep_to_yaml(spec)}", nl=False)
                 return
-            from nip_ray.sweeps.run import free_folder, run_sweep
+            from nip_ray.sweeps.run import folder_of, free_folder, resume_as, run_sweep
 
-            folder = free_folder(spec)
+            folder = folder_of(spec) if or_resume else free_folder(spec)
             with redirect_stdout(sys.stderr):
-                result = run_sweep(spec, folder, quiet=quiet)
+                result = (resume_as if or_resume and folder.exists() else run_sweep)(spec, folder, quiet=quiet)
         _print_sweep(result, as_json, quiet)
         if result.interrupted:
             raise exit_with(f"interrupted, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 130)

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
 from nip_ray.errors import UserError
 
 
-@app.command()
+@app.command(cls=ConfigCommand)
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)],
     iterations: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
@@ -19,17 +19,23 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
+    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in --run-dir where there is one.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
     profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
+    diff: Annotated[bool, typer.Option("--diff", help="With --dry-run: print only what differs from the defaults.")] = False,
     dump_full: Annotated[bool, typer.Option("--dump-full", help="Print the config with every key written out, strict, and stop.")] = False,
     quiet: Quiet = False,
 ) -> None:
     """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
     folder: Path | None = None
     with errors(lambda: folder):
-        from nip_ray.config.load import config_to_yaml, load_config
+        from nip_ray.config.load import config_to_yaml, differences, load_config, to_yaml
 
+        if diff and not dry_run:
+            raise UserError("--diff: goes with --dry-run")
+        if or_resume and run_dir is None:
+            raise UserError("--or-resume: needs --run-dir, the folder that the run has each time")
         flags = {"iterations": iterations, "seed": seed, "profiling.enabled": "true" if profile else None}
         overrides = [*(settings or []), *(f"{key}={value}" for key, value in flags.items() if value is not None)]
         checked = load_config(config, [*overrides, *(["strict=false"] if dump_full else [])])
@@ -39,12 +45,20 @@ def train(
             typer.echo(full_yaml(checked), nl=False)
             return
         if dry_run:
-            typer.echo(config_to_yaml(checked), nl=False)
+            typer.echo(to_yaml(differences(checked)) if diff else config_to_yaml(checked), nl=False)
             return
-        folder = _free_run_dir(checked.name, checked.seed) if run_dir is None else _new_run_dir(run_dir)
-        from nip_ray.runs.experiment import run_experiment
+        from nip_ray.runs.folder import only_begun
 
-        result = run_experiment(checked, folder, quiet=quiet)
+        if or_resume and run_dir is not None and is_run(run_dir) and not only_begun(run_dir):
+            from nip_ray.runs.experiment import resume_as
+
+            folder = run_dir
+            result = resume_as(checked, folder, quiet=quiet)
+        else:
+            folder = _free_run_dir(checked.name, checked.seed) if run_dir is None else _new_run_dir(run_dir)
+            from nip_ray.runs.experiment import run_experiment
+
+            result = run_experiment(checked, folder, quiet=quiet)
         _print_result(result.run_dir, result.iterations, result.metrics, quiet)
 
 
@@ -85,10 +99,12 @@ def resume(
 
 
 def _new_run_dir(folder: Path) -> Path:
-    """`folder`, which must be new or empty, but for what a killed process may have left (hidden files)."""
+    """`folder`, which must be new or empty, but for what a killed process (hidden files) or a run that failed at once has left."""
+    from nip_ray.runs.folder import only_begun
+
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--run-dir {folder}: is a file, name a new or empty folder")
-    if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
+    if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()) and not only_begun(folder):
         hint = f"`nip-ray resume {quote(str(folder))}` goes on with it, or " if is_run(folder) else ""
         raise UserError(f"--run-dir {folder}: is not empty, {hint}name a new or empty folder")
     return folder

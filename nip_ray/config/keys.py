@@ -137,7 +137,8 @@ def suggest(name: str, valid: Sequence[str], path: str = "", kind: type = Experi
 
     path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as near too.
     """
-    near = difflib.get_close_matches(name, valid, 1) or [v for v in valid if name and v.startswith(name)][:1]
+    lower = {v.lower(): v for v in reversed(valid)}
+    near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [v for v in valid if name and v.startswith(name)][:1]
     if path:
         near += [full for full, _ in walk(kind) if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(valid)}"
@@ -162,7 +163,8 @@ def _words(annotation: Any, bounds: Mapping[str, Any]) -> str:
         words = [str(argument) for argument in arguments]
         return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
     if origin is tuple:
-        return f"list of {_plural(_words(arguments[0], {}))}"
+        words = _words(arguments[0], {})
+        return f"list, each {words}" if words.startswith("one of ") else f"list of {_plural(words)}"
     if branches(annotation) or origin is dict:
         return "mapping"
     words = _TEXT[annotation]

@@ -5,15 +5,18 @@ Decisions that matter here:
 - Values keep the type they are written in: `true` is no number and `"3"` is no integer. `1e-3`, which YAML 1.1 takes for text, is
   a number here, in files and in `--set`. An integer is fine where a number is wanted, not the other way round.
 - A key that stands twice is refused: one of the two would be silently lost.
-- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right. A config of a newer
-  format is refused before that: its unknown keys are no misspellings.
+- All faults of a config come in one UserError, each with its dotted key, what was given and what would be right, and with the file, or the
+  command line where that set the key. A config of a newer format is refused before that: its unknown keys are no misspellings.
 - Wherever a config file is named, a run may stand for it, by its folder or an artifact: its stored config is taken.
 - Plugins are code. A config that came over the network imports none, unless whoever starts it names them.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import is_dataclass
+from difflib import get_close_matches
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +55,26 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
         raise UserError(f"{name}: is a sweep of many runs; start it with `nip-ray sweep {name}`")
     if is_runner(data):
         raise UserError(f"{name}: is a runner file, of learners and a driver, which is for `nip-ray run` and `nip-ray resume`")
-    try:
+    with faults_of(name, overrides):
         config = config_from_dict(data, complete=checked)
         if checked:
             check(config)
+    return config
+
+
+@contextmanager
+def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
+    """Put the file's `name` before the faults of a UserError, "command line" before those about a key that `overrides` set."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    patterns = [(r"(?<![\w.])" if "." in key else "^") + re.escape(key) + r"(?!\w)" for key in keys]
+    by_hand = re.compile("|".join(patterns) or "(?!)")
+    try:
+        yield
     except UserError as error:
-        raise UserError(f"{name}: {error}") from None
+        faults = groupby(map(str, error.args), lambda fault: "command line" if by_hand.search(fault) else name)
+        raise UserError(*(f"{source}: {'; '.join(found)}" for source, found in faults)) from None
     except RecursionError:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
-    return config
 
 
 def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
@@ -76,8 +90,6 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
         raise UserError(f"{name}: asks for plugins ({_show(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
     try:
         return apply_overrides(data, overrides), name
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
     except RecursionError:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
 
@@ -86,10 +98,20 @@ def _text(file: Path, name: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{name}: no such file; name a YAML config, for example one of tune_configs/") from None
+        near = nearest_path(file, [*file.parent.glob("*.yaml"), *Path("tune_configs").glob("*.yaml")])
+        hint = f"did you mean {near}?" if near else "name a YAML config, for example one of tune_configs/"
+        raise UserError(f"{name}: no such file; {hint}") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise UserError(f"{name}: cannot be read ({reason}); name a YAML config") from error
+
+
+def nearest_path(path: Path, there: Iterable[Path]) -> Path | None:
+    """That of the paths that are `there` whose name, without its suffix, is nearest to that of `path`; None where none is near."""
+    named: dict[str, Path] = {}
+    for found in there:
+        named.setdefault(found.stem, found)
+    return next((named[stem] for stem in get_close_matches(path.stem, named, 1)), None)
 
 
 def load_stored_config(path: Path | str) -> ExperimentConfig:
@@ -141,7 +163,7 @@ def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyCo
         made = kind.model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, kind) for detail in error.errors(include_url=False))
-        raise UserError("; ".join(faults)) from None
+        raise UserError(*faults) from None
     if complete:
         refuse_missing(data, kind)
     return made
@@ -155,7 +177,35 @@ def _check_format(data: Mapping[str, Any]) -> None:
 
 def config_to_yaml(config: AnyConfig) -> str:
     """Every key of `config` as YAML in the order of the documentation; `config_from_dict` of it gives an equal config."""
-    return yaml.dump(plain(config), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+    return to_yaml(plain(config))
+
+
+def to_yaml(data: Mapping[str, Any]) -> str:
+    """Plain values as YAML, in their order."""
+    return yaml.dump(data, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+
+
+def differences(value: Any, default: Any = None) -> dict[str, Any]:
+    """What of a config, or of a part of it, is not as by default, as a mapping; `config_from_dict` of a config's gives an equal config.
+
+    default: what is taken where the part is left out (None: what its class says). What is told apart by its `name` keeps that.
+    """
+    made: dict[str, Any] = {}
+    for name, key in keys_of(type(value)).items():
+        given = getattr(value, name)
+        usual = getattr(default, name) if type(default) is type(value) else key.default
+        kinds = branches(value_annotation(key.annotation) or key.annotation)
+        tags = ["name"] if len(kinds) > 1 else []
+        if is_dataclass(given) or isinstance(given, Experiment):
+            found = {**{tag: getattr(given, tag) for tag in tags}, **differences(given, usual)}
+            made |= {name: found} if found else {}
+        elif given == usual:
+            continue
+        elif kinds and isinstance(given, Mapping):  # of agents: one that is named has no share in `_default`
+            made[name] = {agent: {**{tag: getattr(item, tag) for tag in tags}, **differences(item)} for agent, item in given.items()}
+        else:
+            made[name] = plain(given, key.annotation)
+    return made
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -62,7 +62,7 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
         rules.append(nobody_to_fine_tune if text else nothing_to_train)
     faults = [fault for rule in rules for fault in rule(config)]
     if faults:
-        raise UserError("; ".join(dict.fromkeys(faults)))
+        raise UserError(*dict.fromkeys(faults))
 
 
 # ------------------------------------------------------------------------------------------------------------ protocol

@@ -14,10 +14,9 @@ from typing import Annotated, Any
 
 import pydantic
 import pydantic_core
-import yaml
 
 from nip_ray.config.keys import branches, keys_of, with_tags
-from nip_ray.config.load import Dumper, apply_overrides, fault_text, is_experiment, plain, read_mapping
+from nip_ray.config.load import apply_overrides, fault_text, faults_of, is_experiment, plain, read_mapping, to_yaml
 from nip_ray.drivers.scopes import resolve_scopes
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import (
@@ -42,10 +41,8 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
     data, name = read_mapping(source, overrides)
     if is_experiment(data):
         raise UserError(f"{name}: is an experiment, not a runner file; start it with `nip-ray train {name}`")
-    try:
+    with faults_of(name, overrides):
         return parse_runner(data)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
 
 
 def is_runner_folder(run_dir: Path | str) -> bool:
@@ -68,7 +65,7 @@ def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
         found = _model(RunnerSettings).model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(fault_text(detail, RunnerSettings) for detail in error.errors(include_url=False))
-        raise UserError("; ".join(faults)) from None
+        raise UserError(*faults) from None
     fields = {name: getattr(found, name) for name in keys_of(RunnerSettings)}
     learners = tuple(LearnerSettings(**{name: getattr(one, name) for name in keys_of(LearnerSettings)}) for one in fields.pop("learners"))
     settings = RunnerSettings(**fields, learners=learners)
@@ -89,7 +86,7 @@ def _with_names(data: Mapping[str, Any]) -> dict[str, Any]:
 
 def runner_to_yaml(settings: RunnerSettings) -> str:
     """Every key as YAML; `parse_runner` of it gives equal settings."""
-    return yaml.dump(plain(settings), Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
+    return to_yaml(plain(settings))
 
 
 def sizes_of(settings: RunnerSettings) -> list[int] | None:

@@ -7,8 +7,9 @@ Decisions that matter here:
 - the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time.
 """
 
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.process import prepare_process
-from nip_ray.runs.session import Session, to_the_end
+from nip_ray.runs.progress import say
+from nip_ray.runs.session import Session, is_finished, to_the_end
 from nip_ray.runs.sources import absolute
 from nip_ray.runs.trackers import check_trackers
 
@@ -97,6 +99,42 @@ def resume_experiment(
             return ExperimentResult(folder.path, to_the_end(session), config.iterations)
         finally:
             session.close()
+
+
+def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str, *, quiet: bool = False) -> ExperimentResult:
+    """Resume the run in `run_dir`, which `config` is that of, with what `config` says otherwise; a run that is finished stays as it is.
+
+    Raises UserError where `config` differs in what a resumed run may not change.
+    """
+    from nip_ray.config.load import load_config, plain
+
+    folder = RunFolder.open(run_dir)
+    stored = load_config(folder.path / CONFIG, checked=False)
+    if isinstance(config, TextExperimentConfig):
+        from nip_ray.text.run import with_absolute_paths as absolute
+
+        wanted = absolute(config)
+    else:
+        wanted = with_absolute_paths(config)
+    if type(config) is not type(stored):
+        raise UserError(f"{run_dir}: holds a run of another kind; name another folder")
+    changes = list(_changes(plain(stored), plain(wanted)))
+    if not changes and is_finished(folder):
+        if not quiet:
+            say(f"{run_dir}: the run is finished, all {config.iterations} iterations are done")
+        return ExperimentResult(folder.path, folder.figures(), config.iterations)
+    settings = [change for change in changes if not change.startswith("iterations=")]
+    return resume_experiment(run_dir, iterations=config.iterations if settings != changes else None, settings=settings, quiet=quiet)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Overrides ("a.b=c") that make `new` of `old`."""
+    for key in {**old, **new}:
+        was, wanted = old.get(key), new.get(key)
+        if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
+            yield from _changes(was, wanted, f"{prefix}{key}.")
+        elif was != wanted:
+            yield f"{prefix}{key}={json.dumps(wanted)}"
 
 
 def _changed(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:

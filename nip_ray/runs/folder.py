@@ -40,6 +40,7 @@ VERSION = 1
 """The format of every file written here."""
 
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
+_BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
 _LEFTOVER = re.compile(r"\..+\.tmp-(\d+)")
@@ -60,7 +61,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
-        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept as it stands.
+        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept as it stands. A run that ended before its
+        first iteration makes room.
 
         Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by another process.
         """
@@ -74,10 +76,14 @@ class RunFolder:
             raise UserError(f"{path}: no run can be made here ({error.strerror}); choose a folder that can be written") from None
         if CONFIG not in foreign and foreign:
             raise UserError(f"{path} is not empty and holds no run (it has {', '.join(foreign[:3])}); choose a new or empty folder")
-        _refuse_run(path)
+        if not only_begun(path):
+            _refuse_run(path)
         run = cls(path, lock(path))
         try:
-            _refuse_run(path)  # another process may have made one before we got the lock
+            if only_begun(path):  # another process may have made one before we got the lock
+                for name in _BEFORE_THE_FIRST_ITERATION:
+                    (path / name).unlink(missing_ok=True)
+            _refuse_run(path)
             _remove_leftovers(path)
             write_atomically(path / CONFIG, config_yaml.encode())
             sync_folder(path.absolute().parent)
@@ -141,6 +147,12 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the last."""
         return [row for row, _ in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
+
+    def figures(self) -> dict[str, Any]:
+        """The last row of metrics, with the figures of the last evaluation where that was in an earlier iteration."""
+        rows = self.metrics()
+        tested = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
+        return {**next(iter(rows[-1:]), {}), **tested}
 
     def rewind_metrics(self, iteration: int) -> None:
         """Drop, in one step, the rows of iterations after `iteration` and a torn last line.
@@ -241,6 +253,12 @@ class RunFolder:
         if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json", name):
             raise ValueError(f"a document of the run folder is called NAME.json (got {name!r})")
         return self.path / name
+
+
+def only_begun(path: Path) -> bool:
+    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could go on with."""
+    found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 
 
 def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:

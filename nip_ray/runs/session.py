@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -148,6 +149,7 @@ class Session:
         if settings.attack.enabled:  # takes minutes: whoever stops it has all the rest
             self.folder.write_json("evaluation.json", {**document, **self._attack()})
             write_report(self.folder.path)
+        mark_finished(self.folder)
         self._failed = False
         return {**self.last_row, **self.last_evaluation}
 
@@ -317,6 +319,20 @@ def run_id(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig) -
     made = f"{re.sub('[^A-Za-z0-9_-]', '-', config.name)}-{config.seed}-{secrets.token_hex(4)}"
     folder.write_json(IDENTITY, {"run_id": made})
     return made
+
+
+def mark_finished(folder: RunFolder) -> None:
+    """Note that all that belongs to the run by its present config is done, its report included."""
+    folder.write_json(IDENTITY, {**folder.read_json(IDENTITY), "finished": _digest(folder)})
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Whether `mark_finished` was called under the present config."""
+    return (folder.path / IDENTITY).is_file() and folder.read_json(IDENTITY).get("finished") == _digest(folder)
+
+
+def _digest(folder: RunFolder) -> str:
+    return sha256(folder.config_yaml().encode()).hexdigest()
 
 
 def _due(iteration: int, interval: int) -> bool:

@@ -13,7 +13,7 @@ class ProtocolParams:
     __pydantic_config__ = FORBID_UNKNOWN
 
     max_rounds: int | None = option(None, "Rounds after which an undecided episode ends (none: the protocol's own).", ge=1)
-    min_rounds: int | None = option(None, "First round, counted from 1, whose decision counts (None: the protocol's own).", ge=1)
+    min_rounds: int | None = option(None, "First round, counted from 1, whose decision counts (none: the protocol's own).", ge=1)
     verifier_first: bool = option(True, "The verifier moves in round 0 (nip, debate, mnip).")
     sequential: bool = option(False, "Provers speak one after the other instead of at once (debate, mnip).")
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")

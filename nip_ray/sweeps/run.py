@@ -36,6 +36,7 @@ from nip_ray.config.load import AnyConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.experiment import try_files, with_absolute_paths
 from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
+from nip_ray.runs.progress import say
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
 from nip_ray.runs.trackers import check_trackers
@@ -82,7 +83,7 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
     cannot be read, a cluster that is too small. Raises TrainingError when all trials failed, when one failed that was to end the sweep
     (`fail_fast`), and when Ray itself broke down.
     """
-    folder = Path(folder) if folder is not None else _storage(spec) / spec.name
+    folder = Path(folder) if folder is not None else folder_of(spec)
     configs = _some_configs(spec)
     for config in configs:
         check_trackers(config.tracking)
@@ -94,9 +95,14 @@ def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool 
         return _tuned(_absolute(spec), folder.resolve(), quiet, resumed=False)
 
 
+def folder_of(spec: SweepSpec) -> Path:
+    """`storage_path/NAME`. Raises UserError for a storage path that is none."""
+    return _storage(spec) / spec.name
+
+
 def free_folder(spec: SweepSpec) -> Path:
     """`storage_path/NAME`, or with -2, -3 ... behind it: the first that is not there. Raises UserError for a storage path that is none."""
-    first = _storage(spec) / spec.name
+    first = folder_of(spec)
     folder, number = first, 1
     while os.path.lexists(folder):
         number += 1
@@ -118,6 +124,23 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     with _claimed(folder, new=False):
         _connect(_some_configs(spec))
         return _tuned(spec, folder.resolve(), quiet, resumed=True)
+
+
+def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> SweepResult:
+    """Go on with the sweep in `folder`, which must be that of `spec`, or begin it where its folder is empty.
+
+    Raises UserError when it is another sweep, and as `resume_sweep` does.
+    """
+    folder = Path(folder)
+    if not (folder / SPEC).is_file():
+        return run_sweep(spec, folder, quiet=quiet)
+    if (folder / SPEC).read_text(encoding="utf-8") != sweep_to_yaml(_absolute(spec)):
+        raise UserError(f"{folder}: holds a sweep that was begun with other settings ({SPEC}); name another sweep.storage_path or name")
+    if (folder / SUMMARY).is_file():
+        statuses = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"]
+        if not quiet and sum(statuses.values()) == spec.num_trials and not statuses.get("unfinished"):
+            say(f"{folder}: the sweep is finished, all {spec.num_trials} trials have ended")
+    return resume_sweep(folder, quiet=quiet)
 
 
 def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepResult:

@@ -23,7 +23,7 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, suggest, with_tags
-from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, plain, read_mapping, unshared
+from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, faults_of, plain, read_mapping, unshared
 from nip_ray.config.members import ADDED
 from nip_ray.config.players import playing
 from nip_ray.config.rules import check
@@ -119,12 +119,8 @@ def load_sweep(path: Path | str, overrides: Sequence[str] = ()) -> SweepSpec:
     Raises UserError, which names the file, for everything that can be known to be wrong.
     """
     data, name = read_mapping(path, overrides)
-    try:
+    with faults_of(name, overrides):
         return parse_sweep(data)
-    except UserError as error:
-        raise UserError(f"{name}: {error}") from None
-    except RecursionError:
-        raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
 
 
 def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
@@ -144,7 +140,7 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
     try:
         settings = _settings(data.get(SWEEP))
     except UserError as error:
-        faults.append(str(error))
+        faults.extend(error.args)
     if not faults:
         configs = _example_configs(base, spaces, faults)
         kinds = dict.fromkeys(type(config) for config in configs)
@@ -155,7 +151,7 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
         faults += [fault for config in configs for fault in _config_faults(settings, config)]
         if not faults:
             return spec
-    raise UserError("; ".join(dict.fromkeys(faults)))
+    raise UserError(*dict.fromkeys(faults))
 
 
 def sweep_to_yaml(spec: SweepSpec) -> str:
@@ -278,7 +274,7 @@ def _settings(data: Any) -> SweepSettings:
         found = _model().model_validate_json(encoded, strict=True)
     except pydantic_core.ValidationError as error:
         faults = dict.fromkeys(f"{SWEEP}.{fault_text(detail, SweepSettings)}" for detail in error.errors(include_url=False))
-        raise UserError("; ".join(faults)) from None
+        raise UserError(*faults) from None
     except ValueError as error:
         raise UserError(f"{SWEEP}: it holds numbers, text, lists and mappings only ({error})") from None
     return SweepSettings(**{name: getattr(found, name) for name in keys_of(SweepSettings)})

@@ -44,7 +44,14 @@ def store_items(run_dir: Path, items: dict[str, list[CodeItem]]) -> None:
 
 
 def write_code_items(
-    out: Path, items: int, seed: int, split: Any, difficulties: tuple[Any, ...] | None, progress: Callable[[int, int], None] | None
+    out: Path,
+    items: int,
+    seed: int,
+    split: Any,
+    difficulties: tuple[Any, ...] | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Make items into the file `out`; returns a summary. Raises UserError for arguments that make no sense."""
     if split not in SPLITS:
@@ -56,4 +63,5 @@ def write_code_items(
         raise UserError(f"--out {out}: expected a .jsonl file")
     from nip_ray.scenarios.code_validation.create import write_dataset
 
-    return write_dataset(out, items, seed, run_batch, split=split, difficulties=difficulties or DIFFICULTIES, progress=progress)
+    chosen = difficulties or DIFFICULTIES
+    return write_dataset(out, items, seed, run_batch, split=split, difficulties=chosen, progress=progress, replace=replace)

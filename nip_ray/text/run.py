@@ -15,7 +15,7 @@ from nip_ray.errors import UserError
 from nip_ray.runs.experiment import ExperimentResult
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.progress import progress_line
-from nip_ray.runs.session import run_id
+from nip_ray.runs.session import mark_finished, run_id
 from nip_ray.runs.trackers import RunInfo, check_trackers, open_trackers
 from nip_ray.text.parts import Parts, Prepared, base_state, check_providers, prepare
 from nip_ray.text.secrets import Redactor
@@ -116,20 +116,14 @@ def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
         folder.write_json("evaluation.json", record)
     trainer.write_cost()
     write_report(folder.path)
+    mark_finished(folder)
     trainer.finished = True
-    return ExperimentResult(folder.path, newest_figures(folder), trainer.config.iterations)
+    return ExperimentResult(folder.path, folder.figures(), trainer.config.iterations)
 
 
 def num_measured(state: TextState) -> int:
     """Iterations whose figures stand: no stage that is still to be done writes them anew."""
     return state.iteration + (state.stage in ("create_jobs", "await_jobs") and not state.over)
-
-
-def newest_figures(folder: RunFolder) -> dict[str, Any]:
-    """The last row of a run, with the figures of its last test where that was in an earlier iteration."""
-    rows = folder.metrics()
-    tested: dict[str, Any] = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
-    return {**next(iter(rows[-1:]), {}), **tested}
 
 
 def new_state(config: TextExperimentConfig) -> TextState:

@@ -32,7 +32,7 @@ from nip_ray.sweeps.told import experiment_of
 from nip_ray.sweeps.trainable import opened
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import check_providers, prepare, trial_resources
-from nip_ray.text.run import begin, finish, new_state, newest_figures, num_measured, reopened, with_absolute_paths
+from nip_ray.text.run import begin, finish, new_state, num_measured, reopened, with_absolute_paths
 from nip_ray.text.state import STATE, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
 
@@ -115,7 +115,7 @@ class TextTrainable(tune.Trainable):
             return tune.PlacementGroupFactory([{"CPU": 1}])
 
     def _reached(self, folder: RunFolder, trainer: TextTrainer) -> dict[str, Any]:
-        return {**newest_figures(folder), "run_dir": str(folder.path), "text_iteration": num_measured(trainer.state)}
+        return {**folder.figures(), "run_dir": str(folder.path), "text_iteration": num_measured(trainer.state)}
 
     def _begin(self, folder: RunFolder) -> TextTrainer:
         """The trainer, standing where the run does."""

@@ -100,4 +100,4 @@ def test_values_hold_settings_or_plain_types() -> None:
     for path, key in walk():
         assert key.expects, path
         below = value_annotation(key.annotation)
-        assert below is None or key.expects.startswith(("list of ", "mapping"))
+        assert below is None or key.expects.startswith(("list", "mapping"))

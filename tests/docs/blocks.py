@@ -13,13 +13,20 @@ Decisions that matter here:
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+import typer
+
+from nip_ray.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = ("bash", "sh")
@@ -118,6 +125,34 @@ def transcript(text: str) -> Iterator[tuple[str, list[str]]]:
             shown.append(line)
     if command:
         yield command, shown
+
+
+def commands(text: str) -> Iterator[list[str]]:
+    """What the shell commands of a block give to `nip-ray`, by whatever they call it, as words."""
+    lines = iter(text.replace("\\\n", " ").splitlines())
+    for line in lines:
+        while True:
+            lexer = shlex.shlex(line.removeprefix("$ "), posix=True, punctuation_chars=True)
+            lexer.whitespace_split = True
+            try:
+                words = list(lexer)
+                break
+            except ValueError:  # a quotation that ends in another line
+                line += "\n" + next(lines)
+        for _, found in groupby(words, lambda word: set(word) <= set(";|&()<>")):
+            command = list(found)
+            for before, word in zip(["--", *command], command, strict=False):
+                if (word == "nip-ray" and before in ("--", "srun")) or (word == "nip_ray.cli" and before == "-m"):
+                    yield command[command.index(word) + 1 :]
+
+
+def parsed(arguments: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """(verb, values of its parameters) as the command line reads them. Raises click's errors."""
+    command: Any = typer.main.get_command(app)
+    words = list(arguments)
+    while hasattr(command, "commands"):
+        command = command.commands[words.pop(0)]
+    return command.name, command.make_context(command.name, words).params
 
 
 def not_printed(shown: Sequence[str], printed: str) -> str | None:

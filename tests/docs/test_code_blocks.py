@@ -7,7 +7,9 @@ import pytest
 import typer
 
 from nip_ray.cli import app
-from tests.docs.blocks import ROOT, RUNNABLE, Block, blocks_of, give_run, not_printed, pages, run_page, transcript
+from nip_ray.config.load import load_config
+from nip_ray.text.judges import JUDGES
+from tests.docs.blocks import ROOT, RUNNABLE, Block, blocks_of, commands, give_run, not_printed, pages, parsed, run_page, transcript
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
@@ -79,6 +81,19 @@ def test_a_block_that_is_not_run_says_why(name: str) -> None:
             "$",
         )
         assert not looks_like_a_command, f"{block}: commands need a language: bash, or console with what they print"
+
+
+NOT_RUN = [block for page in PAGES.values() for block in blocks_of(page) if block.mark == "not run" and list(commands(block.text))]
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=str)
+def test_commands_that_are_not_run_are_understood(block: Block) -> None:
+    for words in commands(block.text):
+        verb, given = parsed(words)
+        if verb == "judge" and given["judges"]:
+            assert set(given["judges"].split(",")) <= set(JUDGES), block
+        if verb == "train" and str(given["config"]).startswith("tune_configs/"):
+            load_config(ROOT / given["config"], given["settings"] or [])
 
 
 def test_what_is_not_run_is_known(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,23 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from nip_ray.config.load import load_config
+from nip_ray.runs.resources import missing, trial_bundles
+from tests.docs.blocks import Block, blocks_of, commands, pages, parsed
 from tests.jobs.pinned import ROOT, agrees, dependency, looks_secret, placeholders
 
 FILES = ["cluster.yaml", "cluster-gcp.yaml"]
+RAYJOB = next(one for one in yaml.safe_load_all((ROOT / "kubernetes" / "rayjob.yaml").read_text()) if one["kind"] == "RayJob")["spec"]
+SUBMITTED = [
+    (str(block), words)
+    for block in [
+        *(block for page in pages() for block in blocks_of(page)),
+        Block(ROOT / "kubernetes", 0, "sh", f"ray job -- {RAYJOB['entrypoint']}"),
+    ]
+    if "ray job" in block.text
+    for words in commands(block.text)
+    if words[0] == "train"
+]
 
 
 @pytest.fixture(params=FILES)
@@ -41,6 +55,31 @@ def test_rays_own_schema_and_checks_take_the_file(cluster: dict[str, Any]) -> No
         jsonschema.validate(cluster | {"worker_type": "cpu"}, schema)  # it does refuse what it does not know
 
 
+def workers(name: str) -> list[list[dict[str, float]]]:
+    """The resources of the worker nodes of each kind when a cluster has grown as far as it may."""
+    if name == "rayjob":
+        groups = [
+            (g["maxReplicas"], g["template"]["spec"]["containers"][0]["resources"]["limits"])
+            for g in RAYJOB["rayClusterSpec"]["workerGroupSpecs"]
+        ]
+        return [[{"CPU": float(has["cpu"]), "GPU": float(has.get("nvidia.com/gpu", 0))}] * most for most, has in groups]
+    found = yaml.safe_load((ROOT / name).read_text())
+    kinds = (kind for kind in found["available_node_types"].values() if "max_workers" in kind)
+    return [[kind["resources"]] * kind["max_workers"] for kind in kinds]
+
+
+@pytest.mark.parametrize("name", [*FILES, "rayjob"])
+@pytest.mark.parametrize(("where", "words"), SUBMITTED, ids=[where for where, _ in SUBMITTED])
+def test_what_is_submitted_fits_when_the_cluster_has_grown(name: str, where: str, words: list[str]) -> None:
+    """And where it needs more than the node that the driver came with, it waits for the others."""
+    given = parsed(words)[1]
+    config = load_config(ROOT / str(given["config"]).removeprefix("/home/ray/nip_ray/"), given["settings"])
+    bundles, kinds = trial_bundles(config), workers(name)
+    assert missing(bundles, [node for nodes in kinds for node in nodes]) == ""
+    assert config.runtime.autoscaling or not missing(bundles, kinds[0][:1])
+    assert given["or_resume"]
+
+
 def test_every_node_shows_and_asks_for_the_token(cluster: dict[str, Any]) -> None:
     commands = starts(cluster)
     assert len(commands) == 2
@@ -58,8 +97,8 @@ def test_every_node_keeps_the_token_to_its_owner(cluster: dict[str, Any]) -> Non
     setups = [cluster["setup_commands"]]
     setups += [kind["worker_setup_commands"] for kind in cluster["available_node_types"].values() if "worker_setup_commands" in kind]
     assert len(setups) == 2
-    for commands in setups:
-        assert commands[0].endswith("chmod 600 ~/.ray_auth_token")
+    for setup in setups:
+        assert setup[0].endswith("chmod 600 ~/.ray_auth_token")
 
 
 def test_nothing_listens_for_the_world(text: str, cluster: dict[str, Any]) -> None:

@@ -61,7 +61,12 @@ def test_create_then_open(run: RunFolder) -> None:
 
 
 def test_a_run_is_not_made_twice(run: RunFolder) -> None:
+    """One that has done something, that is: one that failed while it was built leaves room for another."""
     run.close()
+    (run.path / "warnings.log").write_text("of the first\n")
+    with RunFolder.create(run.path, CONFIG) as run:
+        assert not (run.path / "warnings.log").exists()
+        run.append_metrics({"iteration": 1})
     with pytest.raises(UserError, match=f"nip-ray resume {run.path}"):
         RunFolder.create(run.path, "other")
     assert RunFolder.open(run.path).config_yaml() == CONFIG
@@ -129,7 +134,7 @@ time.sleep(60)
 def test_a_second_writer_in_this_process_is_refused(run: RunFolder) -> None:
     with pytest.raises(UserError, match=f"process {os.getpid()} on"):
         RunFolder.open(run.path, write=True)
-    with pytest.raises(UserError, match="resume"):
+    with pytest.raises(UserError, match=f"process {os.getpid()} on"):
         RunFolder.create(run.path, CONFIG)
     run.close()
     run.close()

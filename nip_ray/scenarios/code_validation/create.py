@@ -21,15 +21,18 @@ def write_dataset(
     split: Split = "train",
     difficulties: tuple[Difficulty, ...] = get_args(Difficulty),
     progress: Progress | None = None,
+    *,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Makes `items` items and writes them to `out`, a .jsonl or .parquet file. The same arguments give the same bytes of JSONL.
 
     runner: `nip_ray.sandbox.batch.run_batch`, or what does the same. split: whose families of problems to use.
+    replace: a file that is there.
     Returns a summary: `file`, `items`, counts by `labels`, `difficulties` and `operators` (of wrong programs), the number of `families`,
     `seconds` of the making, and the file's `sha256`. Raises UserError for bad numbers or places.
     """
     out = Path(out)
-    _check_place(out)
+    _check_place(out, replace)
     start = time.perf_counter()
     made = make(items, split, difficulties, seed, runner, progress)
     seconds = time.perf_counter() - start
@@ -50,7 +53,7 @@ def _counts(values: Any) -> dict[Any, int]:
     return dict(sorted(Counter(values).items()))
 
 
-def _check_place(path: Path) -> None:
+def _check_place(path: Path, replace: bool) -> None:
     """Fails before the work and not after it."""
     if path.suffix not in (".jsonl", ".parquet"):
         raise UserError(f"{path}: a data set is a .jsonl or a .parquet file; name one of them")
@@ -60,3 +63,5 @@ def _check_place(path: Path) -> None:
         raise UserError(f"{path.parent}: cannot be made ({error.strerror or error}); name a folder that can be written") from error
     if path.is_dir() or not os.access(path.parent, os.W_OK):
         raise UserError(f"{path}: cannot be written; name a file in a folder that can be written")
+    if path.exists() and not replace:
+        raise UserError(f"{path}: is there already; name another file, or replace it (--force)")

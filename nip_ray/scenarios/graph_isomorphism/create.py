@@ -18,11 +18,13 @@ def write_dataset(
     test_pairs: int = 0,
     exclude: Path | None = None,
     progress: Progress | None = None,
+    *,
+    replace: bool = False,
 ) -> dict[str, Any]:
     """Makes `num_pairs` pairs, and `test_pairs` more that share none with them, and writes both.
 
     out: a file `x.npz` (the test pairs go beside it, to `x.test.pairs.npz`), or else a folder (`train.pairs.npz`, `test.pairs.npz`).
-    exclude: a data set of any readable kind whose pairs must not occur, not even with other node labels.
+    exclude: a data set of any readable kind whose pairs must not occur, not even with other node labels. replace: files that are there.
     Returns a summary: `files`, `seconds` and `pairs_per_s` of the making (without the writing), and for each of `train` and
     `test` its `pairs`, pairs per `scores` and pairs per `sizes`. Raises UserError for bad settings or places.
     """
@@ -33,6 +35,9 @@ def write_dataset(
         out.with_name(f"{out.name.removesuffix('.npz').removesuffix('.pairs')}.test.pairs.npz") if is_file else out / "test.pairs.npz"
     )
     _check_place(train_path)
+    taken = [str(path) for path in (train_path, *([test_path] if test_pairs else [])) if path.exists()]
+    if taken and not replace:
+        raise UserError(f"{' and '.join(taken)}: there already; name another place, or replace what is there (--force)")
     forbid = None if exclude is None else set(pair_keys(load_pairs(exclude)).tolist())
 
     start = time.perf_counter()
