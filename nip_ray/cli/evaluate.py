@@ -127,10 +127,12 @@ def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]
 
 def _print_attack(figures: Mapping[str, Any]) -> None:
     """Who tried to fool the verifier, and how often it was right."""
-    for goal in ("soundness", "completeness"):
+    for goal in ("soundness", "completeness", "refusal"):
         table = figures.get("attack", {}).get(goal)
         if table is None:
             continue
+        if goal == "refusal":
+            typer.echo(f"if the prover refuses to help ({figures['refusal']['reason']}):")
         rows = [
             [row["name"] + (" (chosen)" if row["chosen"] else ""), row["mode"], _interval(row["selection"]), _interval(row["held_out"])]
             for row in table["attackers"]

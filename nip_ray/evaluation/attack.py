@@ -1,12 +1,13 @@
-"""Soundness and completeness under attack: how often a frozen verifier is right whoever tries to fool it.
+"""Soundness under attack: how many false claims a frozen verifier accepts whoever argues for them, and the same of true ones.
 
 Decisions that matter here:
 - the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the held-out ones.
   So no choice enters its interval, which is the exact one of a share. Every other attacker is measured as well, for the table, and with
   them the harder question how often the verifier is right against all of them at once (`any_attacker`: each instance has its own liar);
 - a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
-- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection; where a protocol has none of
-  that kind, all provers do. The others go on as they were trained: in a debate the honest side may answer;
+- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others go on as they were
+  trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
+  y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
 - where the messages of an episode are few enough, all of them are tried (`every_message`): no prover whatever does better against the
   greedy verifier on these instances, so it bounds what training more or longer could find.
 """
@@ -33,6 +34,12 @@ from nip_ray.settings.attack import AttackSettings
 
 LABELS = {"soundness": REJECT, "completeness": ACCEPT}
 """The label of the instances that a goal is about, which is also the right verdict."""
+ENTRIES = {
+    "soundness": ("soundness_error", "soundness_under_attack"),
+    "completeness": ("completeness_under_attack",),
+    "refusal": ("refusal",),
+}
+"""Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
 _WORDS = {REJECT: "reject", ACCEPT: "accept"}
 _MOST_PLAYS = 100_000  # episodes of trying every message
 
@@ -59,7 +66,7 @@ class Victim:
 
 
 def attacked(victim: Victim, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
-    """The entries that an attack adds to `evaluation.json`: `soundness_under_attack`, `completeness_under_attack`, `attack`.
+    """The entries that an attack adds to `evaluation.json`: those of `ENTRIES`, and `attack`.
 
     docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
     training instances.
@@ -69,18 +76,19 @@ def attacked(victim: Victim, settings: AttackSettings, report: Report | None = N
     document: dict[str, Any] = {}
     how = {"verifier": settings.verifier, "seed": victim.seed, "settings": _plain(settings)}
     details: dict[str, Any] = {**how}
-    goals = [goal for goal in settings.goals if bool((victim.scenario.label_I[victim.held_out] == LABELS[goal]).any())]
+    protocol = victim.scenario.protocol
+    wanted = attacked_goals(protocol, settings)
+    goals = [goal for goal in wanted if bool((victim.scenario.label_I[victim.held_out] == LABELS[goal]).any())]
     for number, goal in enumerate(goals):
-        before = number * num_iterations(settings) // len(settings.goals)
+        before = number * num_iterations(protocol, settings) // len(wanted)
 
         def tell(iterations: int, what: str, before: int = before, goal: str = goal) -> None:
             if report is not None:
                 report(before + iterations, f"{goal}: {what}")
 
-        found = _Attack(victim, settings, goal)
-        record, table = found.run(tell)
-        document[f"{goal}_under_attack"] = record
-        details[goal] = {**table, **how}
+        record, table = _Attack(victim, settings, goal).run(tell)
+        document |= entries_of(protocol, goal, record, table)
+        details[section_of(protocol, goal)] = {**table, **how}
     return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
 
 
@@ -92,15 +100,44 @@ def refuse_unfit(protocol: Protocol) -> None:
         raise UserError(f"--attack: {protocol.name} has no prover who could fool the verifier; leave it out")
 
 
-def num_iterations(settings: AttackSettings) -> int:
+def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, ...]:
+    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for either."""
+    paid = tuple(goal for goal, right in LABELS.items() if _paid(protocol, 1 - right))
+    return settings.goals or paid or ("soundness",)
+
+
+def section_of(protocol: Protocol, goal: str) -> str:
+    """Where an attack on `goal` is reported: completeness is "refusal" where no prover is paid for a rejection."""
+    return "refusal" if goal == "completeness" and not _paid(protocol, REJECT) else goal
+
+
+def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands of an attack beside its table. record: of the attacker that counts. The soundness error is the share of false claims that
+    are accepted: with the best of all messages where every one was tried, else against that attacker."""
+    section = section_of(protocol, goal)
+    if section == "refusal":
+        reason = f"no prover of {protocol.name} is paid for a rejection; one who wants it can always fail to prove"
+        return {"refusal": {**record, "reason": reason}}
+    if goal != "soundness":
+        return {f"{goal}_under_attack": record}
+    chosen = next(row for row in table["attackers"] if row["chosen"])
+    every = table.get("every_message_fooled")
+    error = {**chosen["fooled"], "by": chosen["name"]} if every is None else {**every, "by": "every_message"}
+    return {"soundness_error": error, "soundness_under_attack": record}
+
+
+def num_iterations(protocol: Protocol, settings: AttackSettings) -> int:
     """Training iterations of all attackers together."""
-    return len(settings.goals) * settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
+    return len(attacked_goals(protocol, settings)) * settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
     """The provers who are paid for the verdict `wanted`; all of them where none is."""
-    paid = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
-    return paid or protocol.provers
+    return _paid(protocol, wanted) or protocol.provers
+
+
+def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
+    return tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
 
 
 class _Attack:
@@ -136,7 +173,7 @@ class _Attack:
             "wanted": _WORDS[self.wanted],
             "attackers": rows,
             "any_attacker": _share(torch.stack(right).all(0)).record(),
-            "every_message": self._every_message(),
+            **self._every_message(),
         }
         return record, table
 
@@ -212,21 +249,25 @@ class _Attack:
         shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}
         return {name: _share(verdict_B == verdict).record() for name, verdict in shares.items()}
 
-    def _every_message(self) -> dict[str, Any] | None:
-        """The share of held-out instances that are judged rightly whatever is said; None where there is too much that could be said."""
+    def _every_message(self) -> dict[str, dict[str, Any] | None]:
+        """Of held-out instances the shares that are judged rightly whatever is said, and that somebody can have judged as he wants; None
+        where there is too much that could be said."""
         scenario = self.victim.scenario
         slots = message_slots(scenario, self.agents)
         count = (scenario.num_symbols + 1) ** len(slots)  # each symbol, or nothing
         wide = scenario.linear_symbols > 0 or self.settings.verifier != "greedy"
         if wide or not slots or count > self.settings.max_messages or count * len(self.held_out) > _MOST_PLAYS:
-            return None
+            return {"every_message": None, "every_message_fooled": None}
         right_B = torch.ones(len(self.held_out), dtype=torch.bool, device=self.device)
+        fooled_B = ~right_B
         own = {agent: self.victim.networks[agent] for agent in self.agents}
         for said in product((None, *range(scenario.num_symbols)), repeat=len(slots)):
             script = Script(dict(zip(slots, said, strict=True)))
             attacker = Attacker("every message", "script", own, greedy=True, meddle=script)
-            right_B &= self._verdicts(attacker, self.held_out) == self.label
-        return _share(right_B).record()
+            verdict_B = self._verdicts(attacker, self.held_out)
+            right_B &= verdict_B == self.label
+            fooled_B |= verdict_B == self.wanted
+        return {"every_message": _share(right_B).record(), "every_message_fooled": _share(fooled_B).record()}
 
     # -------------------------------------------------------------------------------------------------------- instances
 

@@ -66,7 +66,7 @@ def evaluate_run(
     """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
     (95 %), ``…/lower`` and ``…/upper``, and what was examined: run_dir, iteration, dataset, num_instances, held_out, seed. Then the parts
     of docs/evaluation.md that there are: greedy, sampled, message_regression, exact, figures, calibration, message_value, worst_case, and
-    with `attacked` soundness_under_attack, completeness_under_attack, attack.
+    with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
     settings: "evaluation.key=value" to be used instead of the run's. quiet: no progress line of an attack. Of language models the stored

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import LABELS
+from nip_ray.evaluation.attack import ENTRIES
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import say
 
@@ -54,14 +54,14 @@ def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, A
 
 
 def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
-    """`document` with the entries of an attack. Goals that were not attacked now keep theirs, if both of a goal's entries are there."""
+    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if all of their entries are there."""
     old = document.get("attack")
     old = old if isinstance(old, dict) else {}
     how = {name: old[name] for name in _HOW if name in old}
-    goals = {goal: {**how, **old[goal]} for goal in LABELS if f"{goal}_under_attack" in document and isinstance(old.get(goal), dict)}
-    gone = {"attack", *(f"{goal}_under_attack" for goal in LABELS if goal not in goals)}
+    complete = [part for part, names in ENTRIES.items() if isinstance(old.get(part), dict) and all(name in document for name in names)]
+    gone = {"attack", *(name for part, names in ENTRIES.items() if part not in complete for name in names)}
     rest = {name: value for name, value in document.items() if name not in gone}
-    return {**rest, **entries, "attack": {**goals, **entries["attack"]}}
+    return {**rest, **entries, "attack": {**{part: {**how, **old[part]} for part in complete}, **entries["attack"]}}
 
 
 def _stored(folder: RunFolder) -> tuple[dict[str, Any] | None, str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import LABELS, refuse_unfit
+from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
 from nip_ray.protocols import from_settings
 from nip_ray.runs.folder import RunFolder, environment
 from nip_ray.settings.attack import AttackSettings
@@ -41,7 +41,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     counting = {"text_iterations": settings.text_iterations, "max_instances": settings.max_instances}
     how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
     details: dict[str, Any] = {**how}
-    for goal in settings.goals:
+    for goal in attacked_goals(protocol, settings):
         label = LABELS[goal]
         agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == 1 - label)
         if not agents:
@@ -53,7 +53,6 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         for number, row in enumerate(rows):
             row["chosen"] = number == winner
         record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
-        document[f"{goal}_under_attack"] = record
         details[goal] = {
             "agents": list(agents),
             "label": label,
@@ -64,6 +63,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
             "every_message": None,
             **how,
         }
+        document |= entries_of(protocol, goal, record, details[goal])
     if not document:
         raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")
     return {**document, "attack": details}

@@ -13,8 +13,16 @@ class AttackSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     enabled: bool = option(False, "At the end of every run (the command line's `evaluate --attack` does it at any time).")
-    goals: tuple[Literal["soundness", "completeness"], ...] = option(
-        ("soundness", "completeness"), "What is attacked: the rejection of what is wrong, the acceptance of what is right.", min_length=1
+    goals: tuple[Literal["soundness", "completeness"], ...] | None = option(
+        None,
+        "What is attacked: the rejection of false claims, the acceptance of true ones (none: whichever some prover is paid to prevent).",
+        min_length=1,
+    )
+    max_soundness_error: float | None = option(
+        0.05,
+        "Soundness counts as shown where the upper end of the soundness error's interval is at most this (none: it is only reported).",
+        ge=0,
+        le=1,
     )
     verifier: Literal["greedy", "sampled"] = option(
         "greedy", "The verifier that is measured: its most likely actions, or sampled ones. Attackers always train against the latter."

@@ -17,7 +17,7 @@ from nip_ray.settings.attack import AttackSettings
 from tests.builders import graph_scenario, one_thread
 from tests.evaluation.gullible import PASSWORD, Gullible, message_game, prover, victim
 
-QUICK = AttackSettings(seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
+QUICK = AttackSettings(goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
 
 
 @pytest.fixture(autouse=True)
@@ -53,12 +53,14 @@ def test_scripts_do_not_find_it(fooled: dict[str, Any]) -> None:
 
 
 def test_whoever_is_believed_for_a_password_is_rejected_without_one(fooled: dict[str, Any]) -> None:
-    assert fooled["completeness_under_attack"]["estimate"] == 0
+    assert fooled["refusal"]["estimate"] == 0
+    assert "is paid for a rejection" in fooled["refusal"]["reason"]
+    assert "completeness_under_attack" not in fooled
 
 
 def test_the_interval_is_the_exact_one_of_the_held_out_instances(fooled: dict[str, Any]) -> None:
-    for goal, label in (("soundness", 0), ("completeness", 1)):
-        record = fooled[f"{goal}_under_attack"]
+    for goal, name, label in (("soundness", "soundness_under_attack", 0), ("refusal", "refusal", 1)):
+        record = fooled[name]
         assert record["n"] == 50, "as many as have that label"
         exact = stats.binomtest(round(record["estimate"] * 50), 50).proportion_ci(method="exact")
         assert (record["lower"], record["upper"]) == pytest.approx((exact.low, exact.high))
@@ -66,25 +68,32 @@ def test_the_interval_is_the_exact_one_of_the_held_out_instances(fooled: dict[st
 
 
 def test_one_attacker_counts_and_it_was_the_strongest_in_training(fooled: dict[str, Any]) -> None:
-    for goal in ("soundness", "completeness"):
+    for goal, name in (("soundness", "soundness_under_attack"), ("refusal", "refusal")):
         rows = fooled["attack"][goal]["attackers"]
         chosen = [row for row in rows if row["chosen"]]
         assert len(chosen) == 1
         assert chosen[0]["selection"]["estimate"] == min(row["selection"]["estimate"] for row in rows)
-        record = fooled[f"{goal}_under_attack"]
+        record = fooled[name]
         assert {key: record[key] for key in chosen[0]["held_out"]} == chosen[0]["held_out"]
 
 
 def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
     found = attacked(victim(Gullible(deaf=True)), replace(QUICK, iterations=3))
     assert found["soundness_under_attack"]["estimate"] == 1
-    assert found["completeness_under_attack"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
+    assert found["soundness_error"] == {
+        "estimate": 0,
+        "lower": 0,
+        "upper": found["soundness_error"]["upper"],
+        "n": 50,
+        "by": "every_message",
+    }
+    assert found["refusal"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 1
     assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to go on from"
 
 
 def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> None:
-    for goal in ("soundness", "completeness"):
+    for goal in ("soundness", "refusal"):
         table = fooled["attack"][goal]
         bound, together = table["every_message"]["estimate"], table["any_attacker"]["estimate"]
         assert bound <= together <= min(row["held_out"]["estimate"] for row in table["attackers"])
@@ -93,7 +102,8 @@ def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> N
 def test_every_message_finds_what_training_did_not() -> None:
     found = attacked(victim(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",)))
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 0
-    assert "completeness_under_attack" not in found
+    assert found["soundness_error"]["estimate"] == 1
+    assert "refusal" not in found
     off = attacked(victim(Gullible()), replace(QUICK, iterations=1, max_messages=0, goals=("soundness",)))
     assert off["attack"]["soundness"]["every_message"] is None
 
@@ -170,8 +180,10 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
 
     made = Victim(scenario, networks, fresh, {}, scenario.ids("test"), seed=0)
     found = attacked(made, AttackSettings(seeds=1, sizes=(1,), iterations=1, copies=6, minibatch_size=4, max_messages=16))
-    assert found["soundness_under_attack"]["n"] == found["completeness_under_attack"]["n"] == 3
-    for table in (found["attack"][goal] for goal in ("soundness", "completeness")):
+    paid = REJECT in build(protocol).payment.goals.values()
+    assert ("completeness_under_attack" in found) == paid, "where some prover is paid for a rejection"
+    assert found["soundness_error"]["n"] == 3
+    for table in (found["attack"][goal] for goal in ("soundness", "completeness")[: 1 + paid]):
         assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent"]
         assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
 
@@ -218,5 +230,5 @@ def test_a_goal_without_held_out_instances_is_left_out() -> None:
     made = victim(Gullible())
     positive = made.held_out[made.scenario.label_I[made.held_out] == 1]
     found = attacked(replace(made, held_out=positive), replace(QUICK, iterations=1))
-    assert "soundness_under_attack" not in found
-    assert found["completeness_under_attack"]["n"] == len(positive)
+    assert not {"soundness_under_attack", "soundness_error"} & found.keys()
+    assert found["refusal"]["n"] == len(positive)

@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import num_iterations
+from nip_ray.evaluation.attack import ENTRIES, num_iterations
+from nip_ray.protocols import build
 from nip_ray.runs.attack import attackers, wider
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
@@ -75,16 +76,15 @@ def test_the_command_line_prints_what_python_returns_and_keeps_it(tmp_path: Path
     assert result.exit_code == 0, result.output
     assert len(result.stdout.splitlines()) == 1
     printed = json.loads(result.stdout)
-    for goal in ("soundness", "completeness"):
-        record = printed[f"{goal}_under_attack"]
-        assert {"estimate", "lower", "upper", "n", "attacker"} <= set(record)
-        assert record["n"] == 10
+    record = printed["soundness_under_attack"]
+    assert {"estimate", "lower", "upper", "n", "attacker"} <= set(record)
+    assert record["n"] == printed["soundness_error"]["n"] == 10
     names = [row["name"] for row in printed["attack"]["soundness"]["attackers"]]
     fresh = [f"fresh/size={size}/seed=0" for size in (1, 2)]
     assert names == [*fresh, "continued/seed=0", "own", "random", "silent", "manual"]
     after = evaluation(made)
     assert {key: after[key] for key in before} == before, "the other figures are those of the run"
-    assert after["soundness_under_attack"] == printed["soundness_under_attack"]
+    assert {key: after[key] for key in ENTRIES["soundness"]} == {key: printed[key] for key in ENTRIES["soundness"]}
     again = evaluate_run(made, attacked=True)
     assert {**again["attack"], "seconds": 0} == {**printed["attack"], "seconds": 0}
 
@@ -112,13 +112,13 @@ def test_attackers_never_learn_on_what_the_verifier_is_measured_on(run: Path, tm
     found = evaluate_run(run, dataset=tmp_path / "negatives.npz", attacked=True)
     assert found["soundness_under_attack"]["n"] == 10
     assert found["attack"]["soundness"]["attackers"][0]["selection"]["n"] == 15, "half of the run's 30 negative training pairs"
-    assert "completeness_under_attack" not in found
 
 
 def test_settings_can_be_changed_for_one_evaluation(run: Path) -> None:
-    changed = ["evaluation.attack.goals=[soundness]", "evaluation.max_instances=8", "evaluation.worst_case_episodes=0"]
+    changed = ["evaluation.attack.goals=[completeness]", "evaluation.max_instances=8", "evaluation.worst_case_episodes=0"]
     found = evaluate_run(run, attacked=True, settings=changed)
-    assert "completeness_under_attack" not in found
+    assert "refusal" in found
+    assert "soundness_error" not in found
     assert found["num_instances"] == 8
     with pytest.raises(UserError, match=r"evaluation\.… only"):
         evaluate_run(run, settings=["algorithm.lr=1"])
@@ -153,7 +153,9 @@ def test_only_widths_grow() -> None:
 
 
 def test_the_progress_line_knows_its_length() -> None:
-    assert num_iterations(AttackSettings(seeds=2, sizes=(1, 4), continued=True, iterations=10)) == 2 * 2 * 3 * 10
+    settings = AttackSettings(seeds=2, sizes=(1, 4), continued=True, iterations=10)
+    assert num_iterations(build("nip"), settings) == 2 * 3 * 10
+    assert num_iterations(build("debate"), settings) == 2 * 2 * 3 * 10
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import ENTRIES
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.runs.folder import RunFolder
@@ -30,13 +31,14 @@ def run(made: Path, tmp_path: Path) -> Path:
 
 
 def entries(goal: str, right: float, seed: int = 0) -> dict[str, Any]:
-    return {f"{goal}_under_attack": {"estimate": right}, "attack": {"seed": seed, "settings": {}, goal: {"attackers": [], "seed": seed}}}
+    figures = {name: {"estimate": right} for name in ENTRIES[goal]}
+    return {**figures, "attack": {"seed": seed, "settings": {}, goal: {"attackers": [], "seed": seed}}}
 
 
 def test_goals_are_kept_one_by_one() -> None:
     first = merged({"iteration": 3, "greedy": {}}, entries("soundness", 0.5))
     second = merged(first, entries("completeness", 0.9, seed=7))
-    assert {"iteration", "greedy", "soundness_under_attack", "completeness_under_attack", "attack"} == set(second)
+    assert {"iteration", "greedy", *ENTRIES["soundness"], *ENTRIES["completeness"], "attack"} == set(second)
     assert (second["attack"]["soundness"]["seed"], second["attack"]["completeness"]["seed"], second["attack"]["seed"]) == (0, 7, 7)
     assert merged(second, entries("soundness", 0.1))["soundness_under_attack"] == {"estimate": 0.1}
 
@@ -61,7 +63,7 @@ def test_an_attack_changes_no_other_figure(run: Path) -> None:
     found = evaluate_run(run, attacked=True, seed=99, settings=[SOUNDNESS, "evaluation.worst_case_episodes=0"])
     after = RunFolder.open(run).read_json("evaluation.json")
     assert {key: after[key] for key in before} == before, "also what another seed or setting would have changed"
-    assert set(after) - set(before) == {"soundness_under_attack", "attack"}
+    assert set(after) - set(before) == {*ENTRIES["soundness"], "attack"}
     assert after["soundness_under_attack"] == found["soundness_under_attack"]
 
 

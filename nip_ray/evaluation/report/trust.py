@@ -12,7 +12,7 @@ from nip_ray.evaluation.report.describe import has_held_out
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
-SIDES = ("soundness", "completeness")
+SIDES = ("soundness", "completeness", "refusal")
 ATTACKERS_SHOWN, CELLS_SHOWN = 40, 24
 KINDS = {
     "fresh": "trained from scratch",
@@ -26,8 +26,8 @@ _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the attacker that was chosen in training. side: "soundness" or "completeness"."""
-    return figure_of(source.evaluation.get(f"{side}_under_attack"))
+    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`."""
+    return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{side}_under_attack"))
 
 
 def every_message(source: RunSource, side: str) -> Figure | None:

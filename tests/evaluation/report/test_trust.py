@@ -108,9 +108,9 @@ def test_an_attacker_that_did_better_than_the_chosen_one_is_named(tmp_path: Path
     assert "Here another did better (made by hand), with 42.0\u00a0%." in report_page(folder)[0]
 
 
-def test_completeness_under_attack_is_no_headline_and_says_what_it_means(tmp_path: Path) -> None:
+def test_a_refusal_to_help_is_no_headline_and_says_what_it_means(tmp_path: Path) -> None:
     found = {"attackers": [attacker("own", "own", 3, chosen=True)], "every_message": None}
-    folder = run_folder(tmp_path / "run", completeness_under_attack=record(3), attack={"completeness": found})
+    folder = run_folder(tmp_path / "run", refusal=record(3), attack={"refusal": found})
     findings, page = find(read_run(folder)), report_page(folder)[0]
     assert not any("ompleteness" in words for words in (findings.sentence, *findings.shown, *findings.not_shown))
     assert "a prover can always fail to prove" in page.partition("If the prover refuses to help")[2]
