@@ -38,4 +38,5 @@ def test_the_plain_loop_and_rllib_learn_the_same(name: str, monkeypatch: pytest.
                 assert torch.equal(weights, plain.agents[agent].state_dict()[key]), (agent, key)
     finally:
         algorithm.stop()
-        sys.modules.pop("_common", None)
+        for module in ("_common", "ppo_loop"):
+            sys.modules.pop(module, None)
