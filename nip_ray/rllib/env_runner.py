@@ -18,9 +18,13 @@ from typing import Any
 import gymnasium as gym
 import ray
 import torch
+from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.rllib.callbacks.utils import make_callback
 from ray.rllib.core import COMPONENT_RL_MODULE
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
+from ray.rllib.env.env_context import EnvContext
 from ray.rllib.env.env_runner import EnvRunner
+from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.checkpoints import Checkpointable
 from ray.rllib.utils.metrics import (
@@ -59,6 +63,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.iteration = 0
         self.evaluated = 0  # episodes since an evaluation began
         self._weights_seq_no = 0
+        self.callbacks: list[RLlibCallback] = [made() for made in force_list(self.config.callbacks_class)]
         self.spaces = kwargs.get("spaces") or {}
         self.device = self._choose_device()
         plays_here = self.worker_index > 0 or self.config.num_env_runners == 0 or self.config.create_env_on_local_worker
@@ -71,6 +76,8 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         """The batched core, and the one-copy env that knows its spaces."""
         self.env = ProtocolEnv({"experiment": self.experiment})
         self.play = BatchedPlay(scenario_of(self.experiment, self.device), str(self.device))
+        context = EnvContext(self.config.env_config, worker_index=self.worker_index, num_workers=self.num_workers)
+        self._call_back("on_environment_created", env=self.env, env_context=context)
 
     @override(EnvRunner)
     def make_module(self) -> None:
@@ -122,7 +129,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             rollout = self.play_share(self.iteration, worker, copies, explore)
         self.iteration += 1
         self._log(rollout)
-        return [RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)]
+        return self._called_back([RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)])
 
     def play_share(self, iteration: int, worker: int, copies: int, explore: bool) -> Rollout:
         """The episodes of one worker's share of an iteration."""
@@ -162,7 +169,20 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             self._log(rollout)
         if self.worker_index:
             rollout, rows = rollout.to("cpu"), {role: {name: part.cpu() for name, part in own.items()} for role, own in rows.items()}
-        return RolloutSamples(rollout, worker, rows)
+        return self._called_back([RolloutSamples(rollout, worker, rows)])[0]
+
+    def _called_back(self, samples: list[RolloutSamples]) -> list[RolloutSamples]:
+        """The samples, once the user's callbacks have seen them, and each of their episodes if they ask for those."""
+        with_episodes = any(type(one).on_episode_end is not RLlibCallback.on_episode_end for one in self.callbacks)
+        if with_episodes or self.config.callbacks_on_episode_end:
+            for index, episode in enumerate(sample[i : i + 1] for sample in samples for i in range(len(sample))):
+                self._call_back("on_episode_end", episode=episode, env=None, env_index=index, rl_module=self.module)
+        self._call_back("on_sample_end", samples=samples)
+        return samples
+
+    def _call_back(self, name: str, **arguments: Any) -> None:
+        functions = getattr(self.config, f"callbacks_{name}")
+        make_callback(name, self.callbacks, functions, kwargs={"env_runner": self, "metrics_logger": self.metrics, **arguments})
 
     def networks(self) -> dict[str, nn.Module]:
         """All agents' networks, as this runner has them now."""

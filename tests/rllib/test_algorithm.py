@@ -235,8 +235,8 @@ def test_gpu_settings_reach_rllib() -> None:
 
 def test_training_changes_our_settings_and_rllibs() -> None:
     """Names of PPOSettings and of RLlib in one call; what both have is one value."""
-    config = ProtocolPPOConfig().experiment(message_game()).training(lr=0.5, clip_epsilon=0.3, train_batch_size=7)
-    assert (config.lr, config.settings().lr, config.settings().clip_epsilon, config.train_batch_size) == (0.5, 0.5, 0.3, 7)
+    config = ProtocolPPOConfig().experiment(message_game()).training(lr=0.5, clip_epsilon=0.3, grad_clip=7.0)
+    assert (config.lr, config.settings().lr, config.settings().clip_epsilon, config.settings().max_grad_norm) == (0.5, 0.5, 0.3, 7)
     config.lr = 0.25  # as Tune sets it
     assert config.settings().lr == config.base_lr(0) == 0.25
 

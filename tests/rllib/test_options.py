@@ -1,15 +1,24 @@
 """What RLlib's own options do to our algorithms, one option after the other, in this process."""
 
+from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray._common.deprecation import DEPRECATED_VALUE
+from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from nip_ray.errors import UserError
-from nip_ray.rllib.algorithms import ProtocolPPOConfig
+from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.module import AgentModule
+from nip_ray.rllib.options import CHECKED_APART, INTERNAL, OPTIONS, REFUSED_CALLS, options_markdown, refuse_unhonoured
+from nip_ray.rllib.protocol_env import ProtocolEnv
 from tests.rllib.experiments import Weights, distance, message_game, train, trained, weights
+from tests.rllib.test_dqn import dqn
 
 
 def config_of(**changes: Any) -> ProtocolPPOConfig:
@@ -98,3 +107,180 @@ def test_evaluation_on_another_split() -> None:
         algorithm.stop()
     with pytest.raises(UserError, match=r"env_config\.split: got 'tests', did you mean test"):
         config_of().environment(env_config={"split": "tests"}).validate()
+
+
+# ------------------------------------------------------------------------------------------------- the table of options
+
+
+def other_than(value: Any) -> Any:
+    """A value that nobody has as a default."""
+    if isinstance(value, bool):
+        return not value
+    return {"other": 1} if isinstance(value, dict) else ["other"] if isinstance(value, list) else "other"
+
+
+DEFAULTS = {name: value for name, value in vars(AlgorithmConfig()).items() if name not in INTERNAL and str(value) != str(DEPRECATED_VALUE)}
+VERDICTS = {option: row.verdict for row in OPTIONS for option in row.options}
+
+
+def test_every_option_of_rllib_has_a_verdict() -> None:
+    """A new Ray brings new options, which belong into the table."""
+    assert sorted(VERDICTS) == sorted(DEFAULTS)
+    assert sum(len(row.options) for row in OPTIONS) == len(VERDICTS), "an option stands twice"
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_refused_options_are_refused_by_name(name: str) -> None:
+    """Each one set away from its default is refused, alone; none of the others is by the table."""
+    made = ALGORITHMS[name]()
+    for option, verdict in VERDICTS.items():
+        if option in CHECKED_APART:
+            continue
+        config = made.copy(copy_frozen=False)
+        vars(config)[option] = other_than(vars(config)[option])
+        if verdict == "refused":
+            said = f"^{option.lstrip('_').removesuffix('_str')}: not honoured by {type(made).__name__}, use instead: .+$"
+            with pytest.raises(UserError, match=said):
+                refuse_unhonoured(config, made)
+        else:
+            refuse_unhonoured(config, made)
+
+
+class OwnForward(AgentModule):
+    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return {}
+
+
+class Stepping(RLlibCallback):
+    def on_episode_step(self, **kwargs: Any) -> None: ...
+
+
+def with_own_forward() -> AlgorithmConfig:
+    config = config_of()
+    spec: Any = config.rl_module_spec
+    spec.rl_module_specs["prover"].module_class = OwnForward
+    return config.rl_module(rl_module_spec=spec)
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (lambda: config_of().environment(env="CartPole-v1"), r"env: got 'CartPole-v1'.* use instead: \.experiment"),
+        (lambda: config_of().environment(env_config={"size": 3}), r"env_config\.size: unknown key"),
+        (
+            lambda: config_of().environment(env_config={"experiment": {"iterations": 7}}),
+            r"env_config\.experiment: differs",
+        ),
+        (lambda: config_of().multi_agent(policy_mapping_fn=lambda agent, episode: "prover"), "policy_mapping_fn: every agent"),
+        (lambda: config_of().multi_agent(policies={"prover"}), "policies: got prover, expected one for each agent: prover, verifier"),
+        (with_own_forward, "rl_module_spec: prover: _forward of one's own is never called"),
+        (lambda: config_of().callbacks(Stepping), "Stepping.on_episode_step: never called, use instead"),
+        (lambda: config_of().training(lr=[[0, 1e-3], [100, 1e-4]]), r"algorithm\.lr: got \[\[0, .*expected number > 0"),
+        (lambda: config_of().training(entropy_coefficent=0.1), "entropy_coefficent=.*unknown, did you mean entropy_coefficient"),
+        (
+            lambda: config_of().update_from_dict({"entropy_coefficent": 0.1}),
+            "entropy_coefficent: unknown option, did you mean entropy_coefficient",
+        ),
+        (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
+        (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"provr": {"lr": 0.5}}), "did you mean prover"),
+        (lambda: ProtocolPPOConfig(), r"call \.experiment"),
+    ],
+)
+def test_what_is_not_honoured_is_said(config: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        config().validate()
+
+
+@pytest.mark.parametrize("name", REFUSED_CALLS)
+def test_methods_that_are_not_honoured_say_what_to_use(name: str) -> None:
+    assert hasattr(Algorithm, name), "RLlib has it no longer"
+    with pytest.raises(UserError, match=f"{name}: ProtocolPPO does not have it, use instead"):
+        getattr(object.__new__(ProtocolPPO), name)({})
+
+
+def test_the_page_of_options_is_current() -> None:
+    page = Path(__file__).parents[2] / "docs" / "rllib-options.md"
+    assert page.read_text() == options_markdown(), "write it anew: python -m nip_ray.rllib.options > docs/rllib-options.md"
+
+
+# ------------------------------------------------------------------------------------------------------------ honoured
+
+
+def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
+    """In a dumped config with one changed, as an attribute, and under RLlib's own names: all as by `training`."""
+    expected = after(config_of().training(entropy_coefficient=0.9, max_grad_norm=0.01))
+    changed = {"entropy_coefficient": 0.9, "grad_clip": 0.01}
+    assert distance(after(ProtocolPPOConfig().update_from_dict({**config_of().to_dict(), **changed})), expected) == 0
+    config = config_of()
+    config.entropy_coefficient, config.max_grad_norm = 0.9, 0.01  # type: ignore[attr-defined]
+    assert distance(after(config), expected) == 0
+    assert distance(after(config_of().update_from_dict({"rule": {"entropy_coefficient": 0.9, "max_grad_norm": 0.01}})), expected) == 0
+    assert distance(expected, baseline) > 1e-4
+
+
+def test_an_agent_may_have_a_learning_rate_of_its_own(baseline: Weights) -> None:
+    """That agent's weights are those of a run at that rate, the other's those of the base rate, in the first minibatches."""
+    once = dict(num_epochs=1, minibatch_size=64)
+    own = config_of().training(**once).rl_module(algorithm_config_overrides_per_module={"prover": ProtocolPPOConfig.overrides(lr=0.01)})
+    found, fast, slow = after(own), after(config_of().training(**once, lr=0.01)), after(config_of().training(**once))
+    assert distance({"_": found["prover"]}, {"_": fast["prover"]}) == 0
+    assert distance({"_": found["verifier"]}, {"_": slow["verifier"]}) == 0
+    assert distance(fast, slow) > 1e-4
+
+
+class Counting(RLlibCallback):
+    """Counts what it is told."""
+
+    seen: Counter[str] = Counter()
+
+    def on_environment_created(self, *, env: Any, env_context: Any, **kwargs: Any) -> None:
+        self.seen["environment"] += isinstance(env, ProtocolEnv) and "experiment" in env_context
+
+    def on_sample_end(self, *, samples: Any, **kwargs: Any) -> None:
+        self.seen["samples"] += len(samples)
+
+    def on_episode_end(self, *, episode: Any, env_index: int, metrics_logger: Any, **kwargs: Any) -> None:
+        self.seen["episodes"] += len(episode)
+        metrics_logger.log_value("longest", float(episode.env_steps()), reduce="max")
+
+
+@pytest.mark.parametrize("name", ["ppo", "dqn"])
+def test_callbacks_of_env_runners(name: str) -> None:
+    """Of the environment, of samples and of the episodes in them; what they log is in the results."""
+    Counting.seen.clear()
+    config = config_of() if name == "ppo" else ALGORITHMS[name]().experiment(dqn())
+    algorithm: Any = config.callbacks(Counting).build_algo()
+    try:
+        results = algorithm.train()["env_runners"]
+        assert Counting.seen["environment"] == 1
+        assert Counting.seen["episodes"] == results["num_episodes"] > 0
+        assert Counting.seen["samples"] >= 1
+        assert results["longest"] > 0
+    finally:
+        algorithm.stop()
+
+
+def test_an_iteration_of_so_many_trained_steps() -> None:
+    """64 steps at a time: two training steps for 100."""
+    algorithm: Any = config_of().reporting(min_train_timesteps_per_iteration=100).build_algo()
+    try:
+        results = algorithm.train()
+        assert algorithm.train_iteration == 2
+        assert results["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 128
+        assert algorithm.train()["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 256
+    finally:
+        algorithm.stop()
+
+
+def test_evaluation_beside_training(ray_session: None) -> None:
+    """For as long as an iteration takes, on an env runner of its own, with the weights that training has reached."""
+    config = config_of().evaluation(
+        evaluation_interval=1, evaluation_num_env_runners=1, evaluation_parallel_to_training=True, evaluation_duration="auto"
+    )
+    config.reporting(min_time_s_per_iteration=1.0)
+    algorithm: Any = config.build_algo()
+    try:
+        for _ in range(2):
+            assert algorithm.train()["evaluation"]["env_runners"]["num_episodes"] > 0
+    finally:
+        algorithm.stop()

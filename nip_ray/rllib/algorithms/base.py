@@ -39,6 +39,7 @@ from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
+from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
 from nip_ray.runs.progress import say
@@ -203,12 +204,13 @@ class ProtocolAlgorithm(Algorithm):
 
     def _refuse_broken_runners(self) -> None:
         """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any that is lost."""
-        if self.env_runner_group is None or not self.env_runner_group.num_remote_env_runners():
-            return
-        for answer in self.env_runner_group._worker_manager.foreach_actor(methodcaller("ping"), healthy_only=False):
-            error = answer.get()
-            if isinstance(error, RayActorError) and error.actor_init_failed:
-                raise TrainingError(f"env runner {answer.actor_id} cannot be made: {said(error)}") from error
+        for group, what in ((self.env_runner_group, "env runner"), (self.eval_env_runner_group, "evaluation env runner")):
+            if group is None or not group.num_remote_env_runners():
+                continue
+            for answer in group._worker_manager.foreach_actor(methodcaller("ping"), healthy_only=False):
+                error = answer.get()
+                if isinstance(error, RayActorError) and error.actor_init_failed:
+                    raise TrainingError(f"{what} {answer.actor_id} cannot be made: {said(error)}") from error
 
     # ---------------------------------------------------------------------------------------------------------- learn
 
@@ -342,6 +344,10 @@ class ProtocolAlgorithm(Algorithm):
     def _first_learner(self, function: Any) -> Any:
         """What `function` gives on the first learner; all hold the same state, so the others need not send theirs."""
         return self._foreach_learner(function, only=[0])[0]
+
+
+for _name in REFUSED_CALLS:
+    setattr(ProtocolAlgorithm, _name, refused_call(_name))
 
 
 @contextmanager

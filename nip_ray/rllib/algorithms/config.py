@@ -4,23 +4,30 @@
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportPrivateImportUsage=false
 import copy
+import difflib
+import json
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any, Self
+from dataclasses import asdict, fields
+from inspect import signature
+from typing import Any, Self, cast
 
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
+from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import suggest
+from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
 from nip_ray.rllib.calls import PROBE_S
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule, module_spec
+from nip_ray.rllib.options import refuse_unhonoured
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.settings.experiment import FaultToleranceSettings
@@ -29,7 +36,14 @@ from nip_ray.settings.schedule import UpdateSchedule
 SPLITS = ("train", "test")
 
 # our name -> RLlib's, where RLlib has a field of the same meaning: it stays readable and tunable under its own name
-_RLLIB_NAMES = {"lr": "lr", "gamma": "gamma", "num_epochs": "num_epochs", "minibatch_size": "minibatch_size"}
+_RLLIB_NAMES = {
+    "lr": "lr",
+    "gamma": "gamma",
+    "num_epochs": "num_epochs",
+    "minibatch_size": "minibatch_size",
+    "max_grad_norm": "grad_clip",
+}
+_FORWARDS = ("_forward", "_forward_train", "_forward_inference", "_forward_exploration")
 
 
 class ProtocolAlgorithmConfig(AlgorithmConfig):
@@ -50,6 +64,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 256
         self.rollout_fragment_length = "auto"
+        self.batch_mode = "complete_episodes"
         self.add_default_connectors_to_learner_pipeline = False
         self._dont_auto_sync_env_runner_states = True
         self.validate_env_runners_after_construction = False  # we do, and tell of it
@@ -85,19 +100,43 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         )
         agents = scenario_of(dumped).protocol.agents
         self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
-        self.rl_module(rl_module_spec=module_spec(dumped, agents))
+        self.rl_module(rl_module_spec=module_spec(copy.deepcopy(dumped), agents))
         self.total_iterations = made.iterations
         self.debugging(seed=made.seed, log_sys_usage=False)  # its thread holds up the end of every run
         return self
 
     @override(AlgorithmConfig)
     def training(self, **kwargs: Any) -> Self:
-        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib."""
-        ours = {f.name for f in fields(self.settings_class)} - {"name"}
-        changed = {key: kwargs.pop(key) for key in list(kwargs) if key in ours}
-        if changed:  # not otherwise: RLlib calls this for keys of its own while it takes over what Tune has chosen
-            self._take(replace(self.settings(), **changed))
+        """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib. Raises UserError for an unknown one."""
+        rule = self._rule_names()
+        for key in [key for key in kwargs if key in rule]:
+            setattr(self, key, kwargs.pop(key))
+        theirs = signature(AlgorithmConfig.training).parameters
+        for key in kwargs:
+            if key not in theirs:
+                raise UserError(f"training({key}=...): unknown, {suggest(key, [*rule, *theirs])}")
         return super().training(**kwargs) if kwargs else self
+
+    @override(AlgorithmConfig)
+    def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
+        """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after ``rule``."""
+        both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
+        named = {key: value for key, value in config_dict.items() if key in self._rule_names() and value != both.get(key)}
+        given = {key: value for key, value in config_dict.items() if key not in {*self._rule_names(), "rule"}}
+        super().update_from_dict(given)
+        for key, value in {**config_dict.get("rule", {}), **named}.items():
+            if key != "name":
+                setattr(self, key, value)
+        return self
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        """A setting of the learning rule goes to where its settings are."""
+        if "rule" not in vars(self) or key not in self._rule_names():
+            super().__setattr__(key, value)
+        elif key in _RLLIB_NAMES:
+            super().__setattr__(_RLLIB_NAMES[key], value)
+        else:
+            super().__setattr__("rule", {**self.rule, key: value})
 
     def settings(self) -> Any:
         """The rule's settings in force: RLlib's own fields win where both exist, so that Tune can search over them."""
@@ -110,12 +149,14 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError when no experiment was given."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
+        self._refuse_unknown()
+        refuse_unhonoured(self, type(self)())
+        self._check_game()
+        self._check_modules()
+        self._check_callbacks()
         self._hand_on_seed()
-        self._check_split()
-        self._check_policies_to_train()
-        rule = {f.name for f in fields(self.settings_class)}
-        if "minibatch_size" in rule and (self.minibatch_size is None or self.minibatch_size < 1):
-            raise UserError(f"minibatch_size: {self.minibatch_size}: must be at least 1 frame")
+        experiment = {**self.env_config["experiment"], "algorithm": asdict(self.settings())}
+        config_from_dict(experiment, complete=False)  # types and bounds of the rule's settings, whoever has set them
         super().validate()
 
     @override(AlgorithmConfig)
@@ -133,8 +174,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     def who_learns(self, iteration: int) -> tuple[str, ...]:
         """The agents that learn in an iteration: neither at rest by their schedule nor left out of `policies_to_train`."""
-        agents = scenario_of(self.env_config["experiment"]).protocol.agents
-        chosen = self.policies_to_train
+        agents, chosen = self._agents(), self.policies_to_train
         if chosen is not None:
             agents = tuple(agent for agent in agents if (chosen(agent, None) if callable(chosen) else agent in chosen))
         return updated_agents(self.schedules, agents, iteration)
@@ -154,21 +194,80 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.env_config = {**self.env_config, "experiment": experiment}
         spec = copy.deepcopy(self.rl_module_spec)
         for own in spec.rl_module_specs.values():
-            own.model_config = {**(own.model_config or {}), "experiment": experiment}
+            own.model_config = {**cast(dict[str, Any], own.model_config), "experiment": experiment}
         self.rl_module(rl_module_spec=spec)
 
-    def _check_split(self) -> None:
+    @classmethod
+    def _rule_names(cls) -> set[str]:
+        return {f.name for f in fields(cls.settings_class)} - {"name"}
+
+    def _refuse_unknown(self) -> None:
+        known, rule = {*vars(type(self)()), "class"}, ", ".join(sorted(self._rule_names()))  # RLlib leaves `class` there
+        for key in vars(self):
+            if key not in known:
+                near = difflib.get_close_matches(key, {*known, *self._rule_names()}, 1)
+                raise UserError(f"{key}: unknown option, {f'did you mean {near[0]}?' if near else f'there are {rule} and those of RLlib'}")
+        for ours, theirs in _RLLIB_NAMES.items():
+            if ours not in self._rule_names() and getattr(self, theirs) != getattr(type(self)(), theirs):
+                raise UserError(f"{theirs}: {self.settings_class().name} has no such setting, there are {rule}")
+
+    def _check_game(self) -> None:
+        """The environment and who plays in it are those of the experiment."""
+        if self.env is not ProtocolEnv:
+            raise UserError(f"env: got {self.env!r}, not honoured by {type(self).__name__}, use instead: .experiment()")
+        for key in self.env_config:
+            if key not in ("experiment", "split"):
+                raise UserError(f"env_config.{key}: unknown key, {suggest(str(key), ('experiment', 'split'))}")
         if self.split() not in SPLITS:
             raise UserError(f"env_config.split: got {self.split()!r}, {suggest(str(self.split()), SPLITS)}")
-
-    def _check_policies_to_train(self) -> None:
+        agents = self._agents()
+        if {*self.policies} != {*agents}:
+            raise UserError(f"policies: got {', '.join(map(str, self.policies))}, expected one for each agent: {', '.join(agents)}")
+        if self.policy_mapping_fn is not agent_is_module:
+            raise UserError("policy_mapping_fn: every agent has the module of its own name; leave it as .experiment() sets it")
         chosen = self.policies_to_train
-        if chosen is None or callable(chosen):
-            return
-        agents = scenario_of(self.env_config["experiment"]).protocol.agents
-        for name in chosen:
-            if name not in agents:
-                raise UserError(f"policies_to_train: {name!r} is no agent of this game, {suggest(str(name), agents)}")
+        for key, named in (
+            ("policies_to_train", () if chosen is None or callable(chosen) else chosen),
+            ("algorithm_config_overrides_per_module", self.algorithm_config_overrides_per_module),
+        ):
+            for name in named:
+                if name not in agents:
+                    raise UserError(f"{key}: {name!r} is no agent of this game, {suggest(str(name), agents)}")
+        for agent, own in self.algorithm_config_overrides_per_module.items():
+            if {*own} - ({"lr"} & self._rule_names()):
+                takes = "lr" if "lr" in self._rule_names() else "nothing; set roles"
+                raise UserError(f"algorithm_config_overrides_per_module: {agent}: got {', '.join(own)}, expected {takes}")
+
+    def _check_modules(self) -> None:
+        """Classes of one's own are derived from ours, which is what the rest of ours talks to."""
+        from nip_ray.rllib.learners.base import ProtocolLearner
+
+        for key, given, ours in (
+            ("env_runner_cls", self.env_runner_cls, ProtocolEnvRunner),
+            ("learner_class", self.learner_class, ProtocolLearner),
+        ):
+            if not (isinstance(given, type) and issubclass(given, ours)):
+                raise UserError(f"{key}: got {given!r}, expected a subclass of {ours.__name__}")
+        specs = getattr(self.rl_module_spec, "rl_module_specs", None) or {}
+        if {*specs} != {*self._agents()}:
+            raise UserError(f"rl_module_spec: expected a module for each agent: {', '.join(self._agents())}")
+        for agent, spec in specs.items():
+            if not issubclass(spec.module_class, AgentModule):
+                raise UserError(f"rl_module_spec: {agent}: got {spec.module_class.__name__}, expected a subclass of AgentModule")
+            for name in _FORWARDS:
+                if getattr(spec.module_class, name) is not getattr(AgentModule, name):
+                    raise UserError(f"rl_module_spec: {agent}: {name} of one's own is never called, set `network` in setup()")
+            if not _alike((spec.model_config or {}).get("experiment"), self.env_config["experiment"]):
+                raise UserError("env_config.experiment: differs from that of the modules, call .experiment() with the new one")
+
+    def _check_callbacks(self) -> None:
+        for name in ("on_episode_created", "on_episode_start", "on_episode_step"):
+            for made in force_list(self.callbacks_class):
+                if getattr(made, name) is not getattr(RLlibCallback, name):
+                    raise UserError(f"{made.__name__}.{name}: never called, use instead: on_episode_end or on_sample_end")
+
+    def _agents(self) -> tuple[str, ...]:
+        return scenario_of(self.env_config["experiment"]).protocol.agents
 
     def _limit_restarts(self, settings: FaultToleranceSettings) -> None:
         self.fault_tolerance(
@@ -184,6 +283,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         for ours, theirs in _RLLIB_NAMES.items():
             if hasattr(settings, ours):
                 setattr(self, theirs, getattr(settings, ours))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Equal as JSON: a copy may have lists for tuples."""
+    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
 
 
 def agent_is_module(agent_id: str, episode: Any = None, **kwargs: Any) -> str:

@@ -26,7 +26,7 @@ from ray.rllib.core import ALL_MODULES
 from ray.rllib.core.learner.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.utils.annotations import override
-from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED
+from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED, NUM_ENV_STEPS_TRAINED_LIFETIME
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
@@ -251,8 +251,13 @@ class ProtocolLearner(TorchLearner):
 
     def set_learning_rates(self, lr: float) -> None:
         """Set the base learning rate of every agent."""
-        for optimizer in self.optimizers.values():
-            optimizer.set_learning_rate(lr)
+        for agent, optimizer in self.optimizers.items():
+            optimizer.set_learning_rate(self.own_lr(agent, lr))
+
+    def own_lr(self, agent: str, lr: float) -> float:
+        """What an agent learns at where the base is `lr`: this, or its own of the config, annealed alike."""
+        own = self.config.algorithm_config_overrides_per_module.get(agent, {}).get("lr")
+        return lr if own is None else own * (lr / self.settings.lr)
 
     def _step(self) -> None:
         limit = self.settings.max_grad_norm
@@ -302,6 +307,7 @@ class ProtocolLearner(TorchLearner):
             for name, value in values.items():
                 self.metrics.log_value((agent, name), value, window=1)
         self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED), env_steps, reduce="sum")
+        self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), env_steps, reduce="lifetime_sum")
         return self.metrics.reduce()
 
     def _first_not_finite(self, agent: str) -> float:

@@ -29,7 +29,7 @@ class PPOLearner(ProtocolLearner):
         """Also the coefficients of the KL penalty and the adaptive learning rates, one per agent."""
         super().build()
         self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self._device) for agent in self.networks}
-        self.lr = dict.fromkeys(self.optimizers, self.settings.lr)
+        self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
         # of this learner's rows of the current minibatch, and of the whole update: sums of -log ratio and of the k3 estimate, rows
         self.seen_kl: dict[str, Tensor] = {}
         self.total_kl: dict[str, Tensor] = {}

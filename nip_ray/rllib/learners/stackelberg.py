@@ -166,7 +166,8 @@ class StackelbergLearner(ProtocolLearner):
         self, agents: list[str]
     ) -> tuple[dict[str, list[nn.Parameter]], dict[str, tuple[str, ...]], dict[str, float], torch.Generator]:
         """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
-        step_sizes = {agent: self.settings.shaping_lr or self.iteration_lr * self.step_factors[agent] for agent in agents}
+        given, lr = self.settings.shaping_lr, self.iteration_lr
+        step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
         draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, self.minibatch_number, device=self._device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
 
