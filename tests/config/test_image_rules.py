@@ -100,10 +100,6 @@ def test_training_and_held_out_images_never_come_from_one_file(tmp_path: Path) -
     assert faults(data=dict(source="files", train=str(tmp_path), test=str(tmp_path))) == ""  # a folder has a part for each
 
 
-def test_two_rates_are_fine_for_two_bodies() -> None:
-    assert faults(shared_body=False, agents=dict(prover=dict(body_lr_factor=dict(actor=0.0, critic=1.0)))) == ""
-
-
 def test_a_config_of_images_is_refused_without_torch() -> None:
     code = (
         "import sys\n"

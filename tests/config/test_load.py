@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.keys import locate, walk
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
@@ -207,17 +206,6 @@ def test_all_faults_come_at_once() -> None:
     assert {fault.partition(":")[0] for fault in faults} == {"nme", "seed", "algorithm.lr", "algorithm.clip_value", "scenario.data.sed"}
 
 
-def test_the_default_scenario_needs_no_name() -> None:
-    assert config_from_dict({"scenario": {"message_size": 2}}).scenario == GraphIsomorphismSettings(message_size=2)
-    assert config_from_dict({}) == ExperimentConfig()
-
-
-def test_every_key_can_be_located() -> None:
-    for path, key in walk():
-        if "<agent>" not in path and not path.startswith(("scenario", "algorithm")):
-            assert locate(path.split("."))[:2] == (path, key)
-
-
 # -------------------------------------------------------------------------------------------------------- round trips
 
 
@@ -283,10 +271,6 @@ def test_overrides(override: str, made: dict[str, Any]) -> None:
     data: dict[str, Any] = {"a": 0, "b": {"c": [1, 2]}, "e": None}
     assert apply_overrides(data, [override]) == made
     assert data == {"a": 0, "b": {"c": [1, 2]}, "e": None}, "what was given stays as it was"
-
-
-def test_later_overrides_win() -> None:
-    assert apply_overrides({}, ["a.b=1", "a.c=2", "a.b=3"]) == {"a": {"b": 3, "c": 2}}
 
 
 @pytest.mark.parametrize(

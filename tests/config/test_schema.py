@@ -1,6 +1,5 @@
 """The schema for editors accepts what the loader accepts, and the page of keys is up to date."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,11 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import branches, value_annotation, walk
-from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.config.schema import config_schema, configuration_markdown
 from nip_ray.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-TUNE_CONFIGS = sorted(path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith(("sweep_", "runner_")))
 
 
 def accepted(data: Any) -> bool:
@@ -37,14 +35,6 @@ def test_the_page_has_every_key_once_with_a_description() -> None:
         assert key.description.endswith("."), path
 
 
-def test_the_schema_is_itself_valid() -> None:
-    schema = json.loads(json.dumps(config_schema()))
-    assert schema["$schema"].endswith("2020-12/schema")
-    assert schema["title"] == "nip_ray experiment"
-    jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.Draft202012Validator.check_schema(schema)
-
-
 def test_every_key_is_described_in_the_schema() -> None:
     schema = config_schema()
     objects = list(schema["$defs"].values())
@@ -53,12 +43,6 @@ def test_every_key_is_described_in_the_schema() -> None:
     }
     assert described == {(obj["title"], name) for obj in objects for name in obj["properties"]}
     assert all(obj["additionalProperties"] is False for obj in objects)
-
-
-@pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
-def test_shipped_configs_fit_the_schema(path: Path) -> None:
-    data = parse_yaml(path.read_text(encoding="utf-8"), path.name)
-    assert accepted(data)
 
 
 @pytest.mark.parametrize(

@@ -113,15 +113,6 @@ def test_normal_actions_have_the_density_of_torch_and_stay_within_bounds() -> No
     assert (action.detach().abs() > torch.tensor([1.0, 2.0])).any()
 
 
-def test_discrete_actions_that_start_elsewhere_are_counted_from_there() -> None:
-    space = gymnasium.spaces.Discrete(3, start=5)
-    for learner in (PPO, DQN, RANDOM):
-        agent = make_agent(learner, BOX, space, 40, 0, 0)
-        agent.enable_training_mode(True)
-        taken = agent.act(np.zeros((40, 2), np.float32), 0, 10)
-        assert set(taken.tolist()) == {5, 6, 7}
-
-
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_aims_at_the_reward_and_the_value_of_a_next_state_that_is_not_terminal(double: bool) -> None:
     settings = LearnerSettings(algorithm=DQNAgentSettings(double=double, discount_factor=0.8), network=NetworkSettings((8,)))
@@ -143,27 +134,6 @@ def test_dqn_aims_at_the_reward_and_the_value_of_a_next_state_that_is_not_termin
         found = agent.targets(batch)
     expected = torch.arange(20.0) + torch.where(torch.arange(20) % 2 == 1, torch.zeros(20), 0.8 * value)
     assert torch.allclose(found, expected, atol=1e-5)
-
-
-def test_the_ring_of_dqn_holds_transitions_alone() -> None:
-    agent: Any = make_agent(DQN, BOX, TWO, 3, 0, 0)
-    driver = SequentialDriver(counting(3), agent, quiet(40))
-    driver.train()
-    stored = agent.replay.state_dict()["ring"]["rows"]
-    assert agent.replay.size == driver.env_steps < 120
-    assert (stored["discount"] > 0).any()
-    assert (stored["discount"] == 0).any()
-    assert (stored["next_observation"][:, 1] == stored["observation"][:, 1] + 1).all()
-    assert (stored["next_observation"][:, 0] == stored["observation"][:, 0]).all()
-    driver.close()
-
-
-def test_exploration_falls_linearly() -> None:
-    agent: Any = make_agent(LearnerSettings(algorithm=DQNAgentSettings(random_timesteps=2)), BOX, TWO, 3, 0, 0)
-    agent.enable_training_mode(True)
-    assert [round(agent.exploration(t, 40), 3) for t in (0, 1, 2, 10, 20, 39)] == [1, 1, 0.905, 0.525, 0.05, 0.05]
-    agent.enable_training_mode(False)
-    assert agent.exploration(0, 40) == 0.05
 
 
 def test_a_divergence_ends_an_update_and_moves_the_learning_rate() -> None:

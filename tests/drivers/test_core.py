@@ -1,7 +1,6 @@
 """The order of calls, what learners are shown, and what evaluation leaves alone."""
 
 import copy
-from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -72,21 +71,6 @@ def test_the_loop_by_hand_makes_the_calls_of_the_sequential_driver_with_states_p
     assert made[0][1][1] == ([[1], [1]], [[2], [2]])  # also of the copy whose episode ends here
 
 
-def test_evaluation_in_a_shared_environment_is_in_copies_of_its_own() -> None:
-    finals = []
-    for evaluated in (False, True):
-        driver = SequentialDriver(replace(CARTPOLE, shared=True), agents(PPO, DQN), quiet(30), seed=2)
-        driver.train(15)
-        if evaluated:
-            figures = driver.evaluate(10, num_copies=4)
-            assert 36 <= figures["learner_0/env_steps"] <= 40
-            assert 36 <= figures["learner_1/env_steps"] <= 40
-        driver.train()
-        finals.append(driver.state_dict())
-        driver.close()
-    assert same(*finals)
-
-
 def test_learners_that_share_an_environment_take_turns_within_each_step() -> None:
     driver, calls, (first, second) = watched(5, [2, 3])
     driver.train(1)
@@ -98,19 +82,6 @@ def test_learners_that_share_an_environment_take_turns_within_each_step() -> Non
     assert calls[-2:] == ["b.post 0", "env.close"]
     whole = np.concatenate([first.seen[0].next_observations, second.seen[0].next_observations])
     assert whole.tolist() == [[0, 1]] * 5
-
-
-def test_evaluation_makes_the_same_calls_with_greedy_actions() -> None:
-    driver, calls, (recorder,) = watched(3, [3])
-    figures = driver.evaluate(2)
-    assert calls[0] == "a.training=False"
-    assert calls[1:6] == ["env.reset", "a.pre 0/2", "a.act 0", "env.step", "a.record 0"]
-    assert recorder.explored == [False, False]
-    assert figures["learner_0/info/speed"] == 2.5
-    assert recorder.tracked() == {}
-    stochastic, _, (other,) = watched(3, [3], stochastic_evaluation=True)
-    stochastic.evaluate(2)
-    assert other.explored == [True, True]
 
 
 @pytest.mark.parametrize("learner", [PPO, DQN], ids=["ppo", "dqn"])
@@ -171,16 +142,6 @@ def test_a_learner_of_several_players_learns_and_is_evaluated_greedily() -> None
     sampled.close()
 
 
-def test_several_learners_of_several_players_share_copies() -> None:
-    both = [duelists(4), duelists(6, seed=1)]
-    driver = SequentialDriver(Duel(10), both, quiet(40), [4, 6])
-    driver.train()
-    row = driver.core.row()
-    assert row["env_steps_total"] == 400
-    assert {"learner_0/left/policy_loss", "learner_1/right/return_mean"} <= set(row)
-    driver.close()
-
-
 def test_the_step_driver_counts_from_0_and_returns_what_the_environment_gave() -> None:
     calls: list[str] = []
     recorder = Recorder("a", calls, 3)
@@ -214,12 +175,6 @@ def test_learners_that_do_not_fit_are_refused() -> None:
         SequentialDriver(CARTPOLE, agents(PPO, PPO), quiet(1), names=["x", "x"])
     with pytest.raises(UserError, match="learner_0 is made for 5 copies and gets 6"):
         SequentialDriver(CARTPOLE, agents(DQN, copies=5), quiet(1))
-
-
-def test_a_driver_says_what_it_drives() -> None:
-    driver = SequentialDriver(CARTPOLE, agents(PPO, DQN, sizes=[2, 4]), quiet(1), [2, 4], ["p", "q"])
-    assert str(driver).splitlines()[1:] == ["  p: PPOAgent, copies 0 to 1", "  q: DQNAgent, copies 2 to 5"]
-    driver.close()
 
 
 def test_an_environment_that_reuses_its_arrays_is_refused() -> None:

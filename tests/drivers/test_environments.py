@@ -49,12 +49,6 @@ def test_every_transition_is_one_that_the_environment_made(mode: str) -> None:
         assert episode > 5
 
 
-def test_a_reset_in_the_next_step_costs_a_step_and_no_other_mode_does() -> None:
-    counts = {mode: sum(map(len, transitions(mode))) for mode in MODES}
-    assert counts["same_step"] == counts["disabled"] == 120
-    assert counts["next_step"] < 100
-
-
 def test_copies_of_a_loop_play_the_same_episodes_in_a_slice_and_in_the_whole() -> None:
     settings = EnvironmentSettings(num_copies=5, vectorization="sync")
     whole, part = Copies(make_environment(settings, 5)), Copies(make_environment(settings, 2), first=3)
@@ -120,17 +114,6 @@ def test_text_is_refused_for_every_agent() -> None:
     for learner in (PPO, DQN, RANDOM):
         with pytest.raises(UserError, match="observations are a Text"):
             make_agent(learner, gymnasium.spaces.Text(5), gymnasium.spaces.Discrete(2), 2, 0, 0)
-
-
-def test_several_counts_and_bits_are_drawn_as_actions() -> None:
-    counts, bits = gymnasium.spaces.MultiDiscrete([2, 3], start=[5, 0]), gymnasium.spaces.MultiBinary(4)
-    for space in (counts, bits):
-        agent = make_agent(RANDOM, Counting.observation_space, space, 3, 0, 0)
-        for training in (True, False):
-            agent.enable_training_mode(training)
-            actions = agent.act(np.zeros((3, 2), dtype=np.float32), 0, 9)
-            assert len(actions) == 3
-            assert all(action in space for action in actions)
 
 
 def test_options_reach_the_environment() -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.environments import Recipe
-from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.sequential import SequentialDriver
@@ -40,17 +39,6 @@ def test_steps_are_what_the_sequential_driver_does(environment: EnvironmentSetti
         driver.step()
     assert same(driver.state_dict(), sequential(environment, PPO, DQN))
     driver.close()
-
-
-def test_the_loop_by_hand_is_what_the_sequential_driver_does() -> None:
-    driver = ManualDriver(CARTPOLE, agents(PPO, DQN), quiet(48), seed=5)
-    driver.train(reports=Reports(checkpoint_interval=7))
-    assert same(driver.state_dict(), sequential(CARTPOLE, PPO, DQN))
-    driver.close()
-    shared = ManualDriver(SHARED, agents(PPO, DQN), quiet(48))
-    with pytest.raises(UserError, match="one learner"):
-        shared.train()
-    shared.close()
 
 
 def test_a_learner_is_not_touched_by_its_neighbour() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
@@ -19,7 +18,7 @@ from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.runner import make_driver, resume_runner, run_runner
 from nip_ray.drivers.sequential import SequentialDriver
-from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
+from nip_ray.drivers.spec import load_runner, parse_runner
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.rllib.cluster import build_algorithm
@@ -247,13 +246,6 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
     assert resume_runner(stopped.run_dir, ["driver.timesteps=26"], quiet=True).timesteps == 26
 
 
-def test_the_shipped_file_is_a_runner_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    settings = load_runner("tune_configs/runner_message_game.yaml")
-    assert parse_runner(yaml.safe_load(runner_to_yaml(settings))) == settings
-    assert read_experiment(settings.environment).scenario.name == "message_game"  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -313,20 +305,3 @@ def test_an_algorithm_that_plays_by_itself_is_refused_unless_another_is_put_in_i
     for change in ("algorithm.name=ppo", "algorithm={name: ppo}"):
         own = own_experiment(read_experiment(ExperimentEnvironmentSettings(config=str(environment["config"]))), [change], "here")
         assert own.algorithm.name == "ppo"
-
-
-def test_what_another_algorithm_cannot_say_is_left_out() -> None:
-    dqn = own_experiment(MESSAGES, ["algorithm.name=dqn"], "here")
-    assert dqn.algorithm.max_grad_norm == MESSAGES.algorithm.max_grad_norm  # type: ignore[union-attr]
-    back = own_experiment(dqn, ["algorithm.name=ppo"], "here")
-    assert back.algorithm.loss == "clip"  # type: ignore[union-attr]
-
-
-def test_learners_of_a_shared_environment_are_examined_on_the_same_instances() -> None:
-    first, second = both((5, 5))
-    driver = SequentialDriver(recipe(MESSAGES, 10, shared=True), [first, second], quiet(20))
-    parts = driver._evaluation_parts(7) or []
-    for part in parts:
-        part.copies.reset(0, "evaluation", 0)
-    assert [part.copies.observations["id"].tolist() for part in parts] == [parts[0].copies.observations["id"].tolist()] * 2
-    driver.close()

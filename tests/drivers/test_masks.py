@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.base import encoder, legal_of
-from nip_ray.drivers.contract import MASK, Transition
+from nip_ray.drivers.contract import MASK
 from nip_ray.drivers.environments import Copies, make_environment
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
@@ -145,21 +145,6 @@ def test_parts_of_a_dict_are_laid_side_by_side_without_the_mask() -> None:
     rows = encode({"clock": np.array([2, 0]), "marks": marks, "action_mask": marks})
     assert rows.dtype == np.float32
     assert rows.tolist() == [[0, 0, 1, 0, *marks[0]], [1, 0, 0, 0, *marks[1]]]
-
-
-def test_gymnasiums_taxi_is_driven_by_legal_moves_alone() -> None:
-    settings = EnvironmentSettings(id="Taxi-v3", num_copies=8)
-    env = gymnasium.make("Taxi-v3")
-    agent = make_agent(RANDOM, env.observation_space, env.action_space, 8, 0, 0)
-    seen: list[Transition] = []
-    agent.record_transition = lambda transition, t, total: seen.append(transition)  # type: ignore[method-assign]
-    driver = SequentialDriver(settings, agent, quiet(50))
-    driver.train()
-    for transition in seen:
-        where = np.arange(8) if transition.valid is None else np.flatnonzero(transition.valid)
-        assert transition.observations[MASK][where, transition.actions[where]].all()
-    assert driver.core.learners[0].statistics.env_steps == 400
-    driver.close()
 
 
 @pytest.mark.parametrize("vectorization", ["auto", "sync"])

@@ -13,7 +13,6 @@ from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints
 from nip_ray.runs.folder import RunFolder
-from nip_ray.settings.drivers import RunnerSettings
 from tests.drivers.small import same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,16 +39,6 @@ def plain_rows(run_dir: Path) -> list[dict[str, Any]]:
         return [
             {key: value for key, value in row.items() if not key.startswith("time/") and "per_s" not in key} for row in folder.metrics()
         ]
-
-
-def test_the_shipped_file_is_a_runner_file() -> None:
-    settings = load_runner(ROOT / "tune_configs" / "runner_cartpole.yaml")
-    assert settings.environment.id == "CartPole-v1"
-    assert parse_runner(yaml.safe_load(runner_to_yaml(settings))) == settings
-
-
-def test_the_defaults_are_a_runner_file() -> None:
-    assert parse_runner({}) == RunnerSettings()
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from nip_ray.drivers.scopes import equal_shares, resolve_scopes
+from nip_ray.drivers.scopes import resolve_scopes
 from nip_ray.errors import UserError
 
 
@@ -37,11 +35,3 @@ def test_scopes_are_ranges_in_order(copies: int, learners: int, sizes: list[int]
 def test_scopes_that_do_not_fit_are_refused(copies: int, learners: int, sizes: list[int] | None, words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         resolve_scopes(copies, learners, sizes)
-
-
-@given(st.integers(1, 50), st.integers(1, 50))
-def test_equal_shares_leave_the_remainder_to_the_last(learners: int, more: int) -> None:
-    copies = learners + more
-    shares = equal_shares(copies, learners)
-    assert sum(shares) == copies
-    assert set(shares[:-1]) <= {copies // learners}

@@ -58,17 +58,6 @@ def test_what_cannot_be_read_has_no_snapshot() -> None:
     assert take_snapshot(env) is None
 
 
-@pytest.mark.parametrize("name", ["clock", "screen", "surf", "isopen", "viewer"])
-def test_a_number_is_state_whatever_it_is_called(name: str) -> None:
-    one, other = Counting(0), Counting(0)
-    setattr(one, name, 7)
-    setattr(other, name, 2)
-    put_snapshot(other, take_snapshot(one) or {})
-    assert getattr(other, name) == 7
-    setattr(one, name, object())
-    assert take_snapshot(one) is None
-
-
 def test_windows_and_surfaces_stay_where_they_are() -> None:
     class Surface:
         pass

@@ -167,8 +167,3 @@ def test_greedy() -> None:
     action = made.sample(None)
     for name, logits, _ in parts(made):
         assert torch.equal(action[name].view(N, -1), logits.argmax(-1))
-
-
-def test_noise_width_does_not_depend_on_masks() -> None:
-    assert noise_width(policy(masked=True)) == noise_width(policy(masked=False)) == FACTORS * (SYMBOLS + LINEAR) + 3
-    assert noise_width(policy(linear=False, decides=False)) == FACTORS * SYMBOLS

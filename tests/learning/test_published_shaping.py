@@ -179,16 +179,6 @@ def test_losses_against_loops() -> None:
         assert abs(float(found[1]) - score) < 1e-9
 
 
-def test_the_leader_of_spg_foresees_its_followers() -> None:
-    """In the published library the correction is identically zero."""
-    play, followers = Play("ab"), leader_follower_map("ab", SEQUENCES["two"], mutual=False)
-    settings = StackelbergSettings(variant="spg")
-    plain = play.directions({"a": (), "b": ()}, settings, {})
-    found = play.directions(followers, settings, {})
-    assert float((found["a"] - plain["a"]).norm()) > 0.01 * float(plain["a"].norm())
-    assert torch.equal(found["b"], plain["b"])
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("name", ["one leads two", "diamond"])
 def test_two_learners_are_one(name: str, variant: str) -> None:

@@ -131,14 +131,6 @@ def test_a_search_never_ends_at_a_leaf_of_no_weight(seed: int) -> None:
     assert bool((weights[found] > 0).all())
 
 
-def test_of_a_leaf_named_twice_the_larger_weight_counts() -> None:
-    tree = SumTree(4)
-    tree.fill(0, 4, torch.tensor(9.0))
-    tree.set(torch.tensor([2, 1, 2, 2]), torch.tensor([1.0, 4.0, 5.0, 2.0]))
-    assert tree.leaves[:4].tolist() == [9.0, 4.0, 5.0, 9.0]
-    assert float(tree.total()) == 27.0
-
-
 def test_sums_do_not_drift_with_updates() -> None:
     random = torch.Generator().manual_seed(3)
     tree, fresh = SumTree(1500), SumTree(1500)
@@ -164,18 +156,6 @@ def test_uniform_draws_hit_every_row_alike_and_only_rows_that_are_there() -> Non
     assert torch.equal(found.rows["number"], found.slot_N)
     assert chisquare(torch.bincount(found.slot_N, minlength=40).numpy()).pvalue > 1e-3
     assert int(found.slot_N.max()) < 40
-
-
-def test_single_prioritised_draws_come_up_in_proportion_to_their_priorities() -> None:
-    """4000 samples of one row, each with a generator of its own: chi-square against (|error| + floor) ** exponent."""
-    replay, error = prioritised(50), torch.linspace(-3, 3, 36)
-    replay.add(numbers(0, 36))
-    replay.update_priorities(torch.arange(36), error)
-    counts = torch.zeros(36)
-    for step in range(4000):
-        counts[int(replay.sample(1, generator(0, "replay", step)).slot_N)] += 1
-    expected = (error.abs().double() + 0.01) ** 0.7
-    assert chisquare(counts.double().numpy(), (4000 * expected / expected.sum()).numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -205,18 +185,6 @@ def test_importance_weights_are_those_of_the_paper() -> None:
     assert even.weight_N.tolist() == [1.0] * 64
 
 
-def test_weights_undo_the_priorities_in_the_mean() -> None:
-    """Exponent 1 corrects wholly: the weighted mean of a figure over draws is its plain mean over rows."""
-    replay, error = prioritised(200), torch.linspace(0, 2, 200)
-    replay.add(numbers(0, 200))
-    replay.update_priorities(torch.arange(200), error)
-    found = replay.sample(50_000, generator(0, "replay", 0), importance_exponent=1.0)
-    assert found.weight_N is not None
-    weighted = float((found.weight_N * found.rows["number"]).sum() / found.weight_N.sum())
-    assert weighted == pytest.approx(99.5, rel=0.01)
-    assert float(found.rows["number"].float().mean()) > 115  # without weights they lean to the large errors
-
-
 def test_new_rows_have_the_highest_priority_that_ever_was() -> None:
     replay = prioritised(6, exponent=1.0, floor=1e-12)
     replay.add(numbers(0, 2))
@@ -237,12 +205,6 @@ def test_draws_depend_on_seed_purpose_and_step_alone(priorities: Priorities | No
 
     assert draw(1, "host", 5) == draw(1, "host", 5)
     assert len({tuple(draw(*key)) for key in ((1, "host", 5), (2, "host", 5), (1, "agent", 5), (1, "host", 6))}) == 4
-
-
-@pytest.mark.parametrize("priorities", [None, Priorities(0.6, 1e-6)])
-def test_an_empty_buffer_has_nothing_to_sample(priorities: Priorities | None) -> None:
-    with pytest.raises(ValueError, match="empty"):
-        Replay(NUMBER, 3, priorities=priorities).sample(1, generator(0, "replay"))
 
 
 # ---------------------------------------------------------------------------------------------------- saved and loaded

@@ -15,7 +15,6 @@ from nip_ray.scenarios.matrix_games.exact import (
     bimatrix_values,
     memory_one_values,
     optimal_commitment,
-    tandem_losses,
 )
 from nip_ray.settings.stackelberg import StackelbergSettings
 
@@ -233,19 +232,6 @@ def test_memory_one_values_against_play() -> None:
             assert abs(float(steps[i][row]) - 0.1 * totals[i]) < 1e-9
 
 
-def test_memory_one_values_of_known_strategies() -> None:
-    payoffs = [torch.tensor(p, dtype=torch.float64) for p in PRISONERS_DILEMMA]
-    tit_for_tat, defect = torch.tensor([1.0, 1, 0, 1, 0]), torch.zeros(5)
-    logits = {"tit for tat": 80 * (tit_for_tat - 0.5).double(), "defect": 80 * (defect - 0.5).double()}
-    for first, second, values in (
-        ("tit for tat", "tit for tat", (-1.0, -1.0)),
-        ("defect", "defect", (-2.0, -2.0)),
-        ("tit for tat", "defect", (-3 * 0.04 - 2 * 0.96, -2 * 0.96)),  # it is had once
-    ):
-        found = memory_one_values(logits[first], logits[second], *payoffs, 0.96, per_step=True)
-        torch.testing.assert_close(torch.stack(found), torch.tensor(values, dtype=torch.float64))
-
-
 def test_optimal_commitment_of_known_games() -> None:
     """Conitzer and Sandholm's first example: alone, up dominates and yields 2; committing to half and half yields 3.5."""
     leader, follower = torch.tensor([[2.0, 4.0], [1.0, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
@@ -357,28 +343,3 @@ def test_mutual_shaping_solves_the_iterated_prisoners_dilemma() -> None:
     print(f"shaping {shaped.mean():.3f} ({shaped.min():.3f} to {shaped.max():.3f}), naive {naive.mean():.3f} ({naive.max():.3f})")
     assert float(shaped.mean()) >= -1.10
     assert float(naive.mean()) <= -1.95
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_stable_shaping_reaches_the_fixed_points_of_tandem(seed: int) -> None:
-    """Where shaping alone is arrogant: it stops at x + y = (1 - 2 eta) / (1 - 4 eta), where both are worse off."""
-    start = normal(1, seed=seed), normal(1, seed=seed + 80)
-    assert abs(float(sum(learn(lambda x, y: [loss.sum() for loss in tandem_losses(x, y)], *start, "sos", 0.1, 300))) - 1) < 1e-3
-    assert abs(float(sum(learn(lambda x, y: [loss.sum() for loss in tandem_losses(x, y)], *start, "lola", 0.1, 300))) - 4 / 3) < 1e-3
-
-
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("variant", ["sos", "pola"])
-def test_shaping_comes_to_rest_in_matching_pennies(variant: str, seed: int) -> None:
-    """At the only equilibrium, half and half, from which plain gradients spiral away."""
-    payoff = torch.tensor([[1.0, -1.0], [-1.0, 1.0]], dtype=torch.float64)
-
-    def losses(x: Tensor, y: Tensor) -> list[Tensor]:
-        return [-value for value in bimatrix_values(torch.cat([x, 0 * x]), torch.cat([y, 0 * y]), payoff, -payoff)]
-
-    def distance(ends: tuple[Tensor, Tensor]) -> float:
-        return max(abs(float(logit.sigmoid()) - 0.5) for logit in ends)
-
-    start = normal(1, seed=seed), normal(1, seed=seed + 90)
-    assert distance(learn(losses, *start, variant, 1.0, 300)) <= 0.05
-    assert distance(learn(losses, *start, variant, 1.0, 300, shape=False)) > 0.2

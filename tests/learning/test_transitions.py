@@ -109,8 +109,3 @@ def test_rows_take_what_comes_next_from_the_last_transition() -> None:
 def test_fewer_than_one_step_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         n_step(torch.ones(1), torch.ones(1), torch.tensor([-1]), 0)
-
-
-def test_no_turns_give_no_rows() -> None:
-    found = own_transitions(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool), torch.tensor([3, 2]), torch.tensor([True, False]), 0.9)
-    assert found.reward_N.numel() == found.next_N.numel() == 0

@@ -14,7 +14,6 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, noise_wi
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
-from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
 
@@ -279,34 +278,6 @@ def test_own_rows_of_an_agent_that_never_had_a_turn(speech: dict[str, int]) -> N
     assert not rows.spread(rows.log_prob_N).any()
 
 
-def test_rows_on_the_grid() -> None:
-    scenario, agents = scenario_and_agents(("nip", {}), {})
-    rollout = rollout_of(scenario, agents, 9)
-    rows = own_rows(scenario, rollout, "verifier")
-    grid = rows.spread(torch.arange(len(rows.copy_N)) + 1)
-    assert torch.equal(grid - 1, rows.row_BR)
-    some = torch.tensor([7, 2])
-    expected = [i for copy in (7, 2) for i in range(len(rows.copy_N)) if int(rows.copy_N[i]) == copy]
-    assert rows.of_copies(some).tolist() == expected
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
-def test_ended_copies(protocol: tuple[str, dict[str, Any]]) -> None:
-    scenario, agents = scenario_and_agents(protocol, {"linear_symbols": 2})
-    rollout = rollout_of(scenario, agents, 40)
-    over_BR = torch.arange(rollout.num_rounds) >= rollout.length_B[:, None]
-    if scenario.protocol.verifier_turns > 1:
-        assert bool(over_BR.any())
-    assert rollout.linear_BRACM is not None
-    for empty in (rollout.turn_BRA, rollout.reward_BRA, rollout.log_prob_BRA, rollout.main_BRACM + 1, rollout.linear_BRACM + 1):
-        assert not empty[over_BR].any()
-    assert bool((rollout.decision_BRA[over_BR] == CONTINUE).all())
-    decided = rollout.verdict_B != CONTINUE
-    last = rollout.decision_BRA[torch.arange(40), rollout.length_B - 1, scenario.protocol.verifier_index]
-    assert torch.equal(last[decided], rollout.verdict_B[decided])
-    assert bool((rollout.length_B[~decided] == scenario.protocol.max_rounds).all())
-
-
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
 def test_nothing_leaks_from_one_episode_to_the_next(speech: dict[str, int]) -> None:
     scenario, agents = scenario_and_agents(("multi_channel_test", {}), speech)
@@ -349,13 +320,6 @@ def test_the_global_generator_is_neither_read_nor_moved() -> None:
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(2)
     assert equal(one, rollout_of(scenario, agents))
-
-
-def test_random_players_take_every_seat() -> None:
-    for protocol in PROTOCOLS:
-        scenario = graph_scenario(build(protocol[0], **protocol[1]), message_size=2, linear_symbols=2)
-        rollout = rollout_of(scenario, random_twin(scenario))
-        assert bool((rollout.length_B > 0).all())
 
 
 def test_copies_and_concatenate() -> None:

@@ -127,13 +127,6 @@ def test_payment_is_linear_in_confidence(chosen: tuple[str, dict[str, Any]], see
     assert ends[share].ended
 
 
-def test_a_forced_guess_is_paid_as_forced_whatever_was_said() -> None:
-    made = scenario("nip", scale="percent", force_guess="one")
-    for confidence in (None, 0.0, 0.3, 0.5):
-        dialogue = advance(made, start_dialogue(item(1), 0), turns_of(made, start_dialogue(item(1), 0), confidence))
-        assert (dialogue.verdict, dialogue.confidence, dialogue.rewards[0]) == (ACCEPT, 1.0, {"prover": 1.0, "verifier": 1.0})
-
-
 def test_the_stance_of_the_item_changes_who_is_paid() -> None:
     """mnip pays both provers for acceptance; with a random stance both for the item's."""
     for randomize, stance, verdict, paid in (
@@ -186,12 +179,6 @@ def test_a_dialogue_of_nip() -> None:
     assert (dialogue.total("verifier"), dialogue.total("prover")) == (1.0, 1.0)
     with pytest.raises(ValueError, match="ended"):
         asyncio.run(play_round(scenario(), dialogue, asking(lambda *_: Answer("more"))))
-
-
-def test_rounds_that_run_out() -> None:
-    dialogue = talk(scenario(max_rounds=3), lambda *_: Answer("hm"))
-    assert (len(dialogue.rounds), dialogue.verdict, dialogue.confidence, dialogue.ended) == (3, CONTINUE, None, True)
-    assert dialogue.total("verifier") == -1.0
 
 
 def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:
@@ -294,10 +281,6 @@ def test_text_that_no_file_can_hold_is_mended() -> None:
     raw = dialogue.rounds[0][0].raw
     assert raw == "a \ufffd half \U0001f600"
     assert json.dumps(dialogue_record(scenario("solo_verifier"), dialogue), ensure_ascii=False).encode()
-
-
-def test_seeds_are_taken_as_tensor_play_takes_them() -> None:
-    assert start_dialogue(item(), 65536 + 3) == start_dialogue(item(), 3)
 
 
 texts = st.text(max_size=30)

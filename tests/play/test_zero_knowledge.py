@@ -255,22 +255,6 @@ def test_who_is_done_says_nothing_more_and_provers_go_on_in_both_conversations()
     assert not rollout.reward_BRA[:, 1:, 1].any()
 
 
-def test_the_adversary_alone_has_decided() -> None:
-    """The verifier's conversation goes on to its own end; without the adversary there is nothing to compare."""
-    scenario, _, agents = zk_scenario("nip", max_rounds=6, verifier_terminated_penalty=-3.0)
-    with torch.no_grad():
-        agents[ADVERSARY].decider[-1].bias[1] += 100  # type: ignore[index, union-attr]
-        agents["verifier"].decider[-1].bias[CONTINUE] += 100  # type: ignore[index, union-attr]
-    rollout = rollout_of(scenario, agents)
-    assert rollout.simulation_BR2 is not None
-    assert (rollout.verdict_B == CONTINUE).all()
-    assert (rollout.reward_BRA[:, -1] == torch.tensor([0.0, -3.0, 0.0, 0.0])).all()
-    assert not rollout.reward_BRA[:, 1:, 2:].any()
-    assert bool(rollout.reward_BRA[:, 0, 3].all())
-    assert (rollout.simulation_BR2[:, 1:] == -1).all()
-    assert (rollout.simulation_BR2[:, 0] > 0).all()
-
-
 def test_conversations_do_not_leak() -> None:
     """What is said in a channel that an agent does not see changes nothing that it observes."""
     scenario, _, agents = zk_scenario("debate", {"linear_symbols": 2}, max_rounds=6)

@@ -323,20 +323,6 @@ def test_step_is_pure_and_copies_do_not_touch_each_other(rules: Rules, noise: in
         assert_same(paid, StepOutcome(**{key: value[row : row + 1] for key, value in tensors(outcome).items()}))
 
 
-@SETTINGS
-@given(random_rules(), st.integers(0, 2**32), st.integers(1, 7))
-def test_ended_copies_stay_and_earn_nothing(rules: Rules, noise: int, batch: int) -> None:
-    protocol, random = build(rules.name, **rules.params()), Random(noise)
-    state = state_of(random_copies(rules, random, batch, anywhere=True))
-    after, outcome = step(protocol, state, torch.tensor(random_decisions(rules, random, batch)))
-    for row in state.ended_B.nonzero().flatten().tolist():
-        assert_same(take(after, row), take(state, row))
-        assert outcome.reward_BA[row].eq(0).all()
-        assert outcome.decision_B[row] == 2
-        assert not outcome.decided_B[row]
-        assert not outcome.exhausted_B[row]
-
-
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}-v{order[1]:d}s{order[2]:d}p{order[3]:d}")
 def test_limits_are_refused_exactly_when_the_verifier_could_not_decide(order: tuple[str, bool, bool, bool]) -> None:
     for max_rounds in range(1, 6):

@@ -297,27 +297,6 @@ def test_p3_running_out_of_rounds_after_the_verdict_costs_nobody_anything() -> N
         assert bool(state.ended_B)
 
 
-def test_only_the_undecided_verifier_is_punished_when_rounds_run_out() -> None:
-    for adversary in (ACCEPT, CONTINUE):
-        rows, state = played("nip", 1, [(2, adversary), (2, 2)], max_rounds=2, verifier_terminated_penalty=-9.0)
-        assert rows == [[0.0] * 4, [0.0, -9.0, 0.0, 0.0]]
-        assert (bool(state.done_B), bool(state.exhausted_B)) == (False, True)
-
-
-def test_the_episode_waits_for_both() -> None:
-    for first, second in (((ACCEPT, 2), (2, REJECT)), ((2, REJECT), (ACCEPT, 2))):
-        rows, state = played("debate", 1, [first, (2, 2), second, (0, 0)])
-        assert int(state.round_B) == 3
-        assert sum(row[1] for row in rows) == 1.0  # prover1, for acceptance, once
-        assert sum(row[2] for row in rows) == 1.0
-        assert state.agent_done_BA.all()
-
-
-def test_shared_reward_is_the_verifiers_and_for_provers_only() -> None:
-    rows, _ = played("debate", 1, [(ACCEPT, REJECT)], similarity=0.5, shared_reward=True, verifier_reward=5.0)
-    assert rows == [[5.5, 5.5, 5.0, -0.5, 0.5]]
-
-
 def test_pay_for_similarity_written_out() -> None:
     amounts = dict(simulator_reward_coefficient=2.0, aux_prover_reward_coefficient=0.25, prover_reward=3.0)
     rows, _ = played("mnip", 1, [(2, 2), (2, 2), (ACCEPT, 2)], similarity=-1.5, **amounts)
@@ -325,14 +304,6 @@ def test_pay_for_similarity_written_out() -> None:
     assert rows == [extra, extra, [2.25, 2.25, 1.0, 3.0, -3.0]]
     rows, _ = played("mnip", 1, [(ACCEPT, ACCEPT), (2, 2)], similarity=1.0, **amounts)
     assert rows == [[3.5, 3.5, 1.0, -2.0, 2.0], [0.0] * 5]
-
-
-def test_min_rounds_hold_for_both_verifiers() -> None:
-    _, state = played("nip", 1, [(ACCEPT, ACCEPT)], min_rounds=3)
-    assert not state.agent_done_BA.any()
-    _, state = played("nip", 1, [(ACCEPT, ACCEPT)] * 3, min_rounds=3)
-    assert bool(state.done_B)
-    assert int(state.round_B) == 3
 
 
 def test_step_touches_nothing_that_it_is_given() -> None:

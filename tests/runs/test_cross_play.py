@@ -91,15 +91,6 @@ def test_runs_with_other_data_meet_on_a_file(tmp_path: Path, runs: list[Path]) -
     assert cross_play([runs[0], other], dataset=tmp_path / "pairs.npz")["num_instances"] == 20
 
 
-def test_fewer_training_pairs_are_no_obstacle(tmp_path: Path, runs: list[Path]) -> None:
-    """The same held-out pairs have other numbers there."""
-    other = run_experiment(small("iterations=1", "seed=0", "scenario.data.num_train=40"), tmp_path / "other", quiet=True).run_dir
-    found = cells(cross_play([runs[0], other]))
-    own = RunFolder.open(other).read_json("evaluation.json")["greedy"]
-    assert found["other", "other"]["accuracy"] == own["verifier/accuracy"]
-    assert found["a0", "other"]["accuracy"]["n"] == 20
-
-
 def test_sampled_play_depends_on_the_seed_alone(runs: list[Path]) -> None:
     found = [cross_play(runs[:2], greedy=False, seed=seed, max_instances=12) for seed in (0, 0, 1)]
     assert found[0] == found[1]

@@ -17,7 +17,7 @@ from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, save_pairs, to_raw
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
-from tests.runs.small import MESSAGES, small
+from tests.runs.small import small
 
 CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
 
@@ -90,11 +90,6 @@ def test_every_checkpoint(run: Path, iteration: int) -> None:
     assert without_bounds(figures) == evaluated(rows(run)[iteration - 1])
 
 
-def test_checkpoints_differ(run: Path) -> None:
-    returns = {json.dumps(without_bounds(call(run, "--checkpoint", str(i)))) for i in (1, 4)}
-    assert len(returns) == 2
-
-
 def test_intervals(run: Path) -> None:
     figures = call(run)
     with RunFolder.open(run) as folder:
@@ -136,13 +131,6 @@ def test_a_table_without_json(run: Path) -> None:
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["eval/verifier/accuracy", *cells, "20"] in lines
     assert sum(line[:1] == ["eval/verifier/accuracy"] for line in lines) == 1
-
-
-def test_the_message_game(tmp_path: Path) -> None:
-    run = run_experiment(small("iterations=2", base=MESSAGES), tmp_path / "run", quiet=True).run_dir
-    figures = evaluate_run(run)
-    assert without_bounds(figures) == evaluated(rows(run)[-1])
-    assert figures["held_out"] is RunFolder.open(run).read_json("evaluation.json")["held_out"] is False
 
 
 # ---------------------------------------------------------------------------------------------------------- other data sets

@@ -16,7 +16,6 @@ import nip_ray
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.errors import UserError
-from nip_ray.evaluation.report import write_report
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, run_experiment, with_absolute_paths
@@ -84,14 +83,6 @@ def test_the_run_folder_is_complete(finished: tuple[ExperimentConfig, Experiment
     assert not [entry for entry in path.rglob(".*") if entry.name != ".lock"], "nothing half written is left"
 
 
-def test_the_result(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
-    _, result = finished
-    assert result.iterations == 4
-    last = rows_of(result)[-1]
-    assert {key: value for key, value in result.metrics.items() if key != "version"} == {k: v for k, v in last.items() if k != "version"}
-    assert write_report(result.run_dir) == result.run_dir / "report.html", "the report can be made again"
-
-
 def test_promised_keys_are_in_every_row(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
     config, result = finished
     for row in rows_of(result):
@@ -152,13 +143,6 @@ def test_same_seed_same_numbers(finished_graphs: list[dict[str, Any]], finished:
     else:
         again = run_experiment(config, tmp_path / "run", quiet=True)
         assert [untimed(row) for row in rows_of(result)] == [untimed(row) for row in rows_of(again)]
-
-
-def test_another_seed_other_numbers(finished_graphs: list[dict[str, Any]], tmp_path: Path) -> None:
-    other = rows_of(run_experiment(small("seed=4"), tmp_path / "run", quiet=True))
-    for ours, theirs in zip(finished_graphs, other, strict=True):
-        assert ours["learn/verifier/objective"] != theirs["learn/verifier/objective"]
-        assert ours["learn/prover/entropy"] != theirs["learn/prover/entropy"]
 
 
 @pytest.mark.usefixtures("ray_session")

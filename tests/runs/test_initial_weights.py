@@ -80,10 +80,6 @@ def test_what_says_how_an_agent_began_or_is_trained_may_differ(source: Path) -> 
     assert notes == []
 
 
-def test_nothing_asked_nothing_given() -> None:
-    assert initial_weights(debate()) == ({}, [])
-
-
 def test_they_replace_nothing_after_the_start(source: Path, tmp_path: Path) -> None:
     """A resumed run goes on with its own weights, and needs the other run no more."""
     moved = Path(shutil.copytree(source, tmp_path / "source"))

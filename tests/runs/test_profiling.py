@@ -64,13 +64,6 @@ def test_a_run_that_ends_while_recording_writes_what_it_has(tmp_path: Path) -> N
     assert recorded(tmp_path, 2) == {"iteration 2", "iteration 3"}
 
 
-@pytest.mark.parametrize("number", [0, 2, 6], ids=["at once", "waiting", "warming up"])
-def test_a_run_that_ends_before_recording_writes_nothing(tmp_path: Path, number: int, capfd: pytest.CaptureFixture[str]) -> None:
-    iterations(ProfilingSettings(enabled=True, wait=5, warmup=2, active=1), tmp_path, number)
-    assert not (tmp_path / "profile").exists()
-    assert "rror" not in capfd.readouterr().err
-
-
 def test_an_error_of_the_run_stays_the_same_error(tmp_path: Path) -> None:
     def breaks() -> None:
         with profiler(ProfilingSettings(enabled=True, wait=0, warmup=0, active=3), tmp_path, 0) as step:

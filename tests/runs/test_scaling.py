@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -167,79 +167,6 @@ machines = st.builds(
     bandwidth=st.floats(1e6, 1e11),
     latency_s=st.floats(0, 0.1),
 )
-
-
-@given(where=machines, factor=st.floats(1, 1000))
-def test_a_faster_network_is_never_slower(where: Machines, factor: float) -> None:
-    faster = replace(where, bandwidth=where.bandwidth * factor, latency_s=where.latency_s / factor)
-    assert iteration_time(PARTS, faster).total <= iteration_time(PARTS, where).total * (1 + 1e-9)
-
-
-@given(where=machines, more=st.integers(1, 64))
-def test_more_cpus_are_never_slower(where: Machines, more: int) -> None:
-    assert iteration_time(PARTS, replace(where, cpus=where.cpus + more)).total <= iteration_time(PARTS, where).total * (1 + 1e-9)
-
-
-@given(where=machines)
-def test_on_one_node_the_network_does_not_matter(where: Machines) -> None:
-    one = replace(where, nodes=1)
-    assert iteration_time(PARTS, one) == iteration_time(PARTS, replace(one, bandwidth=1.0, latency_s=100.0))
-
-
-@given(where=machines)
-def test_over_an_ideal_network_nodes_are_one_large_node(where: Machines) -> None:
-    """Where processes divide evenly among the nodes."""
-    even = replace(
-        where,
-        runners=where.runners - where.runners % where.nodes,
-        learners=where.learners - where.learners % where.nodes,
-        bandwidth=float("inf"),
-        latency_s=0.0,
-    )
-    large = replace(even, nodes=1, cpus=even.cpus * even.nodes)
-    assert iteration_time(PARTS, even).total == pytest.approx(iteration_time(PARTS, large).total)
-
-
-@given(runners=st.integers(1, 200))
-def test_one_more_runner_with_a_cpu_of_its_own_never_plays_longer(runners: int) -> None:
-    fewer, more = (iteration_time(PARTS, Machines(runners=n, cpus=256)) for n in (runners, runners + 1))
-    assert more.sample <= fewer.sample
-    assert more.collect > fewer.collect, "and has its price"
-
-
-def test_endless_runners_leave_the_fixed_part_of_playing_and_all_of_learning() -> None:
-    alone = iteration_time(PARTS, Machines())
-    free = replace(PARTS, call_s=0.0, weights_s=0.0)
-    many = iteration_time(free, Machines(runners=PARTS.copies, cpus=PARTS.copies))
-    assert many.sample == pytest.approx(PARTS.sample_fixed_s + PARTS.sample_copy_s)
-    assert many.learn == alone.learn
-    assert many.total == pytest.approx(many.sample + alone.learn + PARTS.rest_s)
-
-
-def test_learners_share_gradient_steps_but_not_the_preparation() -> None:
-    alone, many = (iteration_time(PARTS, Machines(learners=n, cpus=512)).learn for n in (0, 256))
-    steps = PARTS.epochs * PARTS.copies // PARTS.minibatch_copies
-    floor = PARTS.copies * PARTS.prepare_copy_s + steps * (PARTS.minibatch_fixed_s + PARTS.minibatch_copy_s)
-    assert floor == pytest.approx(many)
-    assert floor < alone
-
-
-def test_a_runner_without_a_cpu_of_its_own_waits_for_one() -> None:
-    own, shared = (iteration_time(PARTS, Machines(runners=4, cpus=cpus)).sample for cpus in (4, 2))
-    assert shared == pytest.approx(2 * own)
-
-
-def test_a_slow_network_makes_several_learners_a_loss() -> None:
-    slow = Machines(nodes=4, cpus=8, bandwidth=1e6)
-    assert iteration_time(PARTS, replace(slow, learners=4)).total > iteration_time(PARTS, replace(slow, learners=0)).total
-
-
-def test_a_gpu_of_speed_one_is_a_cpu_thread_and_a_faster_one_leaves_the_fixed_part() -> None:
-    cpu = iteration_time(PARTS, Machines())
-    assert iteration_time(PARTS, Machines(gpus=1, gpu_speedup=1.0)) == cpu
-    fast = iteration_time(PARTS, Machines(gpus=1, gpu_speedup=1e12))
-    steps = PARTS.epochs * PARTS.copies // PARTS.minibatch_copies
-    assert fast.learn == pytest.approx(steps * PARTS.minibatch_fixed_s)
 
 
 @given(where=machines)

@@ -53,10 +53,6 @@ def in_space(space: Space, value: Any) -> bool:
 # ------------------------------------------------------------------------------------------------------------ syntax
 
 
-def test_every_kind_has_an_example_here() -> None:
-    assert {space.kind for space in SPACES} == set(KINDS)
-
-
 @pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
 def test_a_space_reads_back_from_what_it_writes(space: Space) -> None:
     assert parsed(space.data()) == space

@@ -53,10 +53,6 @@ def test_the_spaces_are_taken_out_of_the_config() -> None:
     assert data["algorithm"]["lr"] == LR, "what was given is left as it is"
 
 
-def test_spaces_alone_make_a_sweep_with_default_settings() -> None:
-    assert parse_sweep(game(algorithm={"lr": LR})).settings == SweepSettings()
-
-
 def test_a_file_without_spaces_and_settings_is_no_sweep() -> None:
     assert not is_sweep(GAME)
     assert "nip-ray train" in refusal(GAME)
@@ -148,11 +144,6 @@ def test_the_order_of_keys_in_a_file_changes_no_draw() -> None:
     rule = {"num_epochs": {"grid": [2, 4]}, "lr": LR, "gamma": {"uniform": [0.1, 0.9]}}
     turned = dict(reversed(rule.items()))
     assert draw_settings(parse_sweep(game({}, algorithm=rule))) == draw_settings(parse_sweep(game({}, algorithm=turned)))
-
-
-def test_two_spaces_are_drawn_independently() -> None:
-    drawn = draw_settings(parse_sweep(game({"num_samples": 30}, algorithm={"gamma": {"uniform": [0, 1]}, "lam": {"uniform": [0, 1]}})))
-    assert all(one["algorithm.gamma"] != one["algorithm.lam"] for one in drawn)
 
 
 def test_more_samples_leave_the_first_as_they_were() -> None:
@@ -279,10 +270,6 @@ def test_every_documented_figure_may_decide(key: str) -> None:
 def test_a_figure_of_another_scenario_may_not_decide() -> None:
     assert "got 'eval/rho/own-choose-first', there are prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
     assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal({**HIRONAKA, "sweep": {}})
-
-
-def test_there_are_documented_figures() -> None:
-    assert {"eval/verifier/accuracy", "train/episode_length", "learn/lr", "time/iteration_s"} <= set(documented_keys())
 
 
 @pytest.mark.parametrize("key", ["env_steps_per_s", "episodes", "eval/verifier/accuracy/wl_score=-1", "train/prover/return"])

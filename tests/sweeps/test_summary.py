@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +44,6 @@ def test_settings_are_grouped_by_their_values_and_have_students_interval_over_se
     assert summary.best_trial is not None
     assert summary.best_trial.trial_id == "0.01-0"
     assert (summary.statuses, summary.seconds) == ({"done": 4}, 8.0)
-
-
-def test_equal_mappings_are_one_setting_whatever_the_order_of_their_keys() -> None:
-    values: list[Mapping[str, Any]] = [
-        {"a": {"x": 1, "y": [2]}, "b": None},
-        {"b": None, "a": {"y": [2], "x": 1}},
-        {"a": {"x": 1}, "b": None},
-    ]
-    trials = [TrialRecord(str(i), value, i, "done", metrics={METRIC: 0.5}) for i, value in enumerate(values)]
-    assert [setting.seeds for setting in summarise(SETTINGS, trials).settings] == [(0, 1), (2,)]
-    apart = [TrialRecord(str(i), {"a": value}, i, "done") for i, value in enumerate([True, 1, 1.0, "1"])]
-    assert len(summarise(SETTINGS, apart).settings) == 4
 
 
 def test_the_best_setting_is_best_in_the_mean_and_its_best_trial_in_the_figure() -> None:

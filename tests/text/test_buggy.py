@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.sandbox.testing import TestReport
-from nip_ray.scenarios.code_validation.files import read_items, write_rows
+from nip_ray.scenarios.code_validation.files import read_items
 from nip_ray.scenarios.code_validation.hub import Row
 from nip_ray.settings.code_validation import CodeDataSettings
 from nip_ray.text.buggy import BuggyOptions, Candidate, ProgrammingProblem, Sandbox, levenshtein, make_buggy, parse_candidate, problems_of
@@ -300,15 +300,3 @@ def test_problems_of_apps(tmp_path: Path) -> None:
 def test_malformed_tests(tests: Any) -> None:
     with pytest.raises(UserError, match=r"apps.jsonl: line 1: input_output: malformed"):
         list(problems_of([apps(1, tests)], "apps.jsonl", "test", ("interview",)))
-
-
-def test_malformed_problems() -> None:
-    with pytest.raises(UserError, match="line x: problem_id, question"):
-        list(problems_of([apps("x")], "apps.jsonl", "test", ("interview",)))
-
-
-def test_rows_can_be_written_again(tmp_path: Path) -> None:
-    """The figures of a bug survive parquet."""
-    make(tmp_path / "x.jsonl", lambda request: reply("print(1)\n"), [problem()])
-    write_rows(rows(tmp_path / "x.jsonl"), tmp_path / "x.parquet")
-    assert [item.y for item in read_items(tmp_path / "x.parquet", CodeDataSettings(difficulties=("interview",)))] == [1, 0]

@@ -25,27 +25,10 @@ def test_unequal_repeats_by_hand() -> None:
     assert found.upper - 5 / 3 == pytest.approx(np.tan(0.475 * np.pi) * 4 / 9)
 
 
-def test_nothing_is_said_without_spread() -> None:
-    assert clustered_mean([], []).record() == {"estimate": None, "lower": None, "upper": None, "n": 0}
-    assert clustered_mean([3.0], [2]).record() == {"estimate": 1.5, "lower": None, "upper": None, "n": 1}
-    assert clustered_mean([3.0, 6.0], [2, 4]).record() == {"estimate": 1.5, "lower": None, "upper": None, "n": 2}
-
-
-def test_data_points_without_trials_do_not_count() -> None:
-    assert clustered_mean([1.0, 0.0, 5.0], [1, 0, 2]) == clustered_mean([1.0, 5.0], [1, 2])
-    assert clustered_share([1, 0, 0], [1, 0, 1]) == proportion(1, 2)
-    assert clustered_share([0, 0], [0, 0]) == proportion(0, 0)
-
-
 @pytest.mark.parametrize("repeats", [1, 4])
 def test_items_that_speak_with_one_voice_have_the_exact_interval(repeats: int) -> None:
     """Played four times with the same outcome, an item says no more than played once."""
     assert clustered_share([repeats] * 7 + [0] * 3, [repeats] * 10) == proportion(7, 10)
-
-
-def test_all_alike_is_exact_however_often_each_was_played() -> None:
-    assert clustered_share([1, 2, 3], [1, 2, 3]) == proportion(3, 3)
-    assert clustered_share([0, 0, 0], [1, 2, 3]) == proportion(0, 3)
 
 
 def test_unequal_repeats_are_pooled_even_where_each_item_is_unanimous() -> None:

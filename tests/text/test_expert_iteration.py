@@ -26,37 +26,16 @@ def weighted(**given: Any) -> ExpertIterationSettings:
     return ExpertIterationSettings(selection="weighted_sampling", **given)
 
 
-def test_threshold_is_inclusive() -> None:
-    assert select([1.0, 0.9, 0.89, -1.0, 0.9], settings(), 0) == [0, 1, 4]
-
-
 def test_threshold_is_reached_in_spite_of_rounding() -> None:
     paid = 0.95 * 1 + (1 - 0.95) * -1
     assert paid < 0.9
     assert select([paid, float(np.float32(0.9)), 0.8999], settings(), 0) == [0, 1]
 
 
-def test_nothing_to_select_from() -> None:
-    assert select([], settings(), 0) == []
-    assert select([], weighted(), 0) == []
-
-
 def test_weights_by_hand() -> None:
     """Rewards above the smallest: 0, 1, 3, over 4; plus 0.04 / 3 each, over 1.04."""
     found = weights([-1.0, 0.0, 2.0], weighted(weighting_epsilon=0.04))
     assert found == pytest.approx([(0.04 / 3) / 1.04, (0.25 + 0.04 / 3) / 1.04, (0.75 + 0.04 / 3) / 1.04])
-
-
-def test_weights_with_a_minimum() -> None:
-    """What is below the minimum counts as the minimum."""
-    found = weights([-5.0, 0.0, 1.0, 3.0], weighted(weighting_minimum=0.0, weighting_epsilon=0.0))
-    assert found == pytest.approx([0, 0, 0.25, 0.75])
-
-
-@pytest.mark.parametrize("given", [{}, {"weighting_epsilon": 0.0}, {"weighting_minimum": 2.0, "weighting_epsilon": 0.0}])
-def test_equal_rewards_weigh_the_same(given: dict[str, float]) -> None:
-    assert weights([1.0] * 4, weighted(**given)) == pytest.approx([0.25] * 4)
-    assert len(select([1.0] * 4, weighted(**given), 0)) == 2
 
 
 def test_draws_follow_the_weights() -> None:
@@ -122,15 +101,6 @@ def test_an_example_is_the_whole_dialogue_up_to_the_last_own_turn() -> None:
     assert [(message["role"], message["content"]) for message in made[1].chat][1:] == [("assistant", "Why?"), ("user", "Because.")]
 
 
-def test_each_agent_by_its_own_reward() -> None:
-    """A wrong acceptance is good for the prover alone, a right rejection for the verifier alone."""
-    scenario = tiny("nip")
-    fooled = conversation(scenario, Item(0, 0), ASK, ANSWER, TAKE)
-    firm = conversation(scenario, Item(1, 0), ASK, ANSWER, REFUSE)
-    made = examples([fooled, firm], ["prover", "verifier"], scenario, settings(), 0, 0)
-    assert [(example.agent, example.dialogue) for example in made] == [("prover", 0), ("verifier", 1)]
-
-
 def test_replaced_guesses_are_the_truth() -> None:
     scenario = tiny("nip")
     dialogues = [conversation(scenario, Item(i, i % 2), ASK, ANSWER, TAKE) for i in range(10)]
@@ -152,14 +122,6 @@ def test_provers_learn_nothing_of_the_truth() -> None:
     made = examples(dialogues, ["prover"], scenario, settings(guess_replacement=1.0), 0, 5)
     assert len(made) == 10
     assert not any(example.replaced for example in made)
-
-
-def test_all_replaced_leaves_nothing_to_select() -> None:
-    scenario = tiny("nip")
-    dialogues = [conversation(scenario, Item(i, 1), ASK, ANSWER, TAKE) for i in range(3)]
-    made = examples(dialogues, ["verifier"], scenario, settings(guess_replacement=1.0), 0, 5)
-    assert [example.dialogue for example in made] == [0, 1, 2]
-    assert all(example.replaced for example in made)
 
 
 def test_invalid_turns_are_no_examples() -> None:
@@ -192,13 +154,6 @@ def test_an_agent_without_a_turn_has_no_example() -> None:
         dialogue = advance(scenario, dialogue, [turn])
     generous = settings(reward_threshold=-10.0)
     assert [e.agent for e in examples([dialogue], ["prover0", "prover1"], scenario, generous, 0, 0)] == ["prover0"]
-
-
-def test_a_dialogue_drawn_twice_gives_two_examples() -> None:
-    scenario = tiny("nip")
-    dialogue = conversation(scenario, Item(0, 1), ASK, ANSWER, TAKE)
-    made = examples([dialogue], ["prover"], scenario, weighted(sample_size_factor=3.0), 0, 0)
-    assert [example.dialogue for example in made] == [0, 0, 0]
 
 
 def test_same_arguments_same_examples() -> None:

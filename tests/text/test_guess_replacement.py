@@ -29,11 +29,6 @@ def test_schedule(annealing: str, rate: float, expected: list[float]) -> None:
     assert all(0 <= value <= 1 for value in found)
 
 
-def test_iterations_count_from_zero() -> None:
-    with pytest.raises(ValueError, match="iteration is -1"):
-        share(settings(0.5), -1)
-
-
 @pytest.mark.parametrize("num", [0, 1, 7, 100])
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.5, 1.0])
 def test_split_is_a_partition(num: int, part: float) -> None:

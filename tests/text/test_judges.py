@@ -107,10 +107,6 @@ def test_answers_are_read_strictly(text: str, answer: int | None) -> None:
     assert read_answer(ChatReply(text, "stop", 1, 1)) == answer
 
 
-def test_no_text_is_no_answer() -> None:
-    assert read_answer(ChatReply(None, "content_filter", 1, 0)) is None
-
-
 @pytest.mark.parametrize(
     ("protocol", "name", "wanted"),
     [

@@ -20,8 +20,8 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.malt import LabelledNode, Node, grow, label_tree, mid_points, preference_pairs
-from nip_ray.text.malt_figures import pair_statistics, tree_statistics
-from tests.text.dialogues import Item, TinyScenario, tiny
+from nip_ray.text.malt_figures import tree_statistics
+from tests.text.dialogues import Item, tiny
 
 AGENTS = ("prover", "verifier")
 MIDS = {"prover": 0.5, "verifier": 0.0}
@@ -153,16 +153,6 @@ def by_hand() -> Node:
     return replace(root, children=(ask(0, (1.0, -0.5)), ask(1, (-1.0, -1.0))))
 
 
-def test_own_reward_counts_once_for_each_leaf() -> None:
-    """The first question leads to 1 and -0.5, and itself costs 0.25: (1 - 0.5) / 2 - 0.25 = 0. Added once it would seem to be 0.125."""
-    labelled = label_tree(by_hand(), AGENTS, MIDS)
-    assert labelled.children[0].labels["verifier"].expected == 0.0
-    assert labelled.children[0].labels["verifier"].positive  # the threshold itself is positive
-    assert labelled.children[1].labels["verifier"].expected == -1.25
-    assert labelled.labels["verifier"].expected == -0.625
-    assert labelled.branches == 4
-
-
 def test_the_root_gives_a_pair() -> None:
     scenario = tiny("nip")
     labelled = label_tree(by_hand(), AGENTS, MIDS)
@@ -172,13 +162,6 @@ def test_the_root_gives_a_pair() -> None:
     (pair,) = preference_pairs(labelled, "prover", scenario, 0).pairs
     assert (pair.path, pair.preferred, pair.rejected) == ((0,), "answer 00", "answer 01")
     assert [message["content"] for message in pair.chat][1:] == ["question 0"]
-
-
-def test_only_speakers_have_pairs() -> None:
-    """At the root the prover's labels differ too, but the verifier speaks."""
-    labelled = label_tree(by_hand(), AGENTS, {"prover": 0.5, "verifier": 0.0})
-    assert labelled.labels["prover"].has_both
-    assert () not in [pair.path for pair in preference_pairs(labelled, "prover", tiny("nip"), 0).pairs]
 
 
 def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
@@ -350,17 +333,6 @@ def test_figures_by_hand() -> None:
     assert found["malt/verifier/has_both_share"] == pytest.approx((2 / 3 + 1) / 2)
     assert found["malt/prover/has_both_share/round=0"] == 0.5
     assert not [key for key in found if key.endswith("round=2")]
-
-
-def test_pair_figures() -> None:
-    scenario: TinyScenario = tiny("nip")
-    trees = [label_tree(by_hand(), AGENTS, MIDS), one_level(("same", 1.0, False), ("same", -1.0, False))]
-    found = [preference_pairs(tree, "verifier", scenario, 0) for tree in trees]
-    assert pair_statistics(found, "verifier") == {
-        "malt/verifier/pairs": 1.0,
-        "malt/verifier/equal_pairs": 1.0,
-        "malt/verifier/invalid_pairs": 0.0,
-    }
 
 
 def test_no_trees_no_figures() -> None:

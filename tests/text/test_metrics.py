@@ -120,23 +120,6 @@ def test_no_dialogues() -> None:
     assert all(figure["estimate"] is None and figure["n"] == 0 for figure in record.values())
 
 
-def test_undecided_is_neither_verdict() -> None:
-    """No figure but those that count it as wrong changes when undecided dialogues are added."""
-    decided = [dialogue for dialogue in PLAYED if dialogue.verdict != CONTINUE]
-    with_all, without = dialogue_metrics(PLAYED, NIP.protocol), dialogue_metrics(decided, NIP.protocol)
-    for key in ("acceptance", "precision", "recall", "confidence", "overconfidence", "brier"):
-        assert with_all[f"verifier/{key}"] == without[f"verifier/{key}"]
-
-
-def test_confidence_by_hand() -> None:
-    """Own verdicts at 0.8, 0.9 and 0.6, the last of them wrong."""
-    sure = [over(0, 1, ACCEPT, 0.8), over(1, 0, REJECT, 0.1), over(2, 1, REJECT, 0.4)]
-    found = dialogue_metrics(sure, NIP.protocol)
-    assert found["verifier/confidence"] == pytest.approx((0.8 + 0.9 + 0.6) / 3)
-    assert found["verifier/overconfidence"] == pytest.approx((0.8 + 0.9 + 0.6 - 2) / 3)
-    assert found["verifier/brier"] == pytest.approx((0.2**2 + 0.1**2 + 0.6**2) / 3)
-
-
 def test_the_middle_of_a_scale_counts_for_the_brier_score_alone() -> None:
     dialogue = start_dialogue(Item(0, 1), 0)
     dialogue = advance(NIP, dialogue, [Turn("verifier", "Decision: 4", {}, CONTINUE, 0.5)])
@@ -173,20 +156,6 @@ def test_an_agent_that_never_spoke_has_no_shares_of_turns() -> None:
     assert found["prover0/retry_share"] == 0.0
     assert "prover1/retry_share" not in found
     assert found["prover1/return"] == 0.0
-
-
-def test_every_channel_counts() -> None:
-    """Debate: one round of two answers, one of two questions; the published figure would see the first channel alone."""
-    scenario = tiny("debate", max_rounds=4, verifier_first=False)
-    dialogue = start_dialogue(Item(0, 1), 0)
-    names = ("prover0_channel", "prover1_channel")
-    dialogue = advance(scenario, dialogue, [Turn(f"prover{i}", "x", {names[i]: "x"}) for i in range(2)])
-    dialogue = advance(scenario, dialogue, [Turn("verifier", "x", dict.fromkeys(names, "x"))])
-    dialogue = advance(scenario, dialogue, [Turn(f"prover{i}", "x", {names[i]: "x"}) for i in range(2)])
-    dialogue = advance(scenario, dialogue, [Turn("verifier", "x", {}, ACCEPT, 1.0)])
-    found = dialogue_metrics([dialogue], scenario.protocol)
-    assert found["messages"] == 6.0
-    assert found["episode_length"] == 4.0
 
 
 def test_groups() -> None:

@@ -242,12 +242,6 @@ def test_a_service_that_is_away(monkeypatch: pytest.MonkeyPatch, server: ChatSer
     assert uncertain_of(caught.value) == Amount()
 
 
-def test_models_are_checked(server: ChatServer) -> None:
-    run(server, lambda client: client.check_models(["gpt-4o-mini", "ft:gpt-4o-mini:org:prover:abc123"]))
-    with pytest.raises(UserError, match=r"no model 'gpt-4o-mimi'; near it: gpt-4o-mini"):
-        run(server, lambda client: client.check_models(["gpt-4o-mimi"]))
-
-
 def test_a_service_without_a_list_of_models_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
     with ChatServer(models_endpoint=False) as server:

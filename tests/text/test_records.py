@@ -24,7 +24,6 @@ from nip_ray.text.prices import PriceList
 from nip_ray.text.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.spending import Amount, MeteredReply, Spending
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
-from tests.text.dummy_chat import DummyChat
 
 PRICES = PriceList({"m": PriceSettings(1.0, 2.0)})
 
@@ -207,22 +206,6 @@ def test_a_full_disk_is_said_and_leaves_whole_lines() -> None:
         folder = Path(name)
         with pytest.raises(UserError, match=r"cannot be written \(No space left"):
             asyncio.run(main())
-
-
-def test_recording_is_cheap(tmp_path: Path) -> None:
-    """At most 0.1 ms of processor time a call; measured with room for a busy machine."""
-
-    async def main() -> float:
-        recorded = RecordedChat(DummyChat(lambda sent: "yes " * 100), tmp_path, 0, prices=PRICES)
-        asked = [request(f"k{number}", "hello " * 700) for number in range(2000)]
-        start = time.process_time()
-        for each in asked:
-            await recorded.complete(each)
-        spent = time.process_time() - start
-        await recorded.close()
-        return spent / len(asked)
-
-    assert asyncio.run(main()) < 0.3e-3
 
 
 def talker(url: str, run: Path) -> str:

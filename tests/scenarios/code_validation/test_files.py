@@ -97,12 +97,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
         read_items(tmp_path / name)
 
 
-def test_rows_of_parquet_are_named(tmp_path: Path) -> None:
-    write_rows([ROW, {**ROW, "id": 1, "y": 5}], tmp_path / "x.parquet")
-    with pytest.raises(UserError, match=r"row 2: y: is 5; expected: 0 or 1"):
-        read_items(tmp_path / "x.parquet")
-
-
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
@@ -214,11 +208,6 @@ def test_buggy_apps(tmp_path: Path) -> None:
         len(load_items(CodeDataSettings(test=str(tmp_path / "buggy.jsonl"), difficulties=("interview",), num_test=6), "test", 0, no_runner))
         == 6
     )
-
-
-def test_buggy_apps_from_parquet(tmp_path: Path) -> None:
-    write_rows([buggy_row(1, ["r"], [{"solution": "w", "attempts": 1}]), buggy_row(2, ["r"], [])], tmp_path / "x.parquet")
-    assert [one.y for one in read_items(tmp_path / "x.parquet")] == [1, 1, 0]
 
 
 @pytest.mark.parametrize(

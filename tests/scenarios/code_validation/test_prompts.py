@@ -229,11 +229,6 @@ def test_folders_that_hold_nothing(tmp_path: Path) -> None:
         made("nip", prompts=str(tmp_path))
 
 
-def test_unknown_version() -> None:
-    with pytest.raises(UserError, match=r"prompt_version.*no version 9.*there are 1"):
-        made("nip", prompt_version=9)
-
-
 def test_protocols_without_prompts() -> None:
     with pytest.raises(UserError, match=r"no prompts for 'multi_channel_test'.*scenario\.prompts"):
         made("multi_channel_test")

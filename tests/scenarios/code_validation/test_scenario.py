@@ -3,7 +3,6 @@
 import asyncio
 import pickle
 import re
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path as File
@@ -340,25 +339,3 @@ def test_prompts_are_kept_by_item_not_by_id() -> None:
     scenario = made()
     other = replace(ITEM, question="Subtract two numbers.")
     assert scenario.system_prompt(ITEM, "prover") != scenario.system_prompt(other, "prover")
-
-
-def test_a_call_costs_little_beside_a_language_model() -> None:
-    """The claim is 0.3 ms of CPU a call, new prompts included; ten times that would still be lost beside any model's answer."""
-    scenario = made(max_rounds=9)
-    calls = 0
-
-    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
-        nonlocal calls
-        calls += 1
-        return Answer(f"Question for Expert: {'word ' * 100}")
-
-    async def all_of_them() -> None:
-        for number in range(50):
-            await play_dialogue(scenario, replace(ITEM, id=number), number, ask)
-
-    asyncio.run(play_dialogue(scenario, ITEM, 0, ask))
-    calls, began = 0, time.process_time()
-    asyncio.run(all_of_them())
-    spent = (time.process_time() - began) / calls
-    assert calls == 450
-    assert spent < 0.003

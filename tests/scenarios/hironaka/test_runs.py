@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict
 from nip_ray.runs.checkpoint import load_checkpoint
-from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 
 SCENARIO: dict[str, Any] = {
@@ -127,14 +126,6 @@ def test_a_resumed_run_gives_the_numbers_of_one_that_never_stopped(run_dir: Path
     rows = [json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1]) for folder in (run_dir, half)]
     figures = [{name: value for name, value in row.items() if name.startswith("eval")} for row in rows]
     assert figures[0] == figures[1]
-
-
-def test_an_evaluation_made_later_has_the_same_figures(run_dir: Path) -> None:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    later = evaluate_run(run_dir)
-    figures = {name: value for name, value in rows[-1].items() if name.startswith(("eval/rho/", "eval/finished/", "eval/actions/"))}
-    assert len(figures) > 20
-    assert {name: later[name] for name in figures} == figures
 
 
 def test_a_match_of_a_run_is_on_the_game_that_it_was_trained_on_unless_asked_otherwise(run_dir: Path) -> None:

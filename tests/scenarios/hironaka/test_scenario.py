@@ -367,14 +367,6 @@ def test_players_that_cannot_be_are_refused_by_key(agents: dict[str, object], me
         check(experiment(max_rounds=10, agents=agents))
 
 
-def test_it_is_played_under_its_own_protocol() -> None:
-    with pytest.raises(UserError, match="hironaka"):
-        build_hironaka(build("kuhn_poker"), SMALL)
-    config = experiment(max_rounds=10)
-    with pytest.raises(UserError, match="hironaka is played under the protocol hironaka only"):
-        check(config.model_copy(update={"protocol": replace(config.protocol, name="nip")}))
-
-
 def test_weightless_players_have_nothing_to_train_and_no_state() -> None:
     scenario = made()
     player = scenario.scripted_agent("agent", "random", "choose_first")

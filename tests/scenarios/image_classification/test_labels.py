@@ -87,17 +87,6 @@ def test_balance_leaves_out_the_same_images_every_time_and_nothing_is_moved(how:
     assert len(others) > 1
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_a_smaller_set_is_part_of_a_larger_one(balanced: bool) -> None:
-    images, chosen = uneven(), []
-    for count in (4, 8, 12):
-        index_K, label_K = labelled(images, settings(num_train=count, balanced=balanced), "train")
-        assert len(index_K) == count
-        assert not balanced or int(label_K.sum()) == count // 2
-        chosen.append(set(index_K.tolist()))
-    assert chosen[0] < chosen[1] < chosen[2]
-
-
 def test_what_cannot_be_is_refused() -> None:
     images = uneven()
     cases = [

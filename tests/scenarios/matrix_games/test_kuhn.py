@@ -96,28 +96,6 @@ def test_equilibria_cannot_be_exploited(alpha: float) -> None:
     assert figures == pytest.approx({"player0/value": -1 / 18, "player1/value": 1 / 18, "exploitability": 0.0}, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("bets", "exploitability"),
-    [
-        # uniform players: best answers get 1/2 (bet king and queen, never fold them) and 5/12
-        ([0.5] * 6, 11 / 24),
-        # who always bets is beaten by folding the jack: (2 + 0 - 1) / 3 for either side
-        ([1.0] * 6, 1 / 3),
-        # who always passes loses the ante to every bet
-        ([0.0] * 6, 1.0),
-    ],
-    ids=["uniform", "always bet", "always pass"],
-)
-def test_bad_policies_by_hand(bets: list[float], exploitability: float) -> None:
-    assert KuhnPoker().figures((policy(bets), policy(bets)))["exploitability"] == pytest.approx(exploitability)
-
-
-def test_beyond_a_third_it_is_no_equilibrium() -> None:
-    """The king can then no longer be bet three times as often as the jack."""
-    tables = (policy([0.5, 0, 0, 0.5 + 1 / 3, 1, 1]), equilibrium(0.0)[1])
-    assert KuhnPoker().figures(tables)["exploitability"] > 0.01
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_against_enumeration(seed: int) -> None:
     """Values over all lines; best responses over all 64 pure strategies."""

@@ -193,22 +193,6 @@ def test_policy_and_value_share_nothing(hidden: int) -> None:
     assert {id(p) for p in agent.body().parameters()} < actor if hidden else not list(agent.body().parameters())
 
 
-@pytest.mark.parametrize("hidden", [0, 200])
-def test_initial_scale_is_the_spread_of_the_first_logits(hidden: int) -> None:
-    """Of a table; behind a hidden layer about that, since its activations are at most 1."""
-    obs = {"features": torch.eye(26), "speaks": torch.ones(26, 1, dtype=torch.bool)}
-    game = dict(game="tandem", tandem_actions=5)
-    agents = [scenario_of(game, 2, hidden=hidden, initial_scale=3.0).build_agent("player0", seed) for seed in range(20)]
-    spread = torch.stack([agent(obs)[0].message.detach() for agent in agents])
-    if hidden == 0:
-        assert float(spread.std()) == pytest.approx(3.0, rel=0.1)
-    else:
-        assert 0.1 < float(spread.std()) < 3.0
-    uniform = scenario_of(game, 2, hidden=hidden, initial_scale=0.0).build_agent("player0", 1)(obs)[0]
-    assert not uniform.message.any()
-    assert not agents[0](obs)[1].any(), "values start at 0"
-
-
 def test_seeds_make_networks_and_leave_the_global_generator_alone() -> None:
     scenario = scenario_of(dict(game="kuhn_poker"), hidden=4)
     torch.manual_seed(3)
@@ -288,16 +272,6 @@ def test_figures_of_the_dilemma_name_the_states() -> None:
     expected = {f"player{p}/cooperation/{state}": chance for p in (0, 1) for state, chance in states.items()}
     expected |= {"player0/value": -1.0, "player1/value": -1.0, "exploitability": 0.1}  # by defecting in the last of ten rounds
     assert figures == pytest.approx(expected, abs=1e-9)
-
-
-def test_figures_of_tandem_and_of_any_other_game() -> None:
-    scenario = scenario_of(dict(game="tandem", tandem_actions=5), initial_scale=0.0)
-    networks = networks_of(scenario)
-    set_logits(networks["player0"], torch.tensor([[0.0, 0, 0, 60, 0]]))
-    figures = scenario.exact_figures(networks)
-    assert (figures["player0/action"], figures["player1/action"]) == pytest.approx((1.0, 0.0))
-    assert figures["player0/value"] == pytest.approx(2 - (1 + 2))  # 2x - E(x + y)^2, with x = 1 and E y^2 = 2
-    assert scenario_of(WIDE).exact_figures(networks_of(scenario_of(WIDE))).keys() == {"player0/value", "player1/value", "exploitability"}
 
 
 # -------------------------------------------------------------------------------------------------------------- refusals

@@ -13,7 +13,6 @@ from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.rules import check
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
-from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, resume_experiment, run_experiment
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import headline
@@ -70,17 +69,6 @@ def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None
     known += [key.replace("eval/", "eval_sampled/") for key in known if key.endswith(("/return", "episode_length"))]
     shapes = [re.escape(key).replace("<agent>", r"player[01]").replace("<state>", "(start|CC|CD|DC|DD)") for key in known]
     assert not {key for row in rows_of(finished[1]) for key in row if not any(re.fullmatch(shape, key) for shape in shapes)}
-
-
-def test_evaluation_json_and_a_second_evaluation_agree(finished: tuple[str, ExperimentResult]) -> None:
-    _, result = finished
-    last = rows_of(result)[-1]
-    document = json.loads((result.run_dir / "evaluation.json").read_text(encoding="utf-8"))
-    assert document["exact"] == {name: last[f"eval/{name}"] for name in document["exact"]}
-    assert {"player0/value", "player1/value", "exploitability"} <= document["exact"].keys()
-    assert document["sampled"].keys() == {"episode_length", "player0/return", "player1/return"}
-    figures = evaluate_run(result.run_dir)
-    assert {key: figures[key] for key in last if key.startswith("eval")} == {key: last[key] for key in last if key.startswith("eval")}
 
 
 def test_the_command_line_shows_them(finished: tuple[str, ExperimentResult], tmp_path: Path) -> None:

@@ -71,13 +71,6 @@ def test_values_and_best_responses(shape: tuple[int, int], rounds: int) -> None:
         assert found >= float(repeated_values(pay, tables, rounds)[player])
 
 
-def test_one_round_needs_the_start_alone() -> None:
-    pay, tables = random_game(2, 3)
-    starts = (tables[0][:1], tables[1][:1])
-    assert torch.equal(repeated_values(pay, starts, 1), repeated_values(pay, tables, 1))
-    assert repeated_best_response(pay, starts[1], 0, 1) == repeated_best_response(pay, tables[1], 0, 1)
-
-
 def test_values_agree_with_the_discounted_ones_of_the_endless_game() -> None:
     """Summed with a discount, the expected pay of the single rounds is the closed form."""
     gamma, rounds = 0.8, 120

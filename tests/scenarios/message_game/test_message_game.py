@@ -113,16 +113,6 @@ def test_rows_and_groups() -> None:
         assert len(owned) == len(list(network.parameters()))
 
 
-def test_same_seed_same_network() -> None:
-    scenario = game()
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    one, same, other = (scenario.build_agent("prover", seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert not all(torch.equal(one[key], other[key]) for key in one)
-
-
 def test_learning_rate_factors_and_random_players() -> None:
     settings = MessageAgentSettings(agent_lr_factor=LrFactors(actor=0.5, critic=2.0))
     agent = MessageAgent(settings, 10, SYMBOLS, True)
