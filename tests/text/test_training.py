@@ -54,7 +54,7 @@ def test_agents_who_share_a_reward_learn_to_understand_each_other(
     assert found[-1] >= 0.95
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ["expert_iteration", pytest.param("malt", marks=pytest.mark.slow)])
 def test_a_prover_learns_its_best_response_to_a_frozen_verifier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str) -> None:
     """The verifier accepts what sounds sure, whatever it is about; the prover is paid for acceptance."""
     made = config(tmp_path, RULES[rule], protocol={"name": "adp"})
