@@ -138,11 +138,11 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
 
     from nip_ray.config.load import config_to_yaml
     from nip_ray.text.code_data import stored_items
-    from nip_ray.text.parts import check_providers, prepare
+    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare
     from nip_ray.text.run import new_state, train
     from nip_ray.text.state import save_state
 
-    asyncio.run(check_providers(config))
+    asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
     prepared = prepare(config, run_dir if stored_items(run_dir) is not None else None)
     items = {split: [item for item in found if item.y == label] for split, found in prepared.items.items()}
     for split, found in items.items():

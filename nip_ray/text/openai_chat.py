@@ -110,7 +110,7 @@ class OpenAIChat:
         """
         self._provider, self._limiter, self._budget, self._seed = provider, limiter, budget, seed
         self._sdk = openai_client(provider, max_in_flight)
-        self._where = _USER.sub("//", base_url(provider))
+        self.where = _USER.sub("//", base_url(provider))
         self._redact = Redactor([provider.api_key_variable])
         self._slots = asyncio.Semaphore(max_in_flight)
         self._renamed: set[str] = set()
@@ -146,7 +146,7 @@ class OpenAIChat:
                 continue
             near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
             hint = f"; near it: {', '.join(near)}" if near else ""
-            raise UserError(f"{self._where} has no model {name!r}{hint}")
+            raise UserError(f"{self.where} has no model {name!r}{hint}")
 
     async def close(self) -> None:
         """Gives connections back."""
@@ -179,7 +179,7 @@ class OpenAIChat:
         except self._lost_errors as error:
             return self._failure(error, request.model)
         except (ValueError, RecursionError):
-            return lost(f"{self._where} sent something that is not JSON")
+            return lost(f"{self.where} sent something that is not JSON")
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"
@@ -195,19 +195,19 @@ class OpenAIChat:
         if isinstance(error, openai.APIStatusError):
             body = self._redact(error.response.text)  # before it is cut to length: part of a key would not be found
             variable = self._provider.api_key_variable
-            return refused(error.status_code, body, error.response.headers, self._where, variable, model)
+            return refused(error.status_code, body, error.response.headers, self.where, variable, model)
         causes = _causes(error)
         if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
-            return Failure("retry", f"{self._where} cannot be reached")
+            return Failure("retry", f"{self.where} cannot be reached")
         if any(isinstance(cause, TimeoutError) for cause in causes):
-            return lost(f"{self._where} did not answer within {self._provider.timeout_s:g} s")
-        return lost(f"the connection to {self._where} was lost")
+            return lost(f"{self.where} did not answer within {self._provider.timeout_s:g} s")
+        return lost(f"the connection to {self.where} was lost")
 
     def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:
         """Book an attempt."""
         reply = outcome if isinstance(outcome, Failure) else _read_reply(outcome, call)
         if reply is None:
-            reply = lost(f"{self._where} sent something that is not a chat completion")
+            reply = lost(f"{self.where} sent something that is not a chat completion")
         if not isinstance(reply, Failure):
             spending = Spending.of_reply(call.request.model, reply)
             if counted := reply.prompt_tokens + reply.completion_tokens:

@@ -11,10 +11,12 @@ Decisions that matter here:
 """
 
 import asyncio
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.protocols import from_settings
-from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.folder import RunFolder, write_document
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
@@ -48,7 +50,11 @@ from nip_ray.text.tasks import Task
 from nip_ray.text.voices import Switchboard, price_list
 
 JOBS = "jobs.jsonl"
+PROVIDERS = "providers.json"
+"""What providers can do, as far as they were asked."""
 _BYTES_PER_TOKEN = 3
+_DPO_PASSES = 6
+"""How often a token of the file is billed in an epoch of DPO by steps, at most: three passes, and the prompt with each of two replies."""
 
 
 @dataclass(frozen=True)
@@ -147,10 +153,10 @@ class Parts:
         """Picodollars per token that `model` is trained on."""
         return price_list(self.config.providers[self._provider_of(group)], self.config.budget.usd is not None).of(model).training
 
-    @staticmethod
-    def count_tokens(data: bytes) -> int:
-        """About how many tokens a fine-tuning file has, more rather than fewer."""
-        return math.ceil(len(data) / _BYTES_PER_TOKEN)
+    def count_tokens(self, group: str, data: bytes, method: Method) -> int:
+        """About how many tokens an epoch on a fine-tuning file is billed for, more rather than fewer."""
+        by_steps = method == "dpo" and isinstance(self.config.providers[self._provider_of(group)], TrainingServiceProvider)
+        return math.ceil(len(data) / _BYTES_PER_TOKEN) * (_DPO_PASSES if by_steps else 1)
 
     # ----------------------------------------------------------------------------------------------------------- jobs
 
@@ -197,9 +203,12 @@ def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mappi
     return DummyJobs(run_dir / f"dummy-{name}.json")
 
 
-async def check_providers(config: TextExperimentConfig) -> None:
-    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for."""
-    settings = language_agents(config)
+async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
+    """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for.
+
+    known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it has to refuse.
+    """
+    settings, found = language_agents(config), list(known)
     methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.rehearsal else [])]
     for name, provider in _used(config).items():
         if not isinstance(provider, OpenAIProvider):
@@ -207,15 +216,32 @@ async def check_providers(config: TextExperimentConfig) -> None:
         client: Any = Switchboard(config, Path(), Budget(config.budget)).client(name)
         backend = connect(name, config, Path(), {}) if provider.fine_tuning else None
         try:
-            await client.check_models(sorted({found.model for found in settings.values() if found.provider == name}))
-            for model in sorted(_to_be_tuned(config, name)):
-                if backend is not None:
-                    for method in methods:
-                        await backend.check(model, method)
+            await client.check_models(sorted({agent.model for agent in settings.values() if agent.provider == name}))
+            for model, method in product(sorted(_to_be_tuned(config, name)), methods):
+                ability = f"{client.where} fine-tunes {model} by {method}"
+                if backend is not None and ability not in found:
+                    await backend.check(model, method)
+                    found.append(ability)
         finally:
             await client.close()
             if backend is not None:
                 await backend.close()
+    return found
+
+
+def known_abilities(path: Path) -> list[str]:
+    """What `check_providers` found, as `store_abilities` wrote it; nothing where that cannot be read."""
+    try:
+        found = json.loads(path.read_bytes())["abilities"]
+        return [str(ability) for ability in found]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def store_abilities(path: Path, abilities: Sequence[str]) -> None:
+    """Keep them at `path`; without any no file is made."""
+    if abilities:
+        write_document(path, {"abilities": list(abilities)})
 
 
 def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:

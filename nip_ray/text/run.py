@@ -17,7 +17,7 @@ from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.progress import progress_line
 from nip_ray.runs.session import mark_finished, run_id
 from nip_ray.runs.trackers import RunInfo, check_trackers, open_trackers
-from nip_ray.text.parts import Parts, Prepared, base_state, check_providers, prepare
+from nip_ray.text.parts import PROVIDERS, Parts, Prepared, base_state, check_providers, known_abilities, prepare, store_abilities
 from nip_ray.text.secrets import Redactor
 from nip_ray.text.state import STATE, TextState, first_state, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
@@ -37,10 +37,11 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
     state = new_state(config)
-    asyncio.run(check_providers(config))
+    abilities = asyncio.run(check_providers(config))
     prepared = prepare(config)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
+        store_abilities(folder.path / PROVIDERS, abilities)
         save_state(folder, state)
         return train(config, folder, prepared, state, quiet)
 
@@ -59,7 +60,8 @@ def resume_text_experiment(
         if not (folder.path / STATE).is_file():  # killed before the first stage began
             save_state(folder, new_state(config))
         state = reopened(load_state(folder), config)
-        asyncio.run(check_providers(config))
+        known = folder.path / PROVIDERS
+        store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
         prepared = prepare(config, folder.path)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         return train(config, folder, prepared, state, quiet)

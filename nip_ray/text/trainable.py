@@ -31,7 +31,7 @@ from nip_ray.runs.trackers import check_trackers
 from nip_ray.sweeps.told import experiment_of
 from nip_ray.sweeps.trainable import opened
 from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.parts import check_providers, prepare, trial_resources
+from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities, trial_resources
 from nip_ray.text.run import begin, finish, new_state, num_measured, reopened, with_absolute_paths
 from nip_ray.text.state import STATE, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
@@ -127,7 +127,8 @@ class TextTrainable(tune.Trainable):
             raise UserError(
                 f"{folder.path} is another run than the one that the checkpoint is of; language models cannot be moved that way"
             )
-        asyncio.run(check_providers(experiment))
+        known = folder.path.parent / PROVIDERS  # of all trials
+        store_abilities(known, asyncio.run(check_providers(experiment, known_abilities(known))))
         return begin(experiment, folder, prepare(experiment, folder.path), state, group=self.config.get("group"), in_trial=True)
 
 

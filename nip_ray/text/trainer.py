@@ -305,7 +305,7 @@ class TextTrainer:
             model=model,
             suffix=f"{self.config.name}-{iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
             num_examples=len(made.lines),
-            num_tokens=self.parts.count_tokens(data),
+            num_tokens=self.parts.count_tokens(group, data, method),
             seed=self.config.seed,
             token_pusd=self.parts.training_price(group, model),
             **{name: getattr(rule, name) for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta")},

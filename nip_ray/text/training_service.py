@@ -6,6 +6,8 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
   no creation is ever in doubt;
 - after a kill the loop goes on from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
   `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
+- what a job is billed for is every pass over tokens that the journal says was about to be asked for, those done again among them, each at
+  the price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
 - the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
 - a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal;
 - the library comes in through one door (`library`), so that everything here runs without it and without the service.
@@ -116,7 +118,7 @@ class TrainingServiceJobs:
     async def cancel(self, job_id: str) -> FineTuneJob:
         """See `FineTuneBackend`."""
         if self._job(job_id).status not in FINAL:
-            self._journal.append("ended", id=job_id, status="cancelled")
+            self._journal.append("ended", id=job_id, status="cancelled", trained_tokens=self._passed(job_id))
             await self._stop(self._loops.pop(job_id, None))
         return self._job(job_id)
 
@@ -175,10 +177,11 @@ class TrainingServiceJobs:
         plan = steps(len(examples), spec)
         for number in range(saved["step"] if saved else 0, len(plan)):
             rows = plan[number]
+            self._pass(job_id, [examples[row] for row in rows], 2 if spec.method == "dpo" else 1)
             await self._step(spec, client, [examples[row] for row in rows], [reference[row] for row in rows])
             if (number + 1) % self._every == 0 and number + 1 < len(plan):
                 await self._save(job_id, client, number + 1)
-        await self._finish(job_id, spec, client, examples, len(plan))
+        await self._finish(job_id, client, len(plan))
 
     async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
         service = self._link.service()
@@ -198,6 +201,7 @@ class TrainingServiceJobs:
             return [[] for _ in examples]
         known = self._journal.last("reference", id=job_id)
         if known is None:
+            self._pass(job_id, examples, 1)
             data = [self._datum(example, 0.0) for pair in examples for example in pair]
             outputs = (await client.forward(data, "cross_entropy")).loss_fn_outputs
             sums = [
@@ -240,11 +244,17 @@ class TrainingServiceJobs:
         self._journal.append("saved", id=job_id, step=step, path=path)
         return path
 
-    async def _finish(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Example]], step: int) -> None:
+    def _pass(self, job_id: str, examples: list[list[Example]], times: int) -> None:
+        """These tokens are about to go through the model."""
+        self._journal.append("pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row))
+
+    def _passed(self, job_id: str) -> int:
+        return sum(entry["tokens"] for entry in self._journal.entries("pass", id=job_id))
+
+    async def _finish(self, job_id: str, client: Any, step: int) -> None:
         state = await self._save(job_id, client, step)
         model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
-        tokens = (spec.num_epochs or EPOCHS) * sum(len(one.prompt) + len(one.reply) for row in examples for one in row)
-        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=tokens)
+        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
 
 
 class TrainingServiceChat:

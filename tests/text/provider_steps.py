@@ -161,16 +161,19 @@ class TrainingClient:
 
     def forward(self, data: list[Datum], loss_fn: str) -> Future[Outputs]:
         assert loss_fn == "cross_entropy"
+        self.server.count(data, 1)
         return self.server.do("forward", lambda: Outputs([{"logprobs": TensorData(row.tolist())} for row in self.logprobs(data)]))
 
     def forward_backward(self, data: list[Datum], loss_fn: str) -> Future[None]:
         assert loss_fn == "cross_entropy"
+        self.server.count(data, 1)
         weights = [torch.tensor(datum.loss_fn_inputs["weights"], dtype=torch.float64) for datum in data]
         return self.server.do(
             "forward_backward", lambda: (-torch.cat([row * w for row, w in zip(self.logprobs(data), weights)]).sum()).backward()
         )
 
     def forward_backward_custom(self, data: list[Datum], loss_fn: Callable[..., tuple[Tensor, dict[str, float]]]) -> Future[None]:
+        self.server.count(data, 2)
         return self.server.do("forward_backward", lambda: loss_fn(data, self.logprobs(data))[0].backward())
 
     def optim_step(self, optim_params: AdamParams) -> Future[None]:
@@ -256,7 +259,7 @@ class ServiceClient:
 @dataclass
 class Server:
     """The service, and the library that talks to it: has `ServiceClient`, `RestClient` and `types`. fail: how many of the next
-    requests of a kind fail.
+    requests of a kind fail. tokens: that went through the model, passes forward counted like those backward.
     """
 
     key: str = "tml-canary-3f7a"
@@ -264,6 +267,7 @@ class Server:
     kept: dict[str, tuple[Tensor, Any]] = field(default_factory=dict)
     requests: Counter[str] = field(default_factory=Counter)
     fail: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
     types: type[Types] = Types
 
     def ServiceClient(self, base_url: str | None = None, api_key: str | None = None) -> ServiceClient:
@@ -274,6 +278,9 @@ class Server:
 
     def get_server_capabilities(self) -> Awaitable[Capabilities]:
         return Future(Capabilities([Supported(name) for name in self.base]))
+
+    def count(self, data: list[Datum], passes: int) -> None:
+        self.tokens += passes * sum(len(datum.model_input.tokens) + 1 for datum in data)
 
     def do(self, what: str, work: Callable[[], T]) -> Future[T]:
         self.requests[what] += 1

@@ -150,10 +150,14 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
 
 def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when one was made by a process that was then killed: it counts, the other is not made, and the limit holds."""
-    made = config(
-        tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1, budget={"usd": 5}
-    )
-    made["algorithm"]["num_test_items"] = 4
+    rule = {
+        **RULES["malt"],
+        "rollouts_per_iteration": 16,
+        "num_test_items": 4,
+        "fine_tune_after_last": True,
+        "fine_tuning": {"min_examples": 1},
+    }
+    made = config(tmp_path, rule, iterations=1, budget={"usd": 5})
 
     class Killed(BaseException):
         pass
@@ -179,7 +183,9 @@ def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monk
         assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
         assert len(provider.jobs()) == 1
         least = str(refused.value).partition("at least ")[2].partition(" ")[0]
+        asked = provider.requests()
         resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={least}"], quiet=True)
+        assert provider.requests()["POST /v1/fine_tuning/jobs"] == asked["POST /v1/fine_tuning/jobs"] + 1, "what it can do is known"
         check_books(provider, tmp_path / "run", num_jobs=2)
 
         with pytest.raises(BudgetExhausted):

@@ -114,6 +114,7 @@ def test_interrupted_at_any_step_it_ends_with_the_same_weights(tmp_path: Path, m
     assert server.requests["create"] >= 4
     repeated = server.requests["optim_step"] - straight.requests["optim_step"]
     assert 0 < repeated <= 4 * 3
+    assert job.trained_tokens == server.tokens, "what was done again is billed again"
     assert finish(server, folder, spec, data) == job
 
 
