@@ -35,6 +35,7 @@ from ray.actor import ActorClass
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.cluster import build_algorithm
+from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.ray_session import start_ray
@@ -253,7 +254,7 @@ class Fit:
     """Times the parts of an iteration in the main process, with (0, 0)'s own runner and learner, and leaves its weights as they were."""
 
     def __init__(self, algorithm: Any) -> None:
-        self.algorithm, self.learner = algorithm, algorithm.learner_group._learner
+        self.algorithm, self.learner = algorithm, local_learner(algorithm.learner_group)
         self.runner = algorithm.env_runner_group.local_env_runner
         self.found: dict[str, list[float]] = {}
 

@@ -26,6 +26,7 @@ from nip_ray.play.core import compared, noise_width
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import CONTINUE
+from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator
@@ -43,7 +44,7 @@ class ProtocolAgent(BaseAgent):
         self.algorithm = _build(config)
         runner = self.algorithm.env_runner_group.local_env_runner
         super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies, (dict(experiment), num_copies))
-        learner = self.algorithm.learner_group._learner
+        learner = local_learner(self.algorithm.learner_group)
         self.networks, self._device = learner.networks, learner._device
         self.scenario = scenario_of(runner.experiment, self._device)
         self.protocol = self.scenario.protocol

@@ -22,14 +22,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import methodcaller
 from statistics import fmean
 from typing import Any
-from unittest.mock import patch
 
 import ray
 from ray.exceptions import RayActorError, RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core import COMPONENT_RL_MODULE
-from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
@@ -39,6 +37,7 @@ from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
+from nip_ray.rllib.compat import actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
@@ -59,7 +58,7 @@ class ProtocolAlgorithm(Algorithm):
         self.env_steps_total = 0
         self.row: dict[str, float] = {}
         logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
-        with self._no_needless_ray(config), _plain_runners(), _learners_said():
+        with runners_by_value(store=self._needs_ray(config)), _learners_said():
             super().setup(config)
         self._refuse_broken_runners()
         self.scenario = scenario_of(self.config.env_config["experiment"])
@@ -111,7 +110,7 @@ class ProtocolAlgorithm(Algorithm):
 
         It has env runners of its own, made at the first call where the config names no interval; they have the weights when they begin.
         """
-        with self._no_needless_ray(self.config):
+        with self._no_needless_ray():
             if self.eval_env_runner_group is None:
                 self.eval_env_runner_group = EnvRunnerGroup(
                     env_creator=self.env_creator, config=self.evaluation_config, logdir=self.logdir, tune_trial_id=self.trial_id
@@ -162,7 +161,7 @@ class ProtocolAlgorithm(Algorithm):
                 raise TrainingError(f"no env runner came back within {self.config.sample_timeout_s:g} s (fault_tolerance.sample_timeout_s)")
             if group.probe_unhealthy_env_runners():
                 self.send_weights()
-            elif all(reasons := [reason_of_death(actor) for actor in group._worker_manager.actors().values()]):
+            elif all(reasons := [reason_of_death(actor) for actor in actors_of(group).actors().values()]):
                 times = self.config.max_num_env_runner_restarts
                 raise TrainingError(
                     f"all env runners are lost for good (fault_tolerance.max_env_runner_restarts: {times}; the last: {reasons[-1]})"
@@ -188,7 +187,7 @@ class ProtocolAlgorithm(Algorithm):
 
         Raises TrainingError with the message of what a runner raised.
         """
-        manager, limit = self.env_runner_group._worker_manager, self.config.sample_timeout_s
+        manager, limit = actors_of(self.env_runner_group), self.config.sample_timeout_s
         if not calls:  # RLlib takes an empty list of runners for all of them
             return {}
         told = list(map(Told, calls.values()))
@@ -207,7 +206,7 @@ class ProtocolAlgorithm(Algorithm):
         for group, what in ((self.env_runner_group, "env runner"), (self.eval_env_runner_group, "evaluation env runner")):
             if group is None or not group.num_remote_env_runners():
                 continue
-            for answer in group._worker_manager.foreach_actor(methodcaller("ping"), healthy_only=False):
+            for answer in actors_of(group).foreach_actor(methodcaller("ping"), healthy_only=False):
                 error = answer.get()
                 if isinstance(error, RayActorError) and error.actor_init_failed:
                     raise TrainingError(f"{what} {answer.actor_id} cannot be made: {said(error)}") from error
@@ -227,7 +226,7 @@ class ProtocolAlgorithm(Algorithm):
         if self.config.schedules or self.config.policies_to_train is not None:
             arguments["updated"] = self.config.who_learns(self.train_iteration)
         if self.learner_group.is_local:
-            results = [self.learner_group._learner.update(episodes=samples, **arguments)]
+            results = [local_learner(self.learner_group).update(episodes=samples, **arguments)]
         else:
             results = self._foreach_learner(Update(ray.put(samples), arguments))
         flat = self._learned(results, arguments.get("updated", self.scenario.protocol.agents))
@@ -253,7 +252,7 @@ class ProtocolAlgorithm(Algorithm):
         group = self.env_runner_group
         self.shares_modules = self.learner_group.is_local and group is not None and group.num_remote_env_runners() == 0
         if self.shares_modules:
-            group.local_env_runner.module = self.learner_group._learner.module
+            group.local_env_runner.module = local_learner(self.learner_group).module
 
     def send_weights(self) -> None:
         """Give the learners' weights to every runner, and wait until they have them."""
@@ -297,7 +296,7 @@ class ProtocolAlgorithm(Algorithm):
     def set_state(self, state: dict[str, Any]) -> None:
         """The inverse of `get_state`; runners have the weights when it returns."""
         ours = state.get("nip_ray")
-        with self._no_needless_ray(self.config):
+        with self._no_needless_ray():
             super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
             self.train_iteration, self.env_steps_total = ours["iteration"], ours["env_steps_total"]
@@ -308,37 +307,39 @@ class ProtocolAlgorithm(Algorithm):
     @override(Algorithm)
     def restore_from_path(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """RLlib's restore, then weights to all runners, waited for."""
-        with self._no_needless_ray(self.config):
+        with self._no_needless_ray():
             super().restore_from_path(path, *args, **kwargs)
         self.send_weights()
 
     def networks(self) -> dict[str, nn.Module]:
         """All agents' networks with the current weights, in this process."""
         if self.learner_group.is_local:
-            return dict(self.learner_group._learner.networks)
+            return dict(local_learner(self.learner_group).networks)
         if not hasattr(self, "_networks"):
             self._networks = networks_of(self.config.env_config["experiment"])
         for agent, weights in self._first_learner(methodcaller("training_state"))["modules"].items():
             self._networks[agent].load_state_dict(weights)
         return self._networks
 
-    def _no_needless_ray(self, config: AlgorithmConfig) -> AbstractContextManager[None]:
+    def _no_needless_ray(self) -> AbstractContextManager[None]:
         """Within it RLlib does not start Ray for a run that is all in this process."""
-        needed = config.num_env_runners > 0 or config.num_learners > 0 or ray.is_initialized()
-        return nullcontext() if needed else _no_object_store()
+        return nullcontext() if self._needs_ray(self.config) else runners_by_value(store=False)
+
+    def _needs_ray(self, config: AlgorithmConfig) -> bool:
+        return bool(config.num_env_runners or config.num_learners or config.evaluation_num_env_runners) or ray.is_initialized()
 
     def _foreach_learner(self, function: Any, only: list[int] | None = None) -> list[Any]:
         """What `function` gives on every learner, or on those numbered in `only`; see `ask_learners`."""
         if self.learner_group.is_local:
-            return [function(self.learner_group._learner)]
-        learners = self.learner_group._workers or []
+            return [function(local_learner(self.learner_group))]
+        learners = remote_learners(self.learner_group)
         return ask_learners(learners, function, list(range(len(learners))) if only is None else only)
 
     @override(Algorithm)
     def cleanup(self) -> None:
         """End all processes. A runner that hangs is not waited for: none of them has anything to put away."""
         if getattr(self, "env_runner_group", None) is not None:
-            self.env_runner_group._worker_manager.clear()
+            actors_of(self.env_runner_group).clear()
         super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:
@@ -348,34 +349,6 @@ class ProtocolAlgorithm(Algorithm):
 
 for _name in REFUSED_CALLS:
     setattr(ProtocolAlgorithm, _name, refused_call(_name))
-
-
-@contextmanager
-def _no_object_store() -> Iterator[None]:
-    """Keep RLlib from starting Ray for a run that is all in this process.
-
-    `EnvRunnerGroup` puts its config into the object store even when it has no remote runner to hand it to, which would start a
-    cluster: seconds of waiting and half a dozen idle processes.
-    """
-    with patch.object(env_runner_group.ray, "put", lambda value: value):
-        yield
-
-
-@contextmanager
-def _plain_runners() -> Iterator[None]:
-    """Let env runners be made from the config itself, some kilobytes, instead of a reference to it in the object store.
-
-    Ray cannot make an actor anew whose arguments the object store has lost, and says so on stderr each time one is made. Nor is the first
-    runner asked for spaces, which fails with an index error where that runner could not be made: the local one knows them, too.
-    """
-    put = ray.put
-    by_value = patch.object(env_runner_group.ray, "put", lambda value: value if isinstance(value, AlgorithmConfig) else put(value))
-    with by_value, patch.object(EnvRunnerGroup, "get_spaces", _local_spaces):
-        yield
-
-
-def _local_spaces(group: EnvRunnerGroup) -> Any:
-    return None if group.local_env_runner is None else group.local_env_runner.get_spaces()  # none yet: it is to find out for itself
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
 from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.runs.progress import say
@@ -251,7 +252,7 @@ class ProtocolDQN(ProtocolAlgorithm):
         began = time.perf_counter()
         arguments = {"steps": steps, "roles": tuple(roles), "iteration": self.train_iteration, **figures}
         if self.learner_group.is_local:
-            results = [self.learner_group._learner.update(rows=rows, **arguments)]
+            results = [local_learner(self.learner_group).update(rows=rows, **arguments)]
         else:
             results = self._foreach_learner(LearnSteps(ray.put(rows), arguments))
         self.seconds["learn"] += time.perf_counter() - began
