@@ -7,14 +7,14 @@ from dataclasses import fields
 from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of
+from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
 from nip_ray.learning.schedules import is_updated
+from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.runs.sources import is_artifact
 from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
 from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule
-from nip_ray.settings.shipped_protocols import ADVERSARY, SHIPPED, SIMULATOR
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 
@@ -98,7 +98,7 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
     if not isinstance(rule, SoloSettings):
         return
     agent = rule.agent
-    if _has_no_labels(config):
+    if without_verifier(config):
         yield f"algorithm.name: {config.protocol.name} has no verifier and no labels to learn from, use another rule than solo"
     elif (known := playing(config)) is not None and agent not in known:
         yield f"algorithm.agent: got {agent}, {_hint(agent, known)}"
@@ -160,9 +160,7 @@ def _dqn_role(config: ExperimentConfig, rule: DQNSettings, role: str) -> Iterato
             f"{source}.steps_between_rollouts: got {own.steps_between_rollouts}, so some iterations of {rule.steps_per_iteration} steps "
             "(algorithm.steps_per_iteration) would play nothing, lower it or raise these"
         )
-    facts = SHIPPED.get(config.protocol.name)
-    decides = facts is not None and facts.verifier_turn is not None and (role == "verifier" or role in (ADVERSARY, SIMULATOR))
-    if decides:
+    if config.protocol.name in SHIPPED and role in table_of(config.protocol.name, config.protocol).deciders:
         yield f"algorithm.trained_roles: dqn is for agents whose turn is one symbol, and {role} decides, too; name others, or use ppo"
     for key, most in (("message_size", 1), ("linear_symbols", 0)):
         value = getattr(config.scenario, key, most)
@@ -271,7 +269,7 @@ def pretraining(config: ExperimentConfig) -> Iterator[str]:
     if isinstance(config.algorithm, SoloSettings):
         yield f"{key}: the algorithm solo learns the labels itself, leave it out or raise iterations"
         return
-    if _has_no_labels(config):
+    if without_verifier(config):
         yield f"{key}: {config.protocol.name} has no verifier and no labels to learn from, leave it out"
         return
     for agent in dict.fromkeys(settings.agents):
@@ -290,7 +288,7 @@ def message_regression(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key}.lr: got {settings.lr}, expected number > 0"
     if not settings.enabled:
         return
-    if _has_no_labels(config):
+    if without_verifier(config):
         yield f"{key}.enabled: {config.protocol.name} has no verifier and no labels, set it to false"
         return
     for agent in settings.agents or ():
@@ -308,10 +306,6 @@ def stranger(config: ExperimentConfig, agent: str) -> str | None:
     if isinstance(rule, SoloSettings) and agent != rule.agent and rule.agent in known:
         return f"not there, since {rule.agent} learns alone (algorithm.name is solo), leave it out"
     return None
-
-
-def _has_no_labels(config: ExperimentConfig) -> bool:
-    return config.protocol.name in SHIPPED and SHIPPED[config.protocol.name].verifier_turn is None
 
 
 def _hint(name: str, known: Sequence[str]) -> str:

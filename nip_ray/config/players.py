@@ -1,13 +1,13 @@
 """Who plays in an experiment, with which settings, and for how many rounds: what several rules ask of a config."""
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
+from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
 from nip_ray.settings.image_classification import ImageAgentSettings
 from nip_ray.settings.matrix_games import MatrixAgentSettings
 from nip_ray.settings.message_game import MessageAgentSettings
-from nip_ray.settings.shipped_protocols import SHIPPED, agents_of, limits
 
 AgentSettings = GraphAgentSettings | ImageAgentSettings | MessageAgentSettings | MatrixAgentSettings | HironakaAgentSettings
 
@@ -15,9 +15,14 @@ DEFAULT = "_default"
 """The key of the settings of all agents that have none of their own."""
 
 
-def playing(config: ExperimentConfig) -> tuple[str, ...] | None:
+def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] | None:
     """The agents of the protocol, None for one that does not ship: its agents are not known before plugins are imported."""
-    return agents_of(config.protocol.name, config.protocol) if config.protocol.name in SHIPPED else None
+    return table_of(config.protocol.name, config.protocol).agents if config.protocol.name in SHIPPED else None
+
+
+def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
+    """Whether the protocol is known to be a game without a verifier."""
+    return config.protocol.name in SHIPPED and table_of(config.protocol.name, config.protocol).verifier is None
 
 
 def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
@@ -46,5 +51,5 @@ def rounds_of(config: ExperimentConfig) -> int | None:
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's
     if config.protocol.name in SHIPPED:
-        return limits(config.protocol.name, config.protocol)[0]
+        return table_of(config.protocol.name, config.protocol).max_rounds
     return config.protocol.max_rounds

@@ -16,9 +16,10 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
 from nip_ray.config.members import ADDED
-from nip_ray.config.players import players, rounds_of
+from nip_ray.config.players import players, playing, rounds_of, without_verifier
 from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_data import GraphDataSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
@@ -26,18 +27,6 @@ from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of
-from nip_ray.settings.protocol import ProtocolParams
-from nip_ray.settings.shipped_protocols import (
-    BOUND_TO_SCENARIO,
-    ORDER_PARAMETERS,
-    SHIPPED,
-    ZERO_KNOWLEDGE_PARAMETERS,
-    ZERO_KNOWLEDGE_SCENARIOS,
-    agents_of,
-    limits,
-    useless_parameters,
-    verifier_rounds,
-)
 from nip_ray.settings.solo import SoloSettings
 
 Rule = Callable[[ExperimentConfig], Iterator[str]]
@@ -49,6 +38,7 @@ _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
+_ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
 
 
 def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = True) -> None:
@@ -84,40 +74,18 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
 def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     """Parameters must have a use, and limits must leave the verifier a turn in which it can decide."""
     protocol, name = config.protocol, config.protocol.name
-    if name in SHIPPED and SHIPPED[name].verifier_turn is None:
-        for key in useless_parameters(name, protocol):
-            yield f"protocol.{key}: {name} has no verifier and no use for it, leave it out"
-        yield from _round_limits(config)
-        return
     for key in _REWARDS:
         value = getattr(protocol, key)
         if not math.isfinite(value) or abs(value) > _FLOAT32_MAX:
             yield f"protocol.{key}: got {value}, expected a finite number within float32"
     if name not in SHIPPED:
         return
-    facts, defaults = SHIPPED[name], ProtocolParams()
-    for key in ORDER_PARAMETERS:
-        if key not in facts.order_parameters and getattr(protocol, key) != getattr(defaults, key):
-            users = ", ".join(user for user, other in SHIPPED.items() if key in other.order_parameters)
-            yield f"protocol.{key}: {name} has no use for it (only {users}), leave it out"
-    yield from _round_limits(config)
-
-
-def _round_limits(config: ExperimentConfig) -> Iterator[str]:
-    protocol, name = config.protocol, config.protocol.name
-    facts = SHIPPED[name]
-    longest, first = limits(name, protocol)
-    if facts.fixed_length:
-        for key, own in (("max_rounds", facts.max_rounds), ("min_rounds", facts.min_rounds)):
-            if getattr(protocol, key) not in (None, own):
-                always = "as many as scenario.max_rounds makes" if name == "hironaka" and key == "max_rounds" else own
-                yield f"protocol.{key}: got {getattr(protocol, key)}, but {name} always has {always}, leave it out"
+    for fault in parameter_faults(name, protocol):
+        yield f"protocol.{fault}"
+    table = table_of(name, protocol)
+    if table.verifier is None:
         return
-    if facts.verifier_turn is None:
-        return
-    if facts.min_rounds is None and protocol.min_rounds not in (None, longest):
-        yield f"protocol.min_rounds: got {protocol.min_rounds}, but only the last decision counts in {name}, leave it out"
-    turns = verifier_rounds(name, protocol)
+    longest, first, turns = table.max_rounds, table.min_rounds, table.verifier_rounds
     if first > longest:
         key = "max_rounds" if protocol.min_rounds is None else "min_rounds"
         yield f"protocol.{key}: decisions count from round {first} on, but there are only {longest}, lower min_rounds or raise max_rounds"
@@ -131,17 +99,12 @@ def _round_limits(config: ExperimentConfig) -> Iterator[str]:
 
 
 def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
-    """It is for proofs, in scenarios whose agents can hold two conversations at once; its parameters count with it alone."""
+    """It is for proofs, in scenarios whose agents can hold two conversations at once."""
     protocol, scenario = config.protocol, config.scenario.name
-    if protocol.name in SHIPPED and SHIPPED[protocol.name].verifier_turn is None:
-        return  # has no use for any of it, which is said already
-    if not protocol.zero_knowledge:
-        for key in ZERO_KNOWLEDGE_PARAMETERS:
-            if getattr(protocol, key) != getattr(ProtocolParams(), key):
-                yield f"protocol.{key}: counts with zero_knowledge only, set protocol.zero_knowledge to true or leave this out"
-        return
-    if scenario not in ZERO_KNOWLEDGE_SCENARIOS:
-        yield f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(ZERO_KNOWLEDGE_SCENARIOS)}), set it to false"
+    if not protocol.zero_knowledge or without_verifier(config):
+        return  # a game has no use for it, which `protocol_parameters` says
+    if scenario not in _ZERO_KNOWLEDGE_SCENARIOS:
+        yield f"protocol.zero_knowledge: not available in {scenario} (only {', '.join(_ZERO_KNOWLEDGE_SCENARIOS)}), set it to false"
     if getattr(config.algorithm, "skip_silent_messages", False):
         yield (
             "algorithm.skip_silent_messages: under protocol.zero_knowledge the message of a deciding turn is read, "
@@ -170,13 +133,13 @@ def games(config: ExperimentConfig) -> Iterator[str]:
 
 def agent_names(config: ExperimentConfig) -> Iterator[str]:
     """Settings are for agents that play."""
-    if config.protocol.name not in SHIPPED:
+    known = playing(config)
+    if known is None:
         return
-    playing = agents_of(config.protocol.name, config.protocol)
     for name in config.scenario.agents:
-        if name not in (*playing, _DEFAULT):
-            near = difflib.get_close_matches(name, playing, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(playing)} and {_DEFAULT} for the rest"
+        if name not in (*known, _DEFAULT):
+            near = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)} and {_DEFAULT} for the rest"
             yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
 
 

@@ -9,23 +9,21 @@ from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT
+from nip_ray.config.players import DEFAULT, playing
+from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.code_validation import LanguageAgentSettings
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
-from nip_ray.settings.shipped_protocols import SHIPPED, agents_of
 from nip_ray.settings.text_training import MaltSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts."""
 _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")
-RANDOM_STANCE = ("nip", "adp", "mnip")
-"""Those in which a stance may differ from item to item."""
 
 
 def language_agents(config: TextExperimentConfig) -> dict[str, LanguageAgentSettings]:
     """Agent -> its settings, for every agent that plays (under a protocol of a plugin: that the config names)."""
-    named, name = config.scenario.agents, config.protocol.name
-    agents = agents_of(name, config.protocol) if name in SHIPPED else [agent for agent in named if agent != DEFAULT]
+    named, known = config.scenario.agents, playing(config)
+    agents = [agent for agent in named if agent != DEFAULT] if known is None else known
     return {agent: named.get(agent, named.get(DEFAULT, LanguageAgentSettings())) for agent in agents}
 
 
@@ -48,9 +46,8 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
         yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, PROTOCOLS)}"
     if config.protocol.zero_knowledge:
         yield "protocol.zero_knowledge: not available for language models, set it to false"
-    if config.scenario.randomize_prover_stance and name in SHIPPED and name not in RANDOM_STANCE:
-        others = ", ".join(RANDOM_STANCE)
-        yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (only {others} do not), set it to false"
+    if config.scenario.randomize_prover_stance and name in SHIPPED and table_of(name, config.protocol).fixed_stances:
+        yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (nip, adp and mnip do not), set it to false"
 
 
 def text_agents(config: TextExperimentConfig) -> Iterator[str]:
@@ -146,7 +143,8 @@ def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
         return
     if rule.guess_replacement:
         yield f"algorithm.guess_replacement: got {rule.guess_replacement}, but malt learns from pairs and replaces no guesses, leave it out"
-    longest = config.protocol.max_rounds or (SHIPPED[config.protocol.name].max_rounds if config.protocol.name in SHIPPED else 1)
+    known = config.protocol.name in SHIPPED
+    longest = table_of(config.protocol.name, config.protocol).max_rounds if known else config.protocol.max_rounds or 1
     leaves = rule.num_responses**longest
     if leaves > 100_000:
         yield (

@@ -1,8 +1,8 @@
 """A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
 
 Decisions that matter here:
-- payment and endings come from the one step function (`nip_ray.protocols.step`), called once over every round, seed class, label and
-  decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
+- payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
+  and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
 - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
 - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
   of a verdict drawn with that probability, for verifier and provers alike.

@@ -1,18 +1,39 @@
-"""Who speaks when, who sees what, who is paid: protocols as data tables plus one pure batched step. Imports torch only."""
+"""Who speaks when, who sees what, who is paid: protocols as data tables plus one pure batched step.
 
-from nip_ray.protocols.conformance import check
-from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, NUM_SEEDS, REJECT, Payment, Protocol, ProtocolParams, ZeroKnowledge
-from nip_ray.protocols.step import Judgement, ProtocolState, StepOutcome, start, step
+The tables need no torch; what plays them (`step`, `check`) is imported when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from nip_ray.protocols.spec import (
+    ACCEPT,
+    CONTINUE,
+    DECISIONS,
+    NUM_DECISIONS,
+    NUM_SEEDS,
+    REJECT,
+    VERDICTS,
+    Payment,
+    Protocol,
+    ProtocolParams,
+    ZeroKnowledge,
+)
 from nip_ray.protocols.tables import PROTOCOLS, build, from_settings, register
 from nip_ray.protocols.zero_knowledge import wrap
+
+if TYPE_CHECKING:
+    from nip_ray.protocols.batched_step import Judgement, ProtocolState, StepOutcome, start, step
+    from nip_ray.protocols.conformance import check
 
 __all__ = [
     "ACCEPT",
     "CONTINUE",
+    "DECISIONS",
     "NUM_DECISIONS",
     "NUM_SEEDS",
     "PROTOCOLS",
     "REJECT",
+    "VERDICTS",
     "Judgement",
     "Payment",
     "Protocol",
@@ -28,3 +49,15 @@ __all__ = [
     "step",
     "wrap",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "check":
+        from nip_ray.protocols import conformance
+
+        return conformance.check
+    if name in ("Judgement", "ProtocolState", "StepOutcome", "start", "step"):
+        from nip_ray.protocols import batched_step
+
+        return getattr(batched_step, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import torch
 
 from nip_ray.errors import UserError
+from nip_ray.protocols.batched_step import start, step
 from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ZeroKnowledge
-from nip_ray.protocols.step import start, step
 
 
 def check(protocol: Protocol) -> None:

@@ -5,21 +5,29 @@ Decisions that matter here:
   seed class, so "which prover speaks" can be random without any code;
 - a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
 - payment is data too: each prover has a goal (the decision it is paid for) or none;
-- a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`).
+- a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
+- torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
 """
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal
 
 from nip_ray.settings.protocol import ProtocolParams
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 REJECT, ACCEPT, CONTINUE = 0, 1, 2
+DECISIONS = ("reject", "accept", "continue")
+"""The words for the three codes."""
+VERDICTS = ("reject", "accept", "undecided")
+"""The words for how an episode ended; CONTINUE stands for no decision."""
 NUM_DECISIONS = 3
 NUM_SEEDS = 2**16  # an episode's seed is uniform in [0, NUM_SEEDS)
 
@@ -42,7 +50,7 @@ class Payment:
     shared_reward: bool = False
 
     @classmethod
-    def from_params(cls, params: ProtocolParams, goals: Mapping[str, int]) -> "Payment":
+    def from_params(cls, params: ProtocolParams, goals: Mapping[str, int]) -> Payment:
         """The amounts of `params` with these goals."""
         names = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty")
         names += ("verifier_no_guess_reward", "shared_reward")
@@ -108,6 +116,11 @@ class Protocol:
         """Position of the verifier on the agent axis. Raises ValueError in a game without one."""
         return self.agents.index(self.verifier or "")
 
+    @property
+    def fixed_stances(self) -> bool:
+        """Whether the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
+        return not self.provers or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
+
     @cached_property
     def deciders(self) -> tuple[str, ...]:
         """The agents whose turns carry a decision beside their messages."""
@@ -117,11 +130,15 @@ class Protocol:
     @cached_property
     def visible_AC(self) -> Tensor:
         """(A, C) bool: who reads which channel."""
+        import torch
+
         return torch.tensor([[channel in self.sees[agent] for channel in self.channels] for agent in self.agents])
 
     @cached_property
     def turn_table_SKAC(self) -> Tensor:
         """(seed classes, rounds until max_rounds, A, C) bool: the turns of `turns`, unrolled over the rounds."""
+        import torch
+
         rows = [
             [[[(a, c) in table[r % len(table)] for c in self.channels] for a in self.agents] for r in range(self.max_rounds)]
             for table in self.turns
@@ -148,6 +165,8 @@ class Protocol:
 
     def would_act(self, agent: str, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B,) bool: by the schedule the turn in `round_B` is this agent's, also beyond the last round."""
+        import torch
+
         whose = [[any(name == agent for name, _ in turns) for turns in table] for table in self.turns]
         found_B = torch.zeros_like(round_B, dtype=torch.bool)
         for number, row in enumerate(whose):
@@ -157,6 +176,8 @@ class Protocol:
 
     def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B,) bool: the verifier has a turn, so that its decision is read (whether it counts is a matter of `min_rounds`)."""
+        import torch
+
         if self.verifier is None:
             return torch.zeros_like(round_B, dtype=torch.bool)
         return self.active(round_B, seed_B)[:, self.verifier_index].any(-1)
@@ -164,6 +185,12 @@ class Protocol:
     def can_be_active(self, agent: str, round: int, channel: str) -> bool:
         """Whether under some episode seed `agent` writes to `channel` in `round`."""
         return bool(self.turn_table_SKAC[:, round, self.agents.index(agent), self.channels.index(channel)].any())
+
+    @cached_property
+    def verifier_rounds(self) -> tuple[int, ...]:
+        """The rounds, counted from 0, in which the verifier has a turn under every episode seed; none in a game without one."""
+        speaks = [[any(agent == self.verifier for agent, _ in turns) for turns in table] for table in self.turns]
+        return tuple(r for r in range(self.max_rounds) if all(row[r % len(row)] for row in speaks))
 
     @cached_property
     def verifier_turns(self) -> int:

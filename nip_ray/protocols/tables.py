@@ -1,18 +1,17 @@
 """The protocols that ship: each a table. All of them are in `PROTOCOLS`; a user's own joins them with `register`.
 
-A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`.
+A protocol of your own takes a builder from `ProtocolParams` to `Protocol`; see `register` and `check`. What a config may say of a
+protocol (who plays, for how long, which parameters count) is read off the tables themselves, so they load no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.conformance import check
-from nip_ray.protocols.spec import Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
-from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, SHIPPED, ZERO_KNOWLEDGE_PARAMETERS, useless_parameters
 
 Round = tuple[Turn, ...]
 
@@ -22,20 +21,20 @@ def nip(params: ProtocolParams) -> Protocol:
     ask: Round = (("verifier", "main"),)
     answer: Round = (("prover", "main"),)
     table = (ask, answer) if params.verifier_first else (answer, ask)
-    return _two_party("nip", params, table, *_limits("nip", params, 8))
+    return _two_party("nip", params, table, *_limits(params, 8))
 
 
 def adp(params: ProtocolParams) -> Protocol:
     """One message of the prover, then the decision (adversarial decision protocol)."""
     table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
-    return _two_party("adp", params, table, *_limits("adp", params, 2, fixed=True))
+    return _two_party("adp", params, table, 2, 1)
 
 
 def debate(params: ProtocolParams) -> Protocol:
     """Two provers, one for each verdict, each with a channel of its own that all can read."""
     names = ("prover0_channel", "prover1_channel")
     sees = {"prover0": names, "prover1": names, "verifier": names}
-    return _two_provers("debate", params, sees)
+    return _two_provers("debate", params, sees, {"prover0": REJECT, "prover1": ACCEPT})
 
 
 def mnip(params: ProtocolParams) -> Protocol:
@@ -45,38 +44,36 @@ def mnip(params: ProtocolParams) -> Protocol:
         "prover1": ("prover1_channel",),
         "verifier": ("prover0_channel", "prover1_channel"),
     }
-    return _two_provers("mnip", params, sees)
+    return _two_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
 
 
 def merlin_arthur(params: ProtocolParams) -> Protocol:
     """One of two provers, picked by the episode seed (even: prover0), sends one message; then the verifier decides."""
     agents = ("prover0", "prover1", "verifier")
     decide: Round = (("verifier", "main"),)
-    max_rounds, min_rounds = _limits("merlin_arthur", params, 2, fixed=True)
     return Protocol(
         name="merlin_arthur",
         agents=agents,
         channels=("main",),
         sees=dict.fromkeys(agents, ("main",)),
         turns=(((("prover0", "main"),), decide), ((("prover1", "main"),), decide)),
-        max_rounds=max_rounds,
-        min_rounds=min_rounds,
-        payment=Payment.from_params(params, SHIPPED["merlin_arthur"].goals),
+        max_rounds=2,
+        min_rounds=1,
+        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
         force_guess=params.force_guess,
     )
 
 
 def solo_verifier(params: ProtocolParams) -> Protocol:
     """The verifier alone, one round: the baseline that every proof has to beat."""
-    max_rounds, min_rounds = _limits("solo_verifier", params, 1, fixed=True)
     return Protocol(
         name="solo_verifier",
         agents=("verifier",),
         channels=("main",),
         sees={"verifier": ("main",)},
         turns=(((("verifier", "main"),),),),
-        max_rounds=max_rounds,
-        min_rounds=min_rounds,
+        max_rounds=1,
+        min_rounds=1,
         payment=Payment.from_params(params, {}),
         force_guess=params.force_guess,
     )
@@ -85,7 +82,6 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
 def multi_channel_test(params: ProtocolParams) -> Protocol:
     """Three provers and three channels with partial visibility; its provers want nothing. For tests of masks."""
     provers = ("prover0", "prover1", "prover2")
-    max_rounds, min_rounds = _limits("multi_channel_test", params, 8, default_min=2, fixed=True)
     return Protocol(
         name="multi_channel_test",
         agents=(*provers, "verifier"),
@@ -103,8 +99,8 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
                 (("verifier", "main"), ("verifier", "prover0_verifier"), ("prover2", "prover_chat")),
             ),
         ),
-        max_rounds=max_rounds,
-        min_rounds=min_rounds,
+        max_rounds=8,
+        min_rounds=2,
         payment=Payment.from_params(params, {}),
         force_guess=params.force_guess,
     )
@@ -113,7 +109,7 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
 def message_game(params: ProtocolParams) -> Protocol:
     """Prover and verifier both speak in every round, only the last decision counts, and both want it to be right. For speed tests."""
     agents = ("prover", "verifier")
-    max_rounds, _ = _limits("message_game", params, 8)
+    max_rounds, _ = _limits(params, 8)
     return Protocol(
         name="message_game",
         agents=agents,
@@ -130,7 +126,7 @@ def message_game(params: ProtocolParams) -> Protocol:
 def matrix_game(params: ProtocolParams) -> Protocol:
     """Two players move at once in every round (there is one, or as many as asked), each in a channel that both see; the scenario pays."""
     channels = ("player0_channel", "player1_channel")
-    max_rounds, _ = _limits("matrix_game", params, 1)
+    max_rounds, _ = _limits(params, 1)
     return _game("matrix_game", channels, ((("player0", channels[0]), ("player1", channels[1])),), max_rounds)
 
 
@@ -138,8 +134,7 @@ def kuhn_poker(params: ProtocolParams) -> Protocol:
     """player0, player1 and once more player0 in one channel; the scenario deals, pays, and mostly ends the game before the third move."""
     first: Round = (("player0", "main"),)
     second: Round = (("player1", "main"),)
-    max_rounds, _ = _limits("kuhn_poker", params, 3, fixed=True)
-    return _game("kuhn_poker", ("main",), (first, second), max_rounds)
+    return _game("kuhn_poker", ("main",), (first, second), 3)
 
 
 def hironaka(params: ProtocolParams) -> Protocol:
@@ -149,12 +144,17 @@ def hironaka(params: ProtocolParams) -> Protocol:
     """
     first: Round = (("host", "main"),)
     second: Round = (("agent", "main"),)
-    max_rounds, _ = _limits("hironaka", params, 200, fixed=True)
-    return replace(_game("hironaka", ("main",), (first, second), max_rounds, ("host", "agent")), cuts=True)
+    return replace(_game("hironaka", ("main",), (first, second), 200, ("host", "agent")), cuts=True)
 
 
 _BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka)
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
+SHIPPED = tuple(PROTOCOLS)
+"""Names of those that are known before any plugin is imported."""
+BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game", "hironaka": "hironaka"}
+"""Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
+_LIMITS = ("max_rounds", "min_rounds")
+_ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
 
 
 def register(name: str, builder: ProtocolBuilder) -> None:
@@ -162,6 +162,8 @@ def register(name: str, builder: ProtocolBuilder) -> None:
 
     Raises UserError when the name is taken or `check` finds a fault.
     """
+    from nip_ray.protocols.conformance import check
+
     if name in PROTOCOLS and PROTOCOLS[name] is not builder:
         raise UserError(f"protocol {name!r} is registered already; choose another name")
     check(builder(ProtocolParams()))
@@ -173,50 +175,69 @@ def build(name: str, **params: Any) -> Protocol:
 
     Raises UserError for an unknown name or parameter, a parameter that the protocol has no use for, or a table that `check` refuses.
     """
+    from nip_ray.protocols.conformance import check
+
     if name not in PROTOCOLS:
-        raise UserError(f"unknown protocol {name!r}; there are {', '.join(sorted(PROTOCOLS))}")
+        raise UserError(f"unknown protocol {name!r}; expected one of {', '.join(sorted(PROTOCOLS))}")
     known = {f.name for f in fields(ProtocolParams)}
     for key in params:
         if key not in known:
-            raise UserError(f"protocol {name!r}: unknown parameter {key!r}; there are {', '.join(sorted(known))}")
+            raise UserError(f"protocol {name!r}: unknown parameter {key!r}; expected some of {', '.join(sorted(known))}")
     made = ProtocolParams(**params)
-    useless = useless_parameters(name, made)
-    if useless:
-        raise UserError(f"protocol.{useless[0]}: {name!r} has no verifier and no use for it; leave it out")
+    for fault in parameter_faults(name, made):
+        raise UserError(f"protocol.{fault}")
     if made.zero_knowledge and name in BOUND_TO_SCENARIO:
         raise UserError(f"protocol.zero_knowledge: not available for {name!r}, which is no proof but a game; set it to false")
-    for key in ZERO_KNOWLEDGE_PARAMETERS:
-        if not made.zero_knowledge and getattr(made, key) != getattr(ProtocolParams(), key):
-            raise UserError(f"protocol.{key}: counts with protocol.zero_knowledge only; set that to true or leave this out")
-    for key, users in _USERS.items():
-        if name in _SHIPPED and name not in users and getattr(made, key) != getattr(ProtocolParams(), key):
-            raise UserError(f"protocol.{key}: {name!r} has no use for it (only {', '.join(users)}); leave it out")
-    protocol = PROTOCOLS[name](made)
+    protocol = table_of(name, made)
     check(protocol)
-    if made.zero_knowledge:
-        protocol = wrap(protocol, made)
-        check(protocol)
     return protocol
 
 
 def from_settings(settings: ProtocolSettings) -> Protocol:
     """The protocol that an experiment's settings describe; see `build`."""
-    return build(settings.name, **{field.name: getattr(settings, field.name) for field in fields(ProtocolParams)})
+    return build(settings.name, **_params(settings))
 
 
-_SHIPPED = frozenset(PROTOCOLS)
-_USERS = {"verifier_first": ("nip", "debate", "mnip"), "sequential": ("debate", "mnip"), "prover0_first": ("debate", "mnip")}
+def table_of(name: str, params: ProtocolParams) -> Protocol:
+    """The protocol `name` under `params`, not checked."""
+    protocol = PROTOCOLS[name](params)
+    return wrap(protocol, params) if params.zero_knowledge and protocol.verifier is not None else protocol
 
 
-def _limits(name: str, params: ProtocolParams, max_rounds: int, *, default_min: int = 1, fixed: bool = False) -> tuple[int, int]:
-    """(max, min) rounds from the parameters; a protocol of fixed length refuses others."""
-    chosen = (
+def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
+    """What is set in `params` and changes nothing: `KEY: reason, remedy`, found by building the table with and without it."""
+    build_table, defaults = PROTOCOLS[name], ProtocolParams()
+    params = ProtocolParams(**_params(params))
+    table = build_table(params)
+    for key in _LIMITS:
+        asked, own = getattr(params, key), getattr(table, key)
+        if asked not in (None, own):
+            always = "as many as scenario.max_rounds makes" if name == "hironaka" and key == "max_rounds" else own
+            yield f"{key}: got {asked}, but {name} always has {always}, leave it out"
+    for field in fields(ProtocolParams):
+        key = field.name
+        if key in _LIMITS or getattr(params, key) == getattr(defaults, key):
+            continue
+        if table.verifier is not None and key == "zero_knowledge":
+            continue
+        if table.verifier is not None and key in _ZERO_KNOWLEDGE:
+            if not params.zero_knowledge:
+                yield f"{key}: counts with zero_knowledge only, set protocol.zero_knowledge to true or leave this out"
+        elif build_table(replace(params, **{key: getattr(defaults, key)})) == table:
+            yield f"{key}: {name} has {'no use' if table.verifier else 'no verifier and no use'} for it, leave it out"
+
+
+def _params(settings: ProtocolParams) -> dict[str, Any]:
+    """The parameters without the name."""
+    return {field.name: getattr(settings, field.name) for field in fields(ProtocolParams)}
+
+
+def _limits(params: ProtocolParams, max_rounds: int, min_rounds: int = 1) -> tuple[int, int]:
+    """(max, min) rounds: those of the parameters, else the protocol's own."""
+    return (
         max_rounds if params.max_rounds is None else params.max_rounds,
-        default_min if params.min_rounds is None else params.min_rounds,
+        min_rounds if params.min_rounds is None else params.min_rounds,
     )
-    if fixed and chosen != (max_rounds, default_min):
-        raise UserError(f"protocol {name!r} has max_rounds {max_rounds} and min_rounds {default_min}, fixed; leave them out (got {chosen})")
-    return chosen
 
 
 def _game(
@@ -246,19 +267,19 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
         turns=(table,),
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, SHIPPED[name].goals),
+        payment=Payment.from_params(params, {"prover": ACCEPT}),
         force_guess=params.force_guess,
     )
 
 
-def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]]) -> Protocol:
+def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
     """Debate and mnip: the same four turn orders, other visibility and goals."""
     ask: Round = (("verifier", "prover0_channel"), ("verifier", "prover1_channel"))
     own: list[Turn] = [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]
     if not params.prover0_first:
         own.reverse()
     answers: tuple[Round, ...] = ((own[0],), (own[1],)) if params.sequential else (tuple(own),)
-    max_rounds, min_rounds = _limits(name, params, 8)
+    max_rounds, min_rounds = _limits(params, 8)
     return Protocol(
         name=name,
         agents=("prover0", "prover1", "verifier"),
@@ -267,6 +288,6 @@ def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str
         turns=((ask, *answers) if params.verifier_first else (*answers, ask),),
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, SHIPPED[name].goals),
+        payment=Payment.from_params(params, goals),
         force_guess=params.force_guess,
     )

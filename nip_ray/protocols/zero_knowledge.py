@@ -8,7 +8,7 @@ to the simulator and, in part, to the provers, and taken from the adversarial ve
 
 How an episode goes:
 - every channel exists three times: ``_standard``, ``_adversarial`` and ``_simulator``, in this order;
-- verifier and adversarial verifier each end their own conversation, by the same rule (`nip_ray.protocols.step`): the first decision
+- verifier and adversarial verifier each end their own conversation, by the same rule (`nip_ray.protocols.batched_step`): the first decision
   in an own turn from round ``min_rounds - 1`` on. Who has decided has no more turns, and is neither paid nor punished again;
 - provers speak in both conversations, in their turns, until the episode is over: also in one that has ended, where nobody asks any more.
   They see both. The simulator goes on until the episode is over; its decision, where it has one, ends nothing;
@@ -16,14 +16,19 @@ How an episode goes:
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, section on zero-knowledge proofs; the library's rules.
 """
 
-from dataclasses import replace
+from __future__ import annotations
 
-from torch import Tensor
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.spec import Protocol, ProtocolParams, Turn, ZeroKnowledge
-from nip_ray.settings.shipped_protocols import ADVERSARY, SIMULATOR
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ADVERSARY, SIMULATOR = "adversarial_verifier", "simulator"
+"""The agents that zero knowledge adds."""
 STANDARD, ADVERSARIAL, SIMULATED = "_standard", "_adversarial", "_simulator"
 
 

@@ -25,12 +25,11 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, suggest, with_tags
 from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, faults_of, plain, read_mapping, unshared
 from nip_ray.config.members import ADDED
-from nip_ray.config.players import playing
+from nip_ray.config.players import playing, without_verifier
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
-from nip_ray.settings.shipped_protocols import SHIPPED
 from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings
 from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_like_space, parse_space
 
@@ -443,7 +442,7 @@ def _nearest(words: Iterable[str], known: Sequence[str]) -> list[str]:
 def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | None:
     """A figure that this very experiment does not have, though others do."""
     protocol = config.protocol.name
-    if protocol in SHIPPED and SHIPPED[protocol].verifier_turn is None and rest.startswith("verifier/"):
+    if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         return f"but {protocol} has no verifier, name another figure, for example {example}"
     if isinstance(config, TextExperimentConfig):

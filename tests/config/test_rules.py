@@ -10,8 +10,7 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check, protocol_name, protocol_parameters
 from nip_ray.errors import UserError
 from nip_ray.protocols import build
-from nip_ray.settings.protocol import ProtocolParams
-from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, ORDER_PARAMETERS, SHIPPED, agents_of, limits, verifier_rounds
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
 
 Data = dict[str, Any]
 
@@ -69,8 +68,8 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (protocol("nip", zero_knowledge=True) | agents(prover={"kind": "manual"}), "scenario.agents.prover.kind", "one conversation"),
         (protocol("nip", zero_knowledge=True) | agents(simulatr={}), "scenario.agents.simulatr", "did you mean simulator?"),
         (agents(simulator={}), "scenario.agents.simulator", "no agent of nip"),
-        (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it (only nip, debate, mnip)"),
-        (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it (only debate, mnip)"),
+        (protocol("adp", verifier_first=False), "protocol.verifier_first", "adp has no use for it"),
+        (protocol("nip", sequential=True), "protocol.sequential", "nip has no use for it"),
         (protocol("nip", prover0_first=False), "protocol.prover0_first", "leave it out"),
         (protocol("adp", max_rounds=8), "protocol.max_rounds", "adp always has 2"),
         (protocol("merlin_arthur", min_rounds=2), "protocol.min_rounds", "merlin_arthur always has 1"),
@@ -85,7 +84,7 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         ({"protocol": {"name": "message_game"}}, "scenario.name", "played in message_game only"),
         ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "sequential": True}}, "protocol.sequential", "no use"),
-        ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "only the last decision counts"),
+        ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "message_game always has 8"),
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
         (agents(prover0={}), "scenario.agents.prover0", "no agent of nip"),
@@ -205,40 +204,16 @@ def test_what_nobody_learns_can_still_be_evaluated() -> None:
         check(config)
 
 
-# ---------------------------------------------------------------------------------- the short facts and the tables agree
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_facts_are_those_of_the_tables(name: str) -> None:
-    facts = SHIPPED[name]
-    orders = list(product((True, False), repeat=len(facts.order_parameters)))
-    for order, rounds in product(orders, (None,) if facts.fixed_length else (None, 3, 5, 9)):
-        chosen = dict(zip(facts.order_parameters, order, strict=True))
-        made = build(name, max_rounds=rounds, **chosen)
-        params = ProtocolParams(max_rounds=rounds, **chosen)
-        assert made.agents == facts.agents
-        assert (made.max_rounds, made.min_rounds) == limits(name, params)
-        assert (made.verifier is None) == (facts.verifier_turn is None)
-        if made.verifier is None:
-            assert verifier_rounds(name, params) == []
-            continue
-        speaks_SR = made.turn_table_SKAC[:, :, made.verifier_index].any(-1)
-        assert verifier_rounds(name, params) == speaks_SR[0].nonzero().flatten().tolist()
-        assert bool((speaks_SR == speaks_SR[0]).all())
-
-
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in BOUND_TO_SCENARIO])
-def test_agents_under_zero_knowledge_are_those_of_the_table(name: str) -> None:
-    assert build(name, zero_knowledge=True).agents == agents_of(name, ProtocolParams(zero_knowledge=True))
-    assert build(name).agents == agents_of(name, ProtocolParams())
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_rules_refuse_what_build_refuses(name: str) -> None:
     """And nothing else, over every order and a spread of limits."""
     for order in product((True, False), repeat=3):
+        orders = dict(zip(("verifier_first", "sequential", "prover0_first"), order, strict=True))
         for longest, first in product((None, 1, 2, 3, 8), (None, 1, 2, 3, 7, 8)):
-            params = dict(zip(ORDER_PARAMETERS, order, strict=True)) | {"max_rounds": longest, "min_rounds": first}
+            params = orders | {
+                "max_rounds": longest,
+                "min_rounds": first,
+            }
             if name == "message_game" and first is not None:
                 continue  # whose table takes its own min_rounds whatever it is given
             config = config_from_dict(protocol(name, **params) | gi(name=BOUND_TO_SCENARIO.get(name, "graph_isomorphism")))

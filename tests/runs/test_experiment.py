@@ -16,13 +16,14 @@ import nip_ray
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.errors import UserError
+from nip_ray.protocols import build
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, run_experiment, with_absolute_paths
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.progress import headline, progress_line
-from nip_ray.settings.shipped_protocols import BOUND_TO_SCENARIO, SHIPPED
 from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}
@@ -102,7 +103,7 @@ def test_promised_keys_are_in_every_row(finished: tuple[ExperimentConfig, Experi
 
 def test_every_key_is_documented(finished: tuple[ExperimentConfig, ExperimentResult]) -> None:
     config, result = finished
-    patterns = list(documented(SHIPPED[config.protocol.name].agents))
+    patterns = list(documented(build(config.protocol.name).agents))
     unknown = {key for row in rows_of(result) for key in row if not any(pattern.fullmatch(key) for pattern in patterns)}
     assert not unknown
 
@@ -110,7 +111,7 @@ def test_every_key_is_documented(finished: tuple[ExperimentConfig, ExperimentRes
 def test_the_kl_penalty_s_keys_are_documented(tmp_path: Path) -> None:
     config = small("algorithm.loss=kl_penalty", "iterations=1", "protocol.name=debate", "evaluation.greedy=false")
     row = rows_of(run_experiment(config, tmp_path / "run", quiet=True))[0]
-    patterns = list(documented(SHIPPED["debate"].agents))
+    patterns = list(documented(build("debate").agents))
     assert not {key for key in row if not any(pattern.fullmatch(key) for pattern in patterns)}
     assert {"learn/prover1/kl_beta", "eval/verifier/wl_bound", "eval_sampled/verifier/accuracy"} <= row.keys()
 
@@ -244,7 +245,7 @@ def test_every_protocol_trains(name: str, tmp_path: Path) -> None:
     base = {**GRAPHS, "protocol": {"name": name}}
     config = small("iterations=2", "play.num_copies=24", "evaluation.interval=1", "checkpoint.interval=1", base=base)
     result = run_experiment(config, tmp_path / "run", quiet=True)
-    rows, agents = rows_of(result), SHIPPED[name].agents
+    rows, agents = rows_of(result), build(name).agents
     assert [row["iteration"] for row in rows] == [1, 2]
     for row in rows:
         assert None not in row.values(), "every figure is finite"

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from nip_ray.settings.shipped_protocols import SHIPPED
+from nip_ray.protocols.spec import ProtocolParams
+from nip_ray.protocols.tables import SHIPPED, table_of
 
 TASKS = {
     "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
@@ -45,20 +46,19 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
         return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
     if name not in SHIPPED:
         return f"Who is paid for what is defined by the protocol {name}, of a plugin." if protocol else "Who is paid for what is unknown."
-    facts = SHIPPED[name]
-    if facts.verifier_turn is None:
+    table = table_of(name, ProtocolParams())
+    if table.verifier is None:
         return "The rules of the game say what each player is paid."
     right, wrong = (protocol.get(f"verifier_{key}", amount) for key, amount in (("reward", 1), ("incorrect_penalty", -1)))
-    provers = [agent for agent in facts.agents if agent != "verifier"]
-    if facts.shared_reward or (protocol.get("shared_reward") is True and provers):
-        who = " and ".join(["The verifier", *provers])
+    if table.payment.shared_reward or (protocol.get("shared_reward") is True and table.provers):
+        who = " and ".join(["The verifier", *table.provers])
         return f"{who} are all paid {_amount(right)} for a correct verdict, {_amount(wrong)} for a wrong one."
     parts = [f"The verifier is paid {_amount(right)} for a correct verdict and {_amount(wrong)} for a wrong one"]
     parts += [
-        f"{agent} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[facts.goals[agent]]}, whether that is right or not"
-        if agent in facts.goals
+        f"{agent} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[table.payment.goals[agent]]}, whether that is right or not"
+        if agent in table.payment.goals
         else f"{agent} nothing"
-        for agent in provers
+        for agent in table.provers
     ]
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")

@@ -31,9 +31,6 @@ class Role:
     last_notice: bool = False
 
 
-RANDOM_STANCE = ("nip", "adp", "mnip")
-"""Protocols in which provers may argue for a verdict that the item draws."""
-
 _FIRST, _SECOND = "prover0_channel", "prover1_channel"
 _ASKS_BOTH = Role(
     "Verifier",

@@ -20,7 +20,7 @@ from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import read_reply
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
-from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, RANDOM_STANCE, Role, roles_of
+from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
 from nip_ray.scenarios.code_validation.scales import SCALES, Scale
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
@@ -145,10 +145,8 @@ def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) ->
         raise UserError(f"protocol.name: {protocol.name!r} is a game without a verifier; code_validation needs a proof, such as nip")
     if protocol.zero_knowledge is not None:
         raise UserError("protocol.zero_knowledge: not available for language agents; set it to false")
-    if settings.randomize_prover_stance and protocol.name not in RANDOM_STANCE:
-        raise UserError(
-            f"scenario.randomize_prover_stance: not available under {protocol.name!r} (only {', '.join(RANDOM_STANCE)}); set it to false"
-        )
+    if settings.randomize_prover_stance and protocol.fixed_stances:
+        raise UserError(f"scenario.randomize_prover_stance: {protocol.name!r} fixes who argues for what; set it to false")
     for agent in settings.agents:
         if agent not in (*protocol.agents, "_default"):
             known = ", ".join((*protocol.agents, "_default"))
