@@ -313,7 +313,7 @@ def test_what_cannot_be_played_is_refused() -> None:
     with pytest.raises(UserError, match="zero_knowledge"):
         build_text_scenario(wrap(build("nip"), ProtocolParams(zero_knowledge=True)), plain)
     for name in ("debate", "merlin_arthur", "solo_verifier"):
-        with pytest.raises(UserError, match=r"randomize_prover_stance.*nip, adp, mnip"):
+        with pytest.raises(UserError, match="randomize_prover_stance"):
             made(name, randomize_prover_stance=True)
     with pytest.raises(UserError, match=r"scenario\.agents\.prover0.*prover, verifier, _default"):
         build_text_scenario(build("nip"), replace(plain, agents={"prover0": LanguageAgentSettings()}))
