@@ -8,16 +8,19 @@ Decisions that matter here:
   learning curve.
 """
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.contents import seconds, short
-from nip_ray.evaluation.report.pictures import DARK, LIGHT, Theme, data_uri, picture, plain
+from nip_ray.evaluation.report.describe import describe
+from nip_ray.evaluation.report.pictures import GRID, PALETTE, Drawing, picture, plain
 from nip_ray.evaluation.report.source import MAX_TEXT
 from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.spaces import Space
@@ -27,14 +30,14 @@ from nip_ray.sweeps.summary import SettingSummary, Summary, figure_of, headline,
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-PAGE = "sweep.html"
+PAGE, TRIALS = "sweep.html", "trials"
 CURVES_NAMED, CURVES_GREY, BANDS = 12, 150, 6
 """Settings that get a colour of their own, the most others that are drawn in grey, and the best ones whose range of seeds is drawn."""
 ROWS_SHOWN, ERRORS_SHOWN = 400, 60
 _POINTS = 400  # of a curve: less than one a pixel
 _LONGEST = 60  # characters of a title or label
 _VALUES_TOLD_APART = 8
-_WIDE_RANGE = 100.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
+_WIDE_RANGE = 10.0  # ratio of largest to smallest value from which a grid gets a logarithmic axis
 
 
 def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> Path:
@@ -45,16 +48,18 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder, so the page of the sweep cannot be written; name a sweep's folder")
-    header, rows = table_rows(summary)
+    header, cells = table_rows(summary)
+    rows = [(row, _reports(folder, setting)) for row, setting in zip(cells, summary.ranked, strict=True)]
     page = rendered(
         "page.html.j2",
         folder=Path(__file__).parent,
         kind="sweep",
         title=spec.name[:100],
+        about=describe(spec.base),
         sentence=headline(summary),
         note=summary.note,
         tone="" if summary.best is None else "good" if summary.best.complete else "bad",
-        best_trial=summary.best_trial,
+        best=None if summary.best_trial is None else (summary.best_trial, _report(folder, summary.best_trial)),
         facts=_facts(spec, summary, trials),
         header=header,
         rows=rows[:ROWS_SHOWN],
@@ -68,6 +73,17 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
     path = folder / PAGE
     write_atomically(path, page.encode("utf-8", errors="replace"))
     return path
+
+
+def _report(folder: Path, trial: TrialRecord) -> str:
+    """The address of a trial's own report as seen from the page, "" where there is none."""
+    path = folder / TRIALS / trial.trial_id / "report.html"
+    return f"{TRIALS}/{quote(trial.trial_id, safe='')}/report.html" if "/" not in trial.trial_id and path.is_file() else ""
+
+
+def _reports(folder: Path, setting: SettingSummary) -> list[tuple[str, str]]:
+    """(name, address) of the reports of a setting's trials."""
+    return [(f"seed {trial.seed}", link) for trial in setting.trials if (link := _report(folder, trial))]
 
 
 def label_of(trial: TrialRecord, summary: Summary) -> str:
@@ -86,9 +102,9 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
     facts = [
         ("metric", f"{summary.metric}, {'more' if summary.mode == 'max' else 'less'} is better"),
         ("settings", f"{len(summary.settings):,}"),
-        ("seeds", ", ".join(map(str, seeds[:40])) + (" …" if len(seeds) > 40 else "")),
+        ("seeds" if len(seeds) > 1 else "the only seed", ", ".join(map(str, seeds[:40])) + (" …" if len(seeds) > 40 else "")),
         ("trials", ", ".join(f"{count:,} {status}" for status, count in summary.statuses.items())),
-        ("search", settings.search.name),
+        ("search", _search(spec)),
         ("scheduler", settings.scheduler.name),
         ("iterations", f"{sum(trial.iterations for trial in trials):,} in all trials together"),
         ("time", f"{seconds(summary.seconds)} in all trials together"),
@@ -96,18 +112,23 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
     return [(name, text) for name, text in facts if text]
 
 
+def _search(spec: SweepSpec) -> str:
+    """How settings are chosen: random search takes every point of a grid."""
+    drawn = [spec.settings.search.name] if len(spec.grids) < len(spec.spaces) or not spec.spaces else []
+    return " and ".join(["grid"] * bool(spec.grids) + drawn)
+
+
 # ---------------------------------------------------------------------------------------------------------- pictures
 
 
 def _pictures(spec: SweepSpec, summary: Summary) -> list[dict[str, str]]:
-    """Title and data of each picture, in light and dark. None where there is nothing to draw."""
+    """Title and SVG of each picture. None where there is nothing to draw."""
+    from markupsafe import Markup
+
     curves = _curves(summary)
-    drawn: list[tuple[str, Any]] = (
-        [(f"{summary.metric} by iteration", lambda theme: _draw_curves(curves, summary, theme))] if curves else []
-    )
-    for title, plot in _plots(spec, summary):
-        drawn.append((title, lambda theme, plot=plot: _draw_plot(plot, summary, theme)))
-    return [{"title": title, "light": data_uri(draw(LIGHT)), "dark": data_uri(draw(DARK))} for title, draw in drawn]
+    drawn = [(f"{summary.metric} by iteration (mean and range of seeds)", _draw_curves(curves, summary))] if curves else []
+    drawn += [(title, _draw_plot(plot, summary)) for title, plot in _plots(spec, summary)]
+    return [{"title": title, "svg": Markup(drawing.svg)} for title, drawing in drawn]
 
 
 @dataclass(frozen=True)
@@ -147,17 +168,17 @@ def _mean_curve(seeds: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int,
     return [(i, sum(values) / len(values), min(values), max(values)) for i, values in columns]
 
 
-def _draw_curves(curves: Sequence[Curve], summary: Summary, theme: Theme) -> bytes:
+def _draw_curves(curves: Sequence[Curve], summary: Summary) -> Drawing:
     def fill(axes: "Axes") -> None:
         for curve in (curve for curve in curves if not curve.named):
             for seed in curve.seeds:
-                axes.plot(*zip(*seed, strict=True), color=theme.grid, linewidth=0.8, zorder=1)
+                axes.plot(*zip(*seed, strict=True), color=GRID, linewidth=0.8, zorder=1)
         for i, curve in enumerate(curve for curve in curves if curve.named):
-            style = "solid" if i < len(theme.palette) else "dashed"
-            _add_curve(axes, curve, theme.palette[i % len(theme.palette)], style, band=i < BANDS)
-        axes.set_xlabel("iteration", color=theme.ink)
+            style = "solid" if i < len(PALETTE) else "dashed"
+            _add_curve(axes, curve, PALETTE[i % len(PALETTE)], style, band=i < BANDS)
+        axes.set_xlabel("iteration")
 
-    return picture(f"{summary.metric} (mean and range of seeds)", summary.metric, fill, theme, longest=_LONGEST)
+    return picture(summary.metric, fill, about=f"{summary.metric} by iteration", longest=_LONGEST)
 
 
 def _add_curve(axes: "Axes", curve: Curve, colour: str, style: str, band: bool) -> None:
@@ -215,8 +236,15 @@ def _plot(key: str, space: Space, other: str | None, settings: Sequence[SettingS
         points.setdefault("" if other is None else show(one.values[other]), []).append((at, one))
     for some in points.values():
         some.sort(key=lambda pair: pair[0])
-    spread = numeric and min(values) > 0 and max(values) / min(values) >= _WIDE_RANGE
+    spread = numeric and min(values) > 0 and (max(values) / min(values) >= _WIDE_RANGE or _geometric(values))
     return Plot(key, points, space.log or (space.listed and spread), names, "" if other is None else other)
+
+
+def _geometric(values: Sequence[float]) -> bool:
+    """Whether at least three values are a constant ratio apart."""
+    ordered = sorted(set(values))
+    ratios = [high / low for low, high in itertools.pairwise(ordered)]
+    return len(ratios) > 1 and max(ratios) < 1.05 * min(ratios)
 
 
 def _shown(setting: SettingSummary, metric: str) -> float | None:
@@ -226,21 +254,21 @@ def _shown(setting: SettingSummary, metric: str) -> float | None:
     return setting.last
 
 
-def _draw_plot(plot: Plot, summary: Summary, theme: Theme) -> bytes:
+def _draw_plot(plot: Plot, summary: Summary) -> Drawing:
     def fill(axes: "Axes") -> None:
         for i, (value, points) in enumerate(plot.points.items()):
             name = f"{short_names([plot.x, plot.other])[plot.other]} = {value}" if plot.other else "mean, 95 % interval"
             aside = i - (len(plot.points) - 1) / 2
-            _add_points(axes, _moved(plot, points, aside), summary.metric, theme.palette[i % len(theme.palette)], name)
+            _add_points(axes, _moved(plot, points, aside), summary.metric, PALETTE[i % len(PALETTE)], name)
         if plot.log:
             axes.set_xscale("log")
         if plot.names:
             names = [plain(name, _LONGEST)[:24] for name in plot.names]
             axes.set_xticks(range(len(names)), names, rotation=20 if len(names) > 4 else 0)
             axes.set_xlim(-0.5, len(plot.names) - 0.5)
-        axes.set_xlabel(plain(plot.x, _LONGEST), color=theme.ink)
+        axes.set_xlabel(plain(plot.x, _LONGEST))
 
-    return picture(f"{summary.metric} by {plot.x}", summary.metric, fill, theme, longest=_LONGEST)
+    return picture(summary.metric, fill, about=f"{summary.metric} by {plot.x}", longest=_LONGEST)
 
 
 def _moved(plot: Plot, points: Sequence[tuple[float, SettingSummary]], steps: float) -> list[tuple[float, SettingSummary]]:

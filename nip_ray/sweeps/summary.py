@@ -133,9 +133,8 @@ def table_rows(summary: Summary) -> tuple[list[str], list[list[str]]]:
         values = [show(setting.values[key]) if key in setting.values else "" for key in keys]
         figure = number(setting.figure.estimate) or (f"({number(setting.last)})" if setting.last is not None else "")
         ends = [number(setting.lowest), number(setting.highest)]
-        rows.append(
-            [str(setting.rank), *values, str(len(setting.trials)), figure, interval(setting.figure), *ends, counts(setting.statuses)]
-        )
+        seeds = ", ".join(map(str, setting.seeds))
+        rows.append([str(setting.rank), *values, seeds, figure, interval(setting.figure), *ends, counts(setting.statuses)])
     return header, rows
 
 
@@ -262,8 +261,8 @@ def _note(best: SettingSummary | None, settings: Sequence[SettingSummary], mode:
         notes.append(f"No setting has all its seeds trained to the end; of the best one's trials there are {what}.")
     if len(compared) > 1:
         notes.append(
-            f"The best of {len(compared)} settings is chosen by the figures shown here, so its own figure is on average too good; "
-            "train it again with other seeds for one that is not."
+            f"The best of {len(compared)} settings is chosen by the metrics shown here, so its score is selection-biased; "
+            "re-train with fresh seeds for an unbiased one."
         )
         notes += [*_ties(best, compared), *_rivals(best, compared, mode)]
     if best.figure.n == 1:

@@ -29,7 +29,6 @@ from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}
 ALWAYS = {"iteration", "time/iteration_s", "time/sample_s", "time/learn_s", "env_steps", "env_steps_per_s", "train/verifier/accuracy"}
 EVALUATED = {f"eval/verifier/{name}" for name in ("accuracy", "completeness", "soundness", "undecided")}
-PNG = b"\x89PNG\r\n\x1a\n"
 
 
 @pytest.fixture(scope="module", params=BASES)
@@ -78,9 +77,9 @@ def test_the_run_folder_is_complete(finished: tuple[ExperimentConfig, Experiment
     environment = json.loads((path / "environment.json").read_text(encoding="utf-8"))
     assert (environment["nip_ray"], environment["torch"]) == (nip_ray.__version__, torch.__version__)
     assert "</html>" in (path / "report.html").read_text(encoding="utf-8")
-    curves = list((path / "curves").glob("*.png"))
+    curves = list((path / "curves").glob("*.pdf"))
     assert {"accuracy", "returns"} <= {curve.stem for curve in curves}
-    assert all(curve.read_bytes().startswith(PNG) for curve in curves)
+    assert all(curve.read_bytes().startswith(b"%PDF-") for curve in curves)
     assert not [entry for entry in path.rglob(".*") if entry.name != ".lock"], "nothing half written is left"
 
 

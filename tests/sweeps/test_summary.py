@@ -91,7 +91,7 @@ def test_a_figure_that_the_last_row_lacks_is_taken_from_the_curve() -> None:
 def test_the_note_says_that_the_best_of_several_is_flattered_and_how_many_may_be_as_good() -> None:
     trials = [trial(lr, seed, 0.5 + 0.1 * seed + shift) for lr, shift in ((1, 0.0), (2, 0.05), (3, -0.6)) for seed in (0, 1, 2)]
     note = summarise(SETTINGS, trials).note
-    assert "The best of 3 settings is chosen by the figures shown here" in note
+    assert "The best of 3 settings is chosen by the metrics shown here" in note
     assert "The interval of 1 other overlaps with its own." in note
     other_way = summarise(SweepSettings(metric=METRIC, mode="min"), trials).note
     assert "overlap" not in other_way
@@ -112,7 +112,7 @@ def test_the_table_has_the_best_first_and_says_how_trials_ended() -> None:
     trials = [trial(1, 0, 0.5), trial(1, 1, 0.7), trial(2, 0, 0.9, "stopped"), trial(3, 0, None, "failed")]
     header, rows = table_rows(summarise(SETTINGS, trials))
     assert header == ["rank", "lr", "seeds", METRIC, "95 % interval", "min", "max", "trials"]
-    assert rows[0][:4] == ["1", "1", "2", "0.6"]
+    assert rows[0][:4] == ["1", "1", "0, 1", "0.6"]
     assert rows[0][5:] == ["0.5", "0.7", "2 done"]
     assert rows[1] == ["2", "2", "1", "(0.9)", "", "", "", "1 stopped"]
     assert rows[2] == ["3", "3", "1", "", "", "", "", "1 failed"]

@@ -1,4 +1,4 @@
-"""The report of a run: one self-contained HTML page with its findings, curves and transcripts, and the curves as PNG files.
+"""The report of a run: one self-contained HTML page with its findings, curves and transcripts, and the curves as PDF files.
 
 It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed or is still going on.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callable[[str], None] | None = None) -> Path:
-    """Write ``report.html`` and ``curves/*.png`` into `run_dir` and return the page's path. transcripts: see `report_page`.
+    """Write ``report.html`` and ``curves/*.pdf`` into `run_dir` and return the page's path. transcripts: see `report_page`.
 
     Only metrics.jsonl must be there; what else is missing or damaged is said on the page. Raises UserError when there is no run,
     the transcripts that were asked for cannot be read, or the folder cannot be written. told: hears what the page says is missing or
@@ -33,8 +33,8 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
         pictures.mkdir(exist_ok=True)
     except OSError as error:
         raise UserError(f"{pictures}: the report cannot be written ({error.strerror}); make room for it, or copy the run folder") from None
-    for name, png in curves.items():
-        write_atomically(pictures / f"{name}.png", png)
+    for name, pdf in curves.items():
+        write_atomically(pictures / f"{name}.pdf", pdf)
     path = run_dir / "report.html"
     write_atomically(path, page.encode("utf-8", errors="replace"))
     if told is not None:
@@ -49,7 +49,7 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
 
 
 def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "") -> tuple[str, dict[str, bytes]]:
-    """The page of a run and its curves by name, as PNG files; nothing is written.
+    """The page of a run and its curves by name, as PDF files; nothing is written.
 
     transcripts: the file of them to show, as in 000050 (None: the newest). live: the mark of a page that is served and looks for newer
     ones ("": it does not). Raises UserError when there is no run, or the transcripts that were asked for cannot be read.
@@ -66,10 +66,11 @@ def _page(source: "RunSource", live: str = "") -> tuple[str, dict[str, bytes]]:
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.page import rendered
     from nip_ray.evaluation.report.panels import panels
+    from nip_ray.evaluation.report.trust import is_held_out
 
     findings = find(source)
-    drawn = curves.both_themes(panels(source.rows, findings.chance, findings.baseline))
+    drawn = curves.drawn(panels(source.rows, findings.chance, findings.baseline, held_out=is_held_out(source)))
     scripts = ("browser.js", "watch.js") if live else ("browser.js",)
     contents = page_contents(source, findings)
     page = rendered("report.html.j2", scripts=scripts, connect=bool(live), kind="report", live=live, curves=drawn, **contents)
-    return page, {one["name"]: one["png"] for one in drawn}
+    return page, {one["name"]: one["pdf"] for one in drawn}

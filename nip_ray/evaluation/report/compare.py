@@ -108,7 +108,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
         rows=rows,
         run_rows=[_run_row(run, group) for group in groups for run in group.runs],
         notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in run.source.notes],
-        curves=curves.both_themes(_panels(groups[:MAX_GROUPS], _examined(groups))),
+        curves=curves.drawn(_panels(groups[:MAX_GROUPS], _examined(groups))),
         crossed=heat_map(crossed),
     )
 

@@ -1,4 +1,4 @@
-"""Learning curves as PNG pictures, for light and for dark pages."""
+"""Learning curves: panels as drawings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,35 +7,34 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from nip_ray.evaluation.report.panels import Panel, Series
-from nip_ray.evaluation.report.pictures import DARK, LIGHT, Theme, data_uri, picture, plain
+from nip_ray.evaluation.report.pictures import INK, PALETTE, Drawing, picture, plain
 
 
-def both_themes(panels: Sequence[Panel]) -> list[dict[str, Any]]:
-    """Of each panel its name and title, the light PNG file, and both pictures as they stand in a page: "light" and "dark"."""
-    made = []
-    for panel in panels:
-        png = draw(panel, LIGHT)
-        made.append({"name": panel.name, "title": panel.title, "png": png, "light": data_uri(png), "dark": data_uri(draw(panel, DARK))})
-    return made
+def drawn(panels: Sequence[Panel]) -> list[dict[str, Any]]:
+    """Of each panel its name and title, the picture as it stands in a page, and the PDF file."""
+    from markupsafe import Markup
+
+    made = [(panel, draw(panel)) for panel in panels]
+    return [{"name": panel.name, "title": panel.title, "svg": Markup(one.svg), "pdf": one.pdf} for panel, one in made]
 
 
-def draw(panel: Panel, theme: Theme) -> bytes:
-    """The picture of a panel, a PNG file of 880 x 430 pixels."""
+def draw(panel: Panel) -> Drawing:
+    """The picture of a panel."""
 
     def fill(axes: Axes) -> None:
         base = None
         for series in panel.series:
-            base = _add(axes, series, theme, base)
+            base = _add(axes, series, base)
         for i, (label, height) in enumerate(panel.marks):
-            axes.axhline(height, color=theme.ink, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
-        _scale(axes, panel, theme)
+            axes.axhline(height, color=INK, linewidth=1.1, linestyle=("dotted", "dashed")[i % 2], label=plain(label), zorder=1)
+        _scale(axes, panel)
 
-    return picture(panel.title, panel.y_label, fill, theme, legend_size=9)
+    return picture(panel.y_label, fill, about=f"{panel.title} over iterations")
 
 
-def _add(axes: Axes, series: Series, theme: Theme, base):  # type: ignore[no-untyped-def]
+def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
     """Draw one series; returns the heights that the next area stands on."""
-    colour = theme.palette[series.colour % len(theme.palette)]
+    colour = PALETTE[series.colour % len(PALETTE)]
     label, x_N, y_N = plain(series.label) or None, series.x_N, series.y_N
     marker = "o" if len(x_N) == 1 else None
     if series.spread is not None:
@@ -60,9 +59,9 @@ def _add(axes: Axes, series: Series, theme: Theme, base):  # type: ignore[no-unt
     return base
 
 
-def _scale(axes: Axes, panel: Panel, theme: Theme) -> None:
-    axes.set_xlabel("iteration", color=theme.ink)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+def _scale(axes: Axes, panel: Panel) -> None:
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     axes.margins(x=0.01)
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)

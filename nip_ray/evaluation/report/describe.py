@@ -41,7 +41,7 @@ def _task(scenario: Mapping[str, Any]) -> str:
 
 
 def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
-    name, learning = str(protocol.get("name", "unknown"))[:60], section(config, "algorithm")
+    name, learning = str(protocol.get("name", "nip" if protocol else "unknown"))[:60], section(config, "algorithm")
     if learning.get("name") == "solo":
         return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
     if name not in SHIPPED:

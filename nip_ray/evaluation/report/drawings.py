@@ -27,8 +27,6 @@ MAX_POINTS = 200
 MAX_POSITIONS = 300  # of a tree
 MAX_FRAMES = 20  # of a game that is drawn round by round
 
-AGENT_COLOURS = 6  # how many the style tells apart
-
 
 def graphs(picture: Record) -> list[dict[str, Any]] | None:
     """Of a picture of the kind "graphs": for each graph its nodes (number, symbol, x, y) and edges (x1, y1, x2, y2)."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_ray.evaluation.report import drawings
+from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
 
 EPISODES_SHOWN = 60
@@ -56,9 +57,9 @@ def _is_right(record: Record) -> bool:
 
 
 def _agents(records: Sequence[Record]) -> dict[str, int]:
-    """Agent -> its colour, in the order in which they speak."""
+    """Agent -> its colour."""
     names = (turn.get("agent") for record in records for turn in _raw_turns(record.get("rounds")))
-    return {name: i % drawings.AGENT_COLOURS for i, name in enumerate(dict.fromkeys(name for name in names if isinstance(name, str)))}
+    return agent_colours(name for name in names if isinstance(name, str))
 
 
 def _weight(episode: Mapping[str, Any]) -> int:

@@ -2,18 +2,19 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Figure, Row
 
 Floats = npt.NDArray[np.float64]
 Style = Literal["line", "faint", "dashed", "marked", "area"]
 
-MAX_POINTS = 1500  # per series: about two a pixel
+MAX_POINTS = 500  # per series: about one a pixel
 MAX_GROUPS = 8  # values of one group that a panel tells apart
 MAX_AGENTS = 8
 
@@ -45,12 +46,20 @@ class Panel:
     limits: tuple[float, float] | None = None
 
 
-def panels(rows: Sequence[Row], chance: float, baseline: Figure | None) -> list[Panel]:
-    """The panels that have something to show. chance: accuracy of the best constant answer; baseline: measured without a prover."""
-    made = [_accuracy(rows, chance, baseline), _both_sides(rows)]
-    made += _groups(rows)
-    made += [_lengths(rows), _returns(rows), *_exact(rows), _entropies(rows), _times(rows)]
-    return [panel for panel in made if panel.series]
+def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_out: bool = True) -> list[Panel]:
+    """The panels that have something to show: what never changes is no curve.
+
+    chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
+    """
+    made = [_accuracy(rows, chance, baseline), _both_sides(rows), *_groups(rows), _lengths(rows), _returns(rows), *_exact(rows)]
+    made = [panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or _varies(panel))]
+    if held_out:
+        return made
+    return [replace(one, series=[replace(s, label=s.label.replace("held-out", "evaluation")) for s in one.series]) for one in made]
+
+
+def _varies(panel: Panel) -> bool:
+    return any(len(one.y_N) < 2 or float(np.ptp(one.y_N)) > 1e-9 for one in panel.series)
 
 
 def agents(rows: Sequence[Row]) -> list[str]:
@@ -81,7 +90,7 @@ def _both_sides(rows: Sequence[Row]) -> Panel:
         series += _trained(rows, f"train/verifier/{name}", f"{name}, training", colour, raw=False)
         series += _examined(rows, f"verifier/{name}", f"{name}, held-out", colour, modes=("eval",))
     series += _trained(rows, "train/verifier/undecided", "undecided, training", 5, raw=False)
-    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, [("coin flip", 0.5)], (-0.03, 1.03))
+    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, [("chance", 0.5)], (-0.03, 1.03))
 
 
 def _groups(rows: Sequence[Row]) -> list[Panel]:
@@ -97,7 +106,7 @@ def _groups(rows: Sequence[Row]) -> list[Panel]:
             else:
                 series += _trained(rows, f"train/{key}", f"{value} (training)", colour, raw=False)
         name = "accuracy_by_" + (re.sub(r"[^A-Za-z0-9_]", "_", group)[:40] or "group")
-        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, [("coin flip", 0.5)], (-0.03, 1.03)))
+        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, [("chance", 0.5)], (-0.03, 1.03)))
     return made[:4]
 
 
@@ -124,7 +133,7 @@ def _lengths(rows: Sequence[Row]) -> Panel:
 
 def _returns(rows: Sequence[Row]) -> Panel:
     series: list[Series] = []
-    for colour, agent in enumerate(agents(rows)):
+    for agent, colour in agent_colours(agents(rows)).items():
         series += _trained(rows, f"train/{agent}/return", f"{agent}, training", colour, raw=False)
         series += _examined(rows, f"{agent}/return", f"{agent}, held-out", colour, modes=("eval",))
     return Panel("returns", "Returns", "reward per episode", series)
@@ -133,7 +142,7 @@ def _returns(rows: Sequence[Row]) -> Panel:
 def _exact(rows: Sequence[Row]) -> list[Panel]:
     """What is computed exactly in a game: the agents' values, and how far they are from equilibrium."""
     values: list[Series] = []
-    for colour, agent in enumerate(agents(rows)):
+    for agent, colour in agent_colours(agents(rows)).items():
         values += _examined(rows, f"{agent}/value", agent, colour, modes=("eval",))
     distances: list[Series] = []
     for colour, name in enumerate(("exploitability", "distance_to_nash")):
@@ -143,7 +152,7 @@ def _exact(rows: Sequence[Row]) -> list[Panel]:
 
 def _entropies(rows: Sequence[Row]) -> Panel:
     series: list[Series] = []
-    for colour, agent in enumerate(agents(rows)):
+    for agent, colour in agent_colours(agents(rows)).items():
         series += _trained(rows, f"learn/{agent}/entropy", agent, colour, raw=False)
         x_N, y_N = _values(rows, f"learn/{agent}/decision_entropy")
         if len(x_N) and bool((y_N > 0).any()):
