@@ -94,22 +94,21 @@ DRAWS = ("tests/evaluation", "tests/browser", "tests/sweeps/test_page.py")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    canvas, rasterise = _canvas()
-    canvas.print_png = rasterise if item.nodeid.startswith(DRAWS) else _one_pixel
+    for (canvas, name), (real, stub) in _writers().items():
+        setattr(canvas, name, real if item.nodeid.startswith(DRAWS) else stub)
 
 
 @cache
-def _canvas() -> tuple[Any, Any]:
-    """The class that writes pictures, and how it does."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def _writers() -> dict[tuple[Any, str], tuple[Any, Any]]:
+    """(class, name of its method that writes a picture) -> (the method, one that writes next to nothing)."""
+    from matplotlib.backends.backend_pdf import FigureCanvasPdf
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
-    return FigureCanvasAgg, FigureCanvasAgg.print_png
+    def empty(content: Any) -> Any:
+        return lambda canvas, file, **_: file.write(content)
 
-
-def _one_pixel(canvas: Any, file: Any, **_: Any) -> None:
-    from PIL import Image
-
-    Image.new("L", (1, 1)).save(file, "PNG")
+    made = {(FigureCanvasSVG, "print_svg"): empty('<svg viewBox="0 0 1 1"><g ></g></svg>'), (FigureCanvasPdf, "print_pdf"): empty(b"%PDF-")}
+    return {(canvas, name): (getattr(canvas, name), stub) for (canvas, name), stub in made.items()}
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
