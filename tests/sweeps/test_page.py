@@ -1,6 +1,7 @@
 """The page of a sweep: what it says, that nothing in a trial can reach out of it, and that it is small and quick."""
 
 import math
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random

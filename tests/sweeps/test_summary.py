@@ -114,8 +114,8 @@ def test_the_table_has_the_best_first_and_says_how_trials_ended() -> None:
     assert header == ["rank", "lr", "seeds", METRIC, "95 % interval", "min", "max", "trials"]
     assert rows[0][:4] == ["1", "1", "0, 1", "0.6"]
     assert rows[0][5:] == ["0.5", "0.7", "2 done"]
-    assert rows[1] == ["2", "2", "1", "(0.9)", "", "", "", "1 stopped"]
-    assert rows[2] == ["3", "3", "1", "", "", "", "", "1 failed"]
+    assert rows[1] == ["2", "2", "0", "(0.9)", "", "", "", "1 stopped"]
+    assert rows[2] == ["3", "3", "0", "", "", "", "", "1 failed"]
     assert all(len(row) == len(header) for row in rows)
 
 
