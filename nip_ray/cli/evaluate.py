@@ -11,7 +11,7 @@ import typer
 from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors, number, print_json, print_table
 from nip_ray.errors import UserError
 
-_TOLD_APART = ("attack", "greedy", "sampled", "message_regression", "exact", "figures")
+_TOLD_APART = ("attack", "greedy", "sampled", "unseen", "message_regression", "exact", "figures")
 
 
 @app.command()

@@ -65,6 +65,14 @@ class Examination:
             figures["eval/verifier/solo_baseline"] = baseline[0] / baseline[1]
         return figures
 
+    def trained_with(self) -> torch.Tensor | None:
+        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are."""
+        found_I = self.scenario.occurring() if self.split == "test" and self.scenario.held_out else None
+        if found_I is None:
+            return None
+        place_I = {int(id): place for place, id in enumerate(self.scenario.ids("test").tolist())}
+        return found_I[[place_I[int(id)] for id in self.ids.tolist()]].to(self.scenario.label_I.device)
+
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see `Scenario.exact_figures`, `figures`."""
         found = {f"eval/{name}": value for name, value in self.scenario.exact_figures(networks).items()}
@@ -125,19 +133,24 @@ class Examination:
         episodes: with what `depth` finds, of so many episodes (None: without).
         """
         baseline = self.scenario.solo_baseline(self.split)
+        trained_B = self.trained_with()
+        overlap = None if trained_B is None else int(trained_B.sum())
         document: dict[str, Any] = {
             "iteration": iteration,
             "split": self.split,
             "num_instances": len(self.ids),
-            "held_out": self.scenario.held_out,
+            "held_out": self.scenario.held_out and not overlap,
+            "overlap": overlap,
             "wl_bound": self.scenario.wl_bound(self.split),
             "solo_baseline": None if baseline is None else proportion(*baseline).record(),
         }
-        if greedy:
-            document["greedy"] = self.record(self.rollout(networks, greedy=True))
-        rollout = self.rollout(networks, greedy=False) if sampled else None
-        if rollout is not None:
-            document["sampled"] = self.record(rollout)
+        rollouts = {"greedy": self.rollout(networks, greedy=True)} if greedy else {}
+        if sampled:
+            rollouts["sampled"] = self.rollout(networks, greedy=False)
+        document |= {mode: self.record(rollout) for mode, rollout in rollouts.items()}
+        if trained_B is not None and 0 < trained_B.sum() < len(self.ids):
+            document["unseen"] = {mode: self.record(rollout.copies(~trained_B)) for mode, rollout in rollouts.items()}
+        rollout = rollouts.get("sampled")
         if scores := self.regression(networks, regression, rollout):
             document["message_regression"] = {agent: score.record() for agent, score in scores.items()}
         if exact := self.scenario.exact_figures(networks):

@@ -109,6 +109,10 @@ class Scenario(ABC):
         """What the transcript of one episode holds besides what was said, as plain JSON. said: of this copy alone (N is 1)."""
         return {}
 
+    def occurring(self) -> Tensor | None:
+        """(I,) bool, of each of ``ids("test")`` in order: whether it is a training instance as well; None where this cannot be told."""
+        return None
+
     def wl_bound(self, split: str) -> float | None:
         """An accuracy that the verifier's network cannot pass alone on a split, where one can be computed; it may be loose."""
         return None

@@ -29,8 +29,9 @@ from nip_ray.play.core import BatchedPlay, episode_seeds
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
-from nip_ray.runs.evaluate import WITH_FILES, bench, newest_or
+from nip_ray.runs.evaluate import bench, newest_or
 from nip_ray.runs.folder import CONFIG, RunFolder
+from nip_ray.scenarios.registry import WITH_FILES
 from nip_ray.seeding import generator, stable_seed
 
 FIGURES = ("accuracy", "completeness", "soundness", "undecided")

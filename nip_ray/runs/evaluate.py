@@ -8,7 +8,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +26,10 @@ from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.runs.kept_attack import can_be_kept, keep
 from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
-from nip_ray.scenarios.graph_isomorphism.build import with_test as graph_with_test
-from nip_ray.scenarios.image_classification.build import with_test as image_with_test
 from nip_ray.scenarios.registry import played_scenario
-from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
-from nip_ray.settings.image_classification import ImageClassificationSettings
-
-WITH_FILES = ("graph_isomorphism", "image_classification")
-"""Scenarios whose instances can come from files."""
 
 _MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
-_PARTS = ("greedy", "sampled", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
+_PARTS = ("greedy", "sampled", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
 
 
 @dataclass(frozen=True)
@@ -64,8 +57,9 @@ def evaluate_run(
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
-    (95 %), ``…/lower`` and ``…/upper``, and what was examined: run_dir, iteration, dataset, num_instances, held_out, seed. Then the parts
-    of docs/evaluation.md that there are: greedy, sampled, message_regression, exact, figures, calibration, message_value, worst_case, and
+    (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
+    run_dir, iteration, dataset, num_instances, held_out, overlap, seed. Then the parts of docs/evaluation.md: greedy, sampled,
+    unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
     with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
@@ -83,7 +77,7 @@ def evaluate_run(
     if attacked:
         import_plugins(config.plugins)
         check_attack(config)
-    made = bench(folder.path, config, dataset, seed, with_training=attacked)
+    made = bench(folder.path, config, dataset, seed)
     scenario, held_out, own = made.examination.scenario, made.examination.ids, made.dataset is None
     about = {"iteration": found.iteration, "split": made.examination.split, "num_instances": len(held_out)}
     whole = len(held_out) == len(scenario.ids(made.examination.split))
@@ -139,18 +133,19 @@ def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfi
     return load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
 
 
-def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, seed: int | None, *, with_training: bool = False) -> Bench:
-    """The run's scenario and networks. dataset, seed: as in `evaluate_run`. with_training: beside a file, the run's training instances too.
+def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, seed: int | None) -> Bench:
+    """The run's scenario and networks. dataset, seed: as in `evaluate_run`.
 
     Raises UserError for data that cannot be read.
     """
     prepare_process(config.runtime.num_threads)
     import_plugins(config.plugins)
-    scenario = played_scenario(config.protocol, examined(config, dataset, with_training), config.algorithm)
+    dataset = None if dataset is None else str(dataset)
+    scenario = played_scenario(config.protocol, config.scenario, config.algorithm, dataset)
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     seed = config.seed if seed is None else seed
     examination = Examination(scenario, seed, config.evaluation.max_instances if dataset is None else None)
-    return Bench(run_dir, config, examination, networks, None if dataset is None else str(dataset), seed)
+    return Bench(run_dir, config, examination, networks, dataset, seed)
 
 
 def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[str, Any]:
@@ -174,6 +169,7 @@ def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
         "dataset": made.dataset,
         "num_instances": document["num_instances"],
         "held_out": document["held_out"],
+        "overlap": document["overlap"],
         "seed": made.seed,
         **dict(_figures(document)),
     }
@@ -187,6 +183,8 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for mode, prefix in _MODES:
         for name, record in document.get(mode, {}).items():
             yield from _figure(f"{prefix}/{name}", record)
+        for name, record in document.get("unseen", {}).get(mode, {}).items():
+            yield from _figure(f"unseen/{prefix}/{name}", record)
     if document.get("wl_bound") is not None:
         yield "eval/verifier/wl_bound", document["wl_bound"]
     if document.get("solo_baseline") is not None:
@@ -202,19 +200,3 @@ def _figure(key: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield key, record["estimate"]
     yield from ((f"{key}/{end}", record[end]) for end in ("lower", "upper") if record[end] is not None)
     yield f"{key}/n", record["n"]
-
-
-def examined(config: ExperimentConfig, dataset: Path | str | None, with_training: bool) -> Any:
-    """The scenario's settings, with the held-out split from `dataset`, and the run's training instances where they are needed."""
-    if dataset is None:
-        return config.scenario
-    scenario = config.scenario
-    if isinstance(scenario, ImageClassificationSettings):  # its training images stay: they say what classes there are
-        return image_with_test(scenario, str(dataset))
-    if not isinstance(scenario, GraphIsomorphismSettings):
-        raise UserError(f"--dataset: the scenario {scenario.name!r} of this run has no data sets; leave it out")
-    if with_training:
-        return graph_with_test(scenario, str(dataset))
-    # training pairs are not needed: the file serves as both splits
-    data = replace(scenario.data, train=str(dataset), test=str(dataset), num_train=None, num_test=None, min_wl_score=None)
-    return replace(scenario, data=data)

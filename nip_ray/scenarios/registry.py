@@ -27,7 +27,7 @@ from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.protocol import ProtocolSettings
 
-SCENARIOS: dict[str, Callable[[Protocol, Any], Scenario]] = {
+SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "graph_isomorphism": build_graph_isomorphism,
     "image_classification": build_image_classification,
     "message_game": build_message_game,
@@ -40,26 +40,35 @@ _RANDOM_AGENTS: dict[str, Callable[[Scenario], dict[str, nn.Module]]] = {
 }
 
 
-def build_scenario(protocol: Protocol, settings: Any) -> Scenario:
+WITH_FILES = ("graph_isomorphism", "image_classification")
+"""Scenarios that can be examined on instances of a file."""
+
+
+def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None) -> Scenario:
     """The scenario that `settings` (a settings dataclass with a `name`) describes, under `protocol`.
 
+    dataset: a file of instances to be examined on instead of the held-out ones; training instances stay those of the settings.
     Raises UserError for an unknown name, unusable data, or agents that the protocol does not have.
     """
     if settings.name not in SCENARIOS:
         raise UserError(f"scenario.name: unknown scenario {settings.name!r}; there are {', '.join(sorted(SCENARIOS))}")
-    return SCENARIOS[settings.name](protocol, settings)
+    if dataset is None:
+        return SCENARIOS[settings.name](protocol, settings)
+    if settings.name not in WITH_FILES:
+        raise UserError(f"--dataset: the scenario {settings.name!r} of this run has no data sets; leave it out")
+    return SCENARIOS[settings.name](protocol, settings, dataset)
 
 
-def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any) -> Scenario:
+def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
     """The scenario of an experiment's three parts: under its protocol, or under the one in which the agent that learns alone plays alone.
 
-    Raises UserError as `build_scenario` does, and for an agent that does not play.
+    dataset: as in `build_scenario`. Raises UserError as it does, and for an agent that does not play.
     """
     made = from_settings(protocol)
     if algorithm.name == "solo":
         own = {name: agent for name, agent in scenario.agents.items() if name in (algorithm.agent, "_default")}
-        return build_scenario(solo_protocol(made, algorithm.agent), replace(scenario, agents=own))
-    return build_scenario(made, scenario)
+        return build_scenario(solo_protocol(made, algorithm.agent), replace(scenario, agents=own), dataset)
+    return build_scenario(made, scenario, dataset)
 
 
 def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.Module]:

@@ -166,6 +166,28 @@ def test_one_class_alone(run: Path, held_out: GraphPairs, tmp_path: Path) -> Non
     assert figures["eval/verifier/soundness"] == figures["eval/verifier/accuracy"]
 
 
+def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: GraphPairs, tmp_path: Path) -> None:
+    """With other node labels, and the two graphs exchanged, a pair is the same."""
+    assert isinstance(CONFIG.scenario, GraphIsomorphismSettings)
+    train, order = graph_data(CONFIG.scenario.data)[0].select(slice(6)), torch.randperm(7, generator=torch.manual_seed(0))
+    small = train.size_P == 7
+    assert small.any()
+    adjacency = train.adjacency_P2nn[small][:, :, :7, :7].flip(1)[:, :, order][:, :, :, order]
+    seen = GraphPairs(adjacency, train.size_P[small], train.wl_score_P[small])
+    joined = GraphPairs(
+        *(
+            torch.cat(parts)
+            for parts in zip(*((p.padded_to(11).adjacency_P2nn, p.size_P, p.wl_score_P) for p in (seen, held_out)), strict=True)
+        )
+    )
+    figures, own = call(run, "--dataset", write("ours", joined, tmp_path)), call(run)
+    assert (figures["overlap"], figures["held_out"]) == (len(seen), False)
+    assert (own["overlap"], own["held_out"]) == (0, True)
+    assert figures["unseen/eval/verifier/accuracy/n"] == len(held_out)
+    assert figures["unseen"]["greedy"]["verifier/accuracy"] == own["greedy"]["verifier/accuracy"]
+    assert "unseen" not in own
+
+
 @pytest.mark.parametrize("size", [7, 9])
 def test_graphs_of_other_sizes(run: Path, tmp_path: Path, size: int) -> None:
     """Networks know no number of nodes: larger graphs than those of training can be asked about, and padding changes nothing."""

@@ -1,6 +1,5 @@
 """From settings to a graph isomorphism scenario: data loaded or made, agents looked up."""
 
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -21,9 +20,14 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorph
 _DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
 
 
-def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettings) -> GraphIsomorphism:
-    """The scenario of `settings` under `protocol`. Raises UserError for unusable data or agents that do not exist."""
+def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None) -> GraphIsomorphism:
+    """The scenario of `settings` under `protocol`. dataset: a file of pairs to be examined on instead of the held-out ones.
+
+    Raises UserError for unusable data or agents that do not exist.
+    """
     train, test = graph_data(settings.data)
+    if dataset is not None:
+        test = load_pairs(Path(dataset))
     return GraphIsomorphism(
         protocol,
         train,
@@ -69,11 +73,6 @@ def random_twin(scenario: Scenario) -> dict[str, nn.Module]:
     """Uniform random players for every seat of a graph isomorphism scenario."""
     assert isinstance(scenario, GraphIsomorphism)
     return {agent: RandomAgent(seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
-
-
-def with_test(settings: GraphIsomorphismSettings, path: str) -> GraphIsomorphismSettings:
-    """The same scenario, examined on the pairs of the file `path`."""
-    return replace(settings, data=replace(settings.data, test=path, num_test=None))
 
 
 def _truncated(pairs: GraphPairs, count: int | None, seed: int) -> GraphPairs:

@@ -14,6 +14,7 @@ from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
+from nip_ray.scenarios.graph_isomorphism.overlap import occurring
 from nip_ray.scenarios.seat import Seat, seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -117,6 +118,10 @@ class GraphIsomorphism(Scenario):
         for adjacency_VV, mask_V in zip(self.adjacency_IGVV[id].cpu(), self.node_mask_IGV[id].cpu()):
             graphs.append({"nodes": mask_V.nonzero().flatten().tolist(), "edges": adjacency_VV.triu(1).nonzero().tolist()})
         return {"kind": "graphs", "size": self.num_nodes, "graphs": graphs}
+
+    def occurring(self) -> Tensor:
+        """Held-out pairs that occur in training up to isomorphism."""
+        return occurring(self.pairs["test"], self.pairs["train"])
 
     def wl_bound(self, split: str) -> float | None:
         """An upper bound for the verifier's message-passing layers alone; see `alone.wl_bound`."""

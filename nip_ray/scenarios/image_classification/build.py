@@ -20,10 +20,17 @@ from nip_ray.settings.image_classification import ImageAgentSettings, ImageClass
 from nip_ray.settings.image_data import ImageDataSettings
 
 
-def build_image_classification(protocol: Protocol, settings: ImageClassificationSettings) -> ImageClassification:
-    """The scenario of `settings` under `protocol`. Raises UserError for unusable data or weights, or agents that do not exist."""
+def build_image_classification(
+    protocol: Protocol, settings: ImageClassificationSettings, dataset: str | None = None
+) -> ImageClassification:
+    """The scenario of `settings` under `protocol`. dataset: a parquet file or folder of images instead of the held-out ones.
+
+    Raises UserError for unusable data or weights, or agents that do not exist.
+    """
     agents = agents_of(protocol, settings.agents, ImageAgentSettings)
     data = image_data(settings.data)
+    if dataset is not None:
+        data = _examined_on(data, settings.data, dataset)
     height, width = data.images.pixels_ICHW.shape[2:]
     if min(latent_size(height, width, settings.num_block_groups)) < 1:
         most = min(height, width).bit_length() - 1
@@ -54,11 +61,19 @@ def image_data(settings: ImageDataSettings) -> LabelledImages:
     return LabelledImages(both, torch.cat([train_label_K, test_label_K]), len(train))
 
 
-def with_test(settings: ImageClassificationSettings, path: str) -> ImageClassificationSettings:
-    """The same scenario, examined on the images of the parquet file or folder `path`. Where held-out images had been a share of the
-    training images, all of these are for training."""
-    data = replace(settings.data, test=path, num_test=None, test_share=ImageDataSettings.test_share)
-    return replace(settings, data=data)
+def _examined_on(own: LabelledImages, settings: ImageDataSettings, path: str) -> LabelledImages:
+    """The training images of `own`, and for held-out ones those of the parquet file or folder `path`."""
+    made = image_data(replace(settings, test=path, num_test=None, test_share=ImageDataSettings.test_share))
+    images = own.images if own.images.levels == made.images.levels else own.images.rescaled(made.images.levels)
+    train, test = images.pixels_ICHW[: own.num_train], made.images.pixels_ICHW[made.num_train :]
+    if train.shape[1:] != test.shape[1:]:
+        shapes = [" x ".join(map(str, pixels.shape[1:])) for pixels in (test, train)]
+        raise UserError(
+            f"--dataset {path}: its images have {shapes[0]} values (colours x height x width), expected {shapes[1]} as in training"
+        )
+    classes = torch.cat([images.class_I[: own.num_train], made.images.class_I[made.num_train :]])
+    labels = torch.cat([own.label_I[: own.num_train], made.label_I[made.num_train :]])
+    return LabelledImages(ImageSet(torch.cat([train, test]), classes, images.levels), labels, own.num_train)
 
 
 def random_twin(scenario: Scenario) -> dict[str, nn.Module]:

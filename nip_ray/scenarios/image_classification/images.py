@@ -45,6 +45,10 @@ class ImageSet:
         """Some of the images, in this order."""
         return ImageSet(self.pixels_ICHW[index_K], self.class_I[index_K], self.levels)
 
+    def rescaled(self, levels: int) -> "ImageSet":
+        """The same images with pixels from 0 to `levels`."""
+        return ImageSet((self.pixels_ICHW.float() * (levels / self.levels)).round().byte(), self.class_I, levels)
+
 
 def load_images(settings: ImageDataSettings) -> tuple[ImageSet, ImageSet]:
     """(train, test) with all classes and in the order of their source, but for a share that is held out by `seed`.
@@ -71,7 +75,7 @@ def _loaded(
     if test_files:
         test = from_files(test_files, source)
         if train.levels != test.levels:  # the digits of scikit-learn beside a file
-            train = ImageSet((train.pixels_ICHW.float() * (test.levels / train.levels)).round().byte(), train.class_I, test.levels)
+            train = train.rescaled(test.levels)
     elif not train_files and source.repository is not None:
         test = from_hub(source, "test")
     else:

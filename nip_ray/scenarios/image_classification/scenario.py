@@ -114,6 +114,12 @@ class ImageClassification(Scenario):
         """The class of each image."""
         return {"class": self.class_I}
 
+    def occurring(self) -> Tensor:
+        """Held-out images that equal a training image, pixel by pixel."""
+        rows = [pixels.tobytes() for pixels in self.pixels_ICHW.cpu().numpy()]
+        trained = set(rows[: self.num_train])
+        return torch.tensor([row in trained for row in rows[self.num_train :]], dtype=torch.bool)
+
     def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
         """What instances are, whatever an agent sees of them: pixels (N, C, H, W) from 0 to 1, class and label (N,)."""
         pixels_NCHW = self.pixels_ICHW[id_N].float() / self.levels

@@ -16,7 +16,7 @@ from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import build, check
 from nip_ray.protocols.solo import solo_protocol
-from nip_ray.scenarios.image_classification.build import build_image_classification, random_twin, with_test
+from nip_ray.scenarios.image_classification.build import build_image_classification, random_twin
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.scenarios.registry import observation_statistics
 from nip_ray.seeding import generator
@@ -200,10 +200,14 @@ def test_a_run_can_be_examined_on_a_file_of_images(tmp_path: Path) -> None:
     pixels = random_pixels(6, (1, 8, 8))
     path = write(tmp_path / "images.parquet", pixels, [0, 1, 2, 3, 4, 5])
     given = ImageClassificationSettings(data=ImageDataSettings(num_test=20, test_share=0.3, balanced=False))
-    scenario = build_image_classification(build("nip"), with_test(given, str(path)))
+    scenario = build_image_classification(build("nip"), given, str(path))
     found = scenario.instance_content(scenario.ids("test"))
     assert torch.allclose(found["pixels"], torch.from_numpy(pixels).permute(0, 3, 1, 2) / 255)
     own = build_image_classification(build("nip"), given)
+    content = [made.instance_content(made.ids("train")) for made in (own, scenario)]
+    assert torch.allclose(content[0]["pixels"], content[1]["pixels"], atol=0.5 / 255), "training images stay the run's own"
+    assert not own.occurring().any()
+    assert scenario.occurring().tolist() == [False] * 6
     label = {int(c): int(y) for c, y in zip(own.class_I, own.label_I, strict=True)}
     assert found["label"].tolist() == [label[number] for number in range(6)]
 
