@@ -9,6 +9,7 @@ Decisions that matter here:
   is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the run could use.
 """
 
+import fcntl
 import hashlib
 import sys
 import threading
@@ -20,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import CONFIG, METRICS
+from nip_ray.runs.folder import CONFIG, LOCK, METRICS
 
 ADDRESS = "127.0.0.1"
 _READ = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")
@@ -148,7 +149,7 @@ def _report(run_dir: Path, mark: str) -> str:
     from nip_ray.evaluation.report.page import rendered
 
     try:
-        return report_page(run_dir, live=mark)[0]
+        return report_page(run_dir, live=mark, running=is_running(run_dir))[0]
     except UserError as error:
         scripts = ("watch.js",)
         return rendered(
@@ -162,10 +163,20 @@ def _report(run_dir: Path, mark: str) -> str:
         )
 
 
+def is_running(run_dir: Path) -> bool:
+    """Whether a process is writing the run: it holds the run's lock."""
+    try:
+        with (run_dir / LOCK).open(encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
 def _state(run_dir: Path) -> str:
-    """A mark of the files that a page is made of: their names, sizes and times."""
+    """A mark of what a page is made of: names, sizes and times of files, and whether the run is still going on."""
     files = [run_dir / name for name in _READ] + sorted((run_dir / "transcripts").glob("*.jsonl"))[-2:]
-    told = []
+    told = [str(is_running(run_dir))]
     for path in files:
         try:
             stat = path.stat()

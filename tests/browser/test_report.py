@@ -145,7 +145,7 @@ def test_the_mouse_chooses_episodes_rounds_and_filters(opened: Callable[..., Any
     page.click("[data-filter='']")
     episode = page.locator(".episode:visible")
     episode.locator("[data-step='1']").click()
-    assert episode.locator(".where").inner_text() == "round 0 · 1 of 3"
+    assert episode.locator(".where").inner_text() == "round 1 · 1 of 3"
     assert (episode.locator("tbody tr:visible").count(), episode.locator(".halo:visible").count()) == (1, 1)
     episode.locator("[data-step='1']").click()
     assert (episode.locator("tbody tr:visible").count(), episode.locator(".halo.now:visible").count()) == (2, 1)
@@ -168,7 +168,7 @@ def test_the_keyboard_does_all_of_it(opened: Callable[..., Any], drawn: Path) ->
     page.keyboard.press("ArrowRight")
     assert page.locator(".episode:visible .where").inner_text() == "round 1 · 2 of 3"
     page.keyboard.press("ArrowLeft")
-    assert page.locator(".episode:visible .where").inner_text() == "round 0 · 1 of 3"
+    assert page.locator(".episode:visible .where").inner_text() == "round 1 · 1 of 3"
     page.keyboard.press("End")
     assert in_sight(page) == ["episode-4"]  # the last of those that are wrong
     page.keyboard.press("Home")

@@ -16,8 +16,9 @@ import yaml
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import mean, proportion
-from nip_ray.evaluation.report import write_report
-from nip_ray.evaluation.report.pictures import Drawing
+from nip_ray.evaluation.report import report_page, write_report
+from nip_ray.evaluation.report.panels import panels
+from nip_ray.evaluation.report.pictures import Drawing, agent_colours
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
 
@@ -190,7 +191,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
         "torch",
     ):
         assert words in page.text
-    assert page.text.index("instance 0: to reject, verdict accept") < page.text.index("instance 1: to accept, verdict accept")
+    assert page.text.index("instance 0: label reject, verdict accept") < page.text.index("instance 1: label accept, verdict accept")
     group = page.text[page.text.index("Accuracy by wl_score") :]
     assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
     names = {picture.name for picture in (path.parent / "curves").iterdir()}
@@ -345,7 +346,7 @@ def test_the_newest_transcripts_are_shown(tmp_path: Path) -> None:
     (folder / "transcripts" / "greedy-000300.jsonl").write_text("")
     page = Page(write_report(folder))
     assert "1 of the 1 episodes in transcripts/greedy-000200.jsonl" in page.text
-    assert "right instance 77: to accept, verdict accept, 2 rounds" in page.text
+    assert "right instance 77: label accept, verdict accept, 2 rounds" in page.text
 
 
 @pytest.mark.parametrize("content", [None, "", "{broken"])
@@ -362,3 +363,47 @@ def test_a_long_run_stays_small(tmp_path: Path) -> None:
         run_folder(tmp_path / "run", metric_rows(5000, every=50), transcripts=json.dumps(transcript(0, 0, 1, "x" * 10**6)) + "\n")
     )
     assert path.stat().st_size < 3_000_000
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_dialogue_comes_with_its_problem_and_its_program(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", metric_rows(3))
+    (folder / "transcripts" / "test-000100.jsonl").write_text(json.dumps(transcript(7, 0, 1, "hello")) + "\n")
+    (folder / "items").mkdir()
+    for split, id in (("train", 7), ("test", 6), ("test", 7)):
+        item = {"id": id, "question": f"Add {split} {id} & {HOSTILE}", "solution": f"def f():\n    return '{split} {id}'\n"}
+        with (folder / "items" / f"{split}.jsonl").open("a") as file:
+            file.write(json.dumps(item) + "\n{torn\n")
+    page = Page(write_report(folder))
+    assert_self_contained(page)
+    assert f"Problem of instance 7 Add test 7 & {HOSTILE}" in page.text
+    assert "Program of instance 7 def f(): return 'test 7'" in page.text
+    assert "train 7" not in page.text
+    assert "test 6" not in page.text
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", metric_rows(40), evaluation=None)
+    page = report_page(folder, running=True)[0]
+    assert re.search(r"Running: iteration 40 of 100, about 21 s left; last update \d\d:\d\d:\d\d \(UTC", page)
+    assert "Metrics so far" in page
+    assert "evaluation.json is missing" not in page
+    ended = report_page(folder)[0]
+    assert "Running:" not in ended
+    assert "evaluation.json is missing" in ended
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_a_run_can_be_cited(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", metric_rows(3), environment=json.dumps({"nip_ray": "1.2", "commit": "abc-dirty"}))
+    text = Page(write_report(folder)).text
+    mark = hashlib.sha256((folder / "config.yaml").read_bytes()).hexdigest()[:16]
+    assert f"Cite this run run quickstart command nip-ray train {folder}/config.yaml nip_ray 1.2 abc-dirty config sha256 {mark}" in text
+
+
+def test_what_never_changes_has_no_curve_and_agents_keep_their_colours() -> None:
+    rows = [{"iteration": i, "train/episode_length": 8.0, "train/verifier/return": i, "train/prover/return": -i} for i in (1.0, 2.0, 3.0)]
+    (returns,) = panels(rows, 0.5, None)
+    assert {one.label: one.colour for one in returns.series} == {"prover, training": 1, "verifier, training": 0}
+    assert agent_colours(["prover", "own", "verifier"]) == {"prover": 1, "verifier": 0, "own": 2}

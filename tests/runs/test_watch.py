@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.runs.watch import LivePage, PageServer
+from nip_ray.runs.folder import lock
+from nip_ray.runs.watch import LivePage, PageServer, is_running
 
 
 def row(iteration: int) -> str:
@@ -78,6 +79,16 @@ def test_the_page_is_drawn_once_and_anew_when_the_run_goes_on(server: PageServer
         file.write(row(2))
     assert ask(server, "/mark")[1] != mark
     assert ask(server)[1].split()[1] == "2"
+
+
+def test_a_run_goes_on_as_long_as_its_lock_is_held(folder: Path) -> None:
+    live = LivePage(folder, every_s=0.0, render=lambda path, mark: "page")
+    assert not is_running(folder)
+    ended = live.mark()
+    with lock(folder):
+        assert is_running(folder)
+        assert live.mark() != ended
+    assert not is_running(folder)
 
 
 def test_it_is_not_drawn_more_often_than_asked(folder: Path) -> None:

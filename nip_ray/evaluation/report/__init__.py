@@ -48,18 +48,19 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
     return path
 
 
-def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "") -> tuple[str, dict[str, bytes]]:
+def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:
     """The page of a run and its curves by name, as PDF files; nothing is written.
 
     transcripts: the file of them to show, as in 000050 (None: the newest). live: the mark of a page that is served and looks for newer
-    ones ("": it does not). Raises UserError when there is no run, or the transcripts that were asked for cannot be read.
+    ones ("": it does not). running: whether a process is writing the run, so that the page says how far it is. Raises UserError when there
+    is no run, or the transcripts that were asked for cannot be read.
     """
     from nip_ray.evaluation.report.source import read_run
 
-    return _page(read_run(Path(run_dir), transcripts), live)
+    return _page(read_run(Path(run_dir), transcripts), live, running)
 
 
-def _page(source: "RunSource", live: str = "") -> tuple[str, dict[str, bytes]]:
+def _page(source: "RunSource", live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:
     # here, not above: training imports this module, and must not wait for matplotlib
     from nip_ray.evaluation.report import curves
     from nip_ray.evaluation.report.contents import page_contents
@@ -71,6 +72,6 @@ def _page(source: "RunSource", live: str = "") -> tuple[str, dict[str, bytes]]:
     findings = find(source)
     drawn = curves.drawn(panels(source.rows, findings.chance, findings.baseline, held_out=is_held_out(source)))
     scripts = ("browser.js", "watch.js") if live else ("browser.js",)
-    contents = page_contents(source, findings)
+    contents = page_contents(source, findings, running)
     page = rendered("report.html.j2", scripts=scripts, connect=bool(live), kind="report", live=live, curves=drawn, **contents)
     return page, {one["name"]: one["pdf"] for one in drawn}

@@ -1,6 +1,9 @@
 """What a page holds besides its headline and curves: plain strings and numbers that the template only has to place."""
 
+import hashlib
 import json
+import shlex
+from datetime import datetime
 from typing import Any
 
 from nip_ray.evaluation.report.describe import describe
@@ -9,6 +12,7 @@ from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
+from nip_ray.runs.folder import CONFIG, METRICS
 
 GROUP_ROWS_SHOWN = 60
 
@@ -27,8 +31,8 @@ NAMES = {
 GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after which the two graphs differ; -1: they are isomorphic."}
 
 
-def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
-    """Variables of the template, all but the curves."""
+def page_contents(source: RunSource, findings: Findings, running: bool = False) -> dict[str, Any]:
+    """Variables of the template, all but the curves. running: whether the run is still going on."""
     return {
         "title": str(source.config.get("name") or source.run_dir.name)[:100],
         "about": describe(source.config),
@@ -37,7 +41,9 @@ def page_contents(source: RunSource, findings: Findings) -> dict[str, Any]:
         "scale": _scale(findings),
         "tiles": _tiles(source),
         "facts": _facts(source, findings),
-        "notes": source.notes,
+        "progress": _progress(source) if running else "",
+        "notes": [note for note in source.notes if not (running and note.endswith("evaluation.json is missing."))],
+        "cite": _cite(source),
         "figures": _figure_rows(source),
         "played": [(short(name, 80), _with_interval(figure)) for name, figure in played_figures(source).items()],
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
@@ -109,6 +115,29 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
         ("time", _time_spent(source)),
     ]
     return [(name, text) for name, text in facts if text]
+
+
+def _progress(source: RunSource) -> str:
+    """How far a run is that is going on, how long it will take at the pace of its last 20 iterations, and when it last wrote a row."""
+    done, wanted = int(source.rows[-1]["iteration"]), source.config.get("iterations")
+    wanted = wanted if isinstance(wanted, int) else None
+    newest = source.rows[-20:]
+    pace = sum(row.get(f"time/{key}_s", 0.0) for row in newest for key in ("iteration", "evaluate", "checkpoint")) / len(newest)
+    left = f", about {seconds(pace * (wanted - done))} left" if wanted is not None and wanted > done and pace > 0 else ""
+    written = datetime.fromtimestamp((source.run_dir / METRICS).stat().st_mtime).astimezone()
+    return f"Running: iteration {done:,}{'' if wanted is None else f' of {wanted:,}'}{left}; last update {written:%H:%M:%S (UTC%z)}."
+
+
+def _cite(source: RunSource) -> str:
+    """What tells this run from all others, for a paper's appendix or a message to a colleague."""
+    told = source.environment
+    lines = {
+        "run": short(source.config.get("name") or source.run_dir.name, 100),
+        "command": f"nip-ray train {shlex.quote(str(source.run_dir / CONFIG))}" if source.config else "",
+        "nip_ray": " ".join(short(told[key], 80) for key in ("nip_ray", "commit") if told.get(key)),
+        "config": f"sha256 {hashlib.sha256(source.config_text.encode()).hexdigest()[:16]}" if source.config_text else "",
+    }
+    return "\n".join(f"{name:8} {text}" for name, text in lines.items() if text)
 
 
 def _alone(source: RunSource, findings: Findings) -> str:

@@ -36,7 +36,7 @@ def browser(source: RunSource) -> dict[str, Any]:
     agents = _agents(ordered)
     episodes, left = [], PAGE_SHARE
     for number, record in enumerate(ordered, 1):
-        episode = shown(record, number, agents, source.pictures if left > 0 else {})
+        episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items)
         left -= _weight(episode)
         episodes.append(episode)
         if left < -PAGE_SHARE // 4:
@@ -66,11 +66,14 @@ def _weight(episode: Mapping[str, Any]) -> int:
     """About how many characters an episode takes on the page."""
     picture = episode["picture"]
     drawn = 0 if picture is None else len(picture.get("uri", "")) + 90 * len(str(picture)) // 60
+    drawn += sum(len(text) for _, text in episode["item"])
     return drawn + sum(600 + len(turn["message"]) for one in episode["rounds"] for turn in one["turns"])
 
 
-def shown(record: Record, number: int, agents: Mapping[str, int], pictures: Mapping[str, Record]) -> dict[str, Any]:
-    """One episode. number: on the page. agents: their colours. pictures: by instance, as `instances.json` has them."""
+def shown(
+    record: Record, number: int, agents: Mapping[str, int], pictures: Mapping[str, Record], items: Mapping[str, Record]
+) -> dict[str, Any]:
+    """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has them."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
     raw = raw if isinstance(raw, list) else []
     verdict = VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict")))
@@ -95,8 +98,15 @@ def shown(record: Record, number: int, agents: Mapping[str, int], pictures: Mapp
         "rounds": rounds,
         "cut": len(raw) > ROUNDS_SHOWN,
         "picture": picture,
+        "item": _item(items.get(str(record.get("instance")))),
         "tree": drawings.tree(record),
     }
+
+
+def _item(item: Record | None) -> list[tuple[str, str]]:
+    """(what it is, text) of the item that a dialogue of language agents is about."""
+    texts = [] if item is None else [(name, item.get(key)) for name, key in (("problem", "question"), ("program", "solution"))]
+    return [(name, short(text, TEXT_SHOWN)) for name, text in texts if isinstance(text, str)]
 
 
 def _flags(label: str, verdict: str, correct: bool) -> list[str]:
@@ -118,9 +128,13 @@ def _raw_turns(rounds: Any) -> list[Record]:
 
 
 def _round(one: Record, place: int, agents: Mapping[str, int]) -> dict[str, Any]:
-    """A round by its place in the record, which the page steps through; the number that it has there is what is told."""
-    turns = _raw_turns([one])[:TURNS_SHOWN]
-    return {"place": place, "name": short(one.get("round", place), 10), "turns": [_turn(turn, agents) for turn in turns]}
+    """A round by its place in the record, which the page steps through; its number there, but from 1 on, is what is shown."""
+    turns, number = _raw_turns([one])[:TURNS_SHOWN], one.get("round", place)
+    return {
+        "place": place,
+        "name": short(number + 1 if type(number) is int else number, 10),
+        "turns": [_turn(turn, agents) for turn in turns],
+    }
 
 
 def _turn(turn: Record, agents: Mapping[str, int]) -> dict[str, Any]:
@@ -153,7 +167,8 @@ def _chances(turn: Record) -> list[tuple[str, float, float, str]]:
     chances, at = [], 0.0
     for name, share in found:
         width = round(100 * min(1.0, max(0.0, share or 0.0)), 1)
-        chances.append((name, round(at, 1), width, f"{width:.0f} %" if 0.5 <= width <= 99.5 or width in (0, 100) else f"{width:.1f} %"))
+        words = f"{width:.0f}" if 0.5 <= width <= 99.5 or width in (0, 100) else "<1" if width < 1 else ">99"
+        chances.append((name, round(at, 1), width, f"{words} %"))
         at += width
     return chances
 

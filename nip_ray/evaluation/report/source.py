@@ -8,6 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ class RunSource:
     rows: the finite numbers of each iteration, in order, the newest row where an iteration was repeated after a resume.
     config_text, environment: what the page shows; config: the same config parsed. evaluation: evaluation.json, {} without one.
     transcripts: records of `transcripts_name`, the newest file. unreadable: a newer file of which nothing can be read, else "".
-    pictures: instance -> what is drawn of it. cross_play: cross_play.json, {} without one. notes: what was missing or damaged, one
-    sentence each.
+    pictures: instance -> what is drawn of it. items: instance -> problem and program of code validation. cross_play: cross_play.json, {}
+    without one. notes: what was missing or damaged, one sentence each.
     """
 
     run_dir: Path
@@ -47,6 +48,7 @@ class RunSource:
     transcripts_name: str
     unreadable: str
     pictures: Mapping[str, Record]
+    items: Mapping[str, Record]
     cross_play: Record
     notes: list[str]
 
@@ -70,7 +72,10 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     environment = _object(run_dir / "environment.json", notes)
     crossed = _object(run_dir / CROSS_PLAY, notes) if (run_dir / CROSS_PLAY).is_file() else {}
     parsed, pictures = _parsed(config_text, notes), read_pictures(run_dir)
-    return RunSource(run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, crossed, notes)
+    items = _items(run_dir / "items" / ("test.jsonl" if name.startswith("test-") else "train.jsonl"), records, notes)
+    return RunSource(
+        run_dir, rows, config_text, parsed, environment, evaluation, records, name, unreadable, pictures, items, crossed, notes
+    )
 
 
 @dataclass(frozen=True)
@@ -166,6 +171,24 @@ def _json_lines(path: Path) -> tuple[list[Record], list[int]]:
         else:
             damaged.append(number)
     return records, damaged
+
+
+def _items(path: Path, records: list[Record], notes: list[str]) -> dict[str, Record]:
+    """The items, by their ids, that these transcripts are about. {} for a run that keeps none."""
+    wanted = {record["instance"] for record in records if isinstance(record.get("instance"), int)}
+    if not wanted or not path.is_file():
+        return {}
+    found: dict[str, Record] = {}
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                with suppress(ValueError, RecursionError):
+                    item = json.loads(line)
+                    if isinstance(item, dict) and item.get("id") in wanted:
+                        found[str(item["id"])] = item
+    except OSError as error:
+        notes.append(f"items/{path.name} cannot be read ({error.strerror}); left out.")
+    return found
 
 
 def _text(path: Path, notes: list[str]) -> str:

@@ -60,7 +60,7 @@
     for (const frame of episode.querySelectorAll("[data-frame]")) frame.hidden = at !== null && Number(frame.dataset.frame) !== at;
     rows(episode);
     const row = episode.querySelector(`tbody tr[data-round="${round}"]`);
-    const name = row === null ? String(round) : row.dataset.name;
+    const name = row === null ? String(round + 1) : row.dataset.name;
     episode.querySelector(".where").textContent = round === null ? "all rounds" : "round " + name + " · " + (round + 1) + " of " + (last + 1);
     episode.querySelector('[data-step="all"]').setAttribute("aria-pressed", String(round === null));
   }
