@@ -10,6 +10,7 @@ from pathlib import Path
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, playing
+from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.code_validation import LanguageAgentSettings
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
@@ -17,6 +18,10 @@ from nip_ray.settings.text_training import MaltSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts."""
+_OUR_MEMBERS = {
+    "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream", "reasoning_effort",
+}  # fmt: skip
+"""Members of a request that `extra_body` may not replace."""
 _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")
 
 
@@ -33,6 +38,15 @@ def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
     for agent, settings in language_agents(config).items():
         made.setdefault(agent if settings.group is None else settings.group, []).append(agent)
     return made
+
+
+def chat_shapes(config: TextExperimentConfig) -> dict[str, Shape]:
+    """Agent -> the form in which its chats are sent and learned from. A local model's template adapts it further, if it must."""
+    shapes: dict[str, Shape] = {}
+    for agent, settings in language_agents(config).items():
+        here = isinstance(config.providers.get(settings.provider), LocalProvider)
+        shapes[agent] = settings.chat_shape if settings.chat_shape != "auto" else "openai" if here else "alternating"
+    return shapes
 
 
 def _place(config: TextExperimentConfig, agent: str) -> str:
@@ -65,8 +79,25 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
                 yield f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, or default"
         elif settings.model == "default" and isinstance(provider, OpenAIProvider | TrainingServiceProvider):
             yield f"{place}.model: default is a local model, name one of {settings.provider}"
+        yield from _request_members(place, settings, provider)
         if isinstance(provider, OpenAIProvider) and not provider.fine_tuning and not settings.frozen:
             yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
+
+
+def _request_members(place: str, settings: LanguageAgentSettings, provider: object) -> Iterator[str]:
+    try:
+        extra = settings.extra_members
+    except ValueError:
+        yield f'{place}.extra_body: got {settings.extra_body!r:.60}, write a JSON object, such as {{"top_k": 20}}'
+        return
+    if extra and not isinstance(provider, OpenAIProvider):
+        key = "extra_body" if settings.extra_body else "reasoning_effort"
+        yield f"{place}.{key}: sent to providers named openai only, which {settings.provider} is not, leave it out"
+    taken = _OUR_MEMBERS & (extra.keys() - ({"reasoning_effort"} if settings.reasoning_effort is not None else set()))
+    for key in sorted(taken):
+        yield f"{place}.extra_body: {key} has an option of its own, leave it out"
+    if settings.reasoning_effort not in (None, "none") and not settings.max_reasoning_tokens:
+        yield f"{place}.max_reasoning_tokens: 0, but reasoning_effort is {settings.reasoning_effort}, leave room (such as 4096)"
 
 
 def provider_names(config: TextExperimentConfig) -> Iterator[str]:

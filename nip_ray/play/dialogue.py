@@ -19,10 +19,11 @@ Chat = list[Message]
 class Turn:
     """What one agent said in one round.
 
-    agent: who. raw: the reply as it came. messages: channel -> what was written there (nothing after a decision). decision: REJECT,
-    ACCEPT or CONTINUE. confidence: of a decision, the probability in [0, 1] that the verifier gives to acceptance (1 or 0 on the scale
-    accept/reject), None where it continues. retries: replies that could not be used before this one. truncated: the reply reached
-    its limit of tokens. invalid: no usable reply came; an empty message stands in its place.
+    agent: who. raw: the reply as it came, without reasoning. messages: channel -> what was written there (nothing after a decision).
+    decision: REJECT, ACCEPT or CONTINUE. confidence: of a decision, the probability in [0, 1] that the verifier gives to acceptance (1 or
+    0 on the scale accept/reject), None where it continues. retries: replies that could not be used before this one. truncated: the reply
+    reached its limit of tokens. invalid: no usable reply came; an empty message stands in its place. reasoning: what the model wrote for
+    itself before its reply, which nobody is shown.
     """
 
     agent: str
@@ -33,6 +34,7 @@ class Turn:
     retries: int = 0
     truncated: bool = False
     invalid: bool = False
+    reasoning: str = ""
 
 
 @dataclass(frozen=True)

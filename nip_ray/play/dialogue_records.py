@@ -66,7 +66,7 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
 def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
     """`dialogue` for readers: instance, label, seed, length (rounds), verdict, correct, reward (agent -> sum) and rounds, a list of
     {round, turns}. A turn has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence
-    (of a verdict), retries, truncated and invalid where there is something to say.
+    (of a verdict), reasoning, retries, truncated and invalid where there is something to say.
     """
     label, verdict = dialogue.item.y, dialogue.verdict
     return {
@@ -92,6 +92,8 @@ def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]
         rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else WORDS[turn.decision]
     if turn.confidence is not None:
         rows[0]["confidence"] = round(turn.confidence, 6)
+    if turn.reasoning:
+        rows[0]["reasoning"] = visible(turn.reasoning)
     for flag in ("retries", "truncated", "invalid"):
         if getattr(turn, flag):
             rows[0][flag] = getattr(turn, flag)
@@ -108,7 +110,7 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
         "retries": turn.retries,
         "truncated": turn.truncated,
         "invalid": turn.invalid,
-    }
+    } | ({"reasoning": turn.reasoning} if turn.reasoning else {})
 
 
 def _turn(record: Mapping[str, Any]) -> Turn:
@@ -122,6 +124,7 @@ def _turn(record: Mapping[str, Any]) -> Turn:
         retries=_typed(record, "retries", int),
         truncated=_typed(record, "truncated", bool),
         invalid=_typed(record, "invalid", bool),
+        reasoning=_text(record.get("reasoning", ""), "reasoning"),
     )
 
 

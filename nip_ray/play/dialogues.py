@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from nip_ray.play.chats import split_reasoning
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogue_rules import Stances, rulebook
@@ -42,10 +43,13 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a language model answered. content: None where it gave no text. finish_reason: stop, length, content_filter or unknown."""
+    """What a language model answered. content: None where it gave no text; reasoning in it is told apart by its marks. finish_reason:
+    stop, length, content_filter or unknown. reasoning: what came beside the content.
+    """
 
     content: str | None
     finish_reason: str = "stop"
+    reasoning: str = ""
 
 
 Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
@@ -110,13 +114,15 @@ async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, cha
         answer = await ask(dialogue, agent, chat, attempt, path)
         if answer.content is None or answer.finish_reason in _UNUSABLE:
             continue
-        raw = encodable(answer.content)
+        inside, raw = split_reasoning(encodable(answer.content))
+        reasoning = "\n".join(filter(None, (encodable(answer.reasoning), inside)))
         try:
             parsed = scenario.parse(dialogue, agent, raw)
         except InvalidReply:
             continue
         truncated = answer.finish_reason == "length"
-        return Turn(agent, raw, dict(parsed.messages), parsed.decision, _confidence(parsed), retries=attempt, truncated=truncated)
+        said = (dict(parsed.messages), parsed.decision, _confidence(parsed))
+        return Turn(agent, raw, *said, retries=attempt, truncated=truncated, reasoning=reasoning)
     return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempts, invalid=True)
 
 

@@ -4,6 +4,10 @@ Decisions that matter here:
 - content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
   agent can end its message and go on as somebody else;
 - the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
+- a chat is shaped as the template needs it (`nip_ray.play.chats`): the first shape of which it shows every word. One that accepts chats
+  as they are gets them so;
+- the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
+  prompt stands at the beginning of the reply;
 - a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
   rest from its end (what was said last). Callers that would rather refuse compare lengths first.
 """
@@ -15,8 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.play.chats import MARK, OPENED, SHAPES, Shape, shape_chat
+from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import local_llm
 
+_TRIAL: Chat = [
+    {"role": "system", "content": "sys0"},
+    {"role": "assistant", "content": "ass1"},
+    {"role": "user", "content": "use2"},
+    {"role": "user", "name": "Expert_1", "content": "use3"},
+    {"role": "system", "content": "sys4"},
+]
+"""All that scenarios do and templates may mind."""
 _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
 
 
@@ -32,11 +46,13 @@ class ChatFormat:
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
-        return self._render(messages, True)
+        chat = [dict(message) for message in messages]
+        return self._render(chat if self._shape is None else shape_chat(chat, self._shape), True)
 
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat whose last message is the model's own, which it ends."""
-        return self._render(messages, False)
+        *before, last = (dict(message) for message in messages)
+        return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
 
     def cut(self, tokens: list[int], room: int) -> list[int]:
         """At most `room` tokens: see above for what is left out."""
@@ -46,8 +62,41 @@ class ChatFormat:
         return tokens[:head] + tokens[len(tokens) - (room - head) :]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What a reply of these tokens says, special tokens left out."""
-        return self.tokenizer.decode(tokens, skip_special_tokens=True)
+        """What a reply of these tokens says, special tokens left out, but for marks of reasoning."""
+        return self.tokenizer.decode([token for token in tokens if token not in self._hidden], skip_special_tokens=False)
+
+    @cached_property
+    def opened(self) -> str:
+        """The mark of reasoning that the template puts before every reply, else ""."""
+        found = OPENED.search(self.tokenizer.decode(self.prompt([{"role": "user", "content": "?"}])))
+        return found[0] if found else ""
+
+    @cached_property
+    def _shape(self) -> Shape | None:
+        """The first shape that the template accepts without leaving anything out; None: it takes any chat."""
+        trials = (_TRIAL[:1], _TRIAL)
+        if all(map(self._shows, trials)):
+            return None
+        for shape in SHAPES:
+            if all(self._shows(shape_chat(trial, shape)) for trial in trials):
+                return shape
+        return SHAPES[-1]
+
+    def _shows(self, chat: Chat) -> bool:
+        """Whether the template accepts a chat and shows every word of it."""
+        words = {word for message in chat for word in message["content"].split()}
+        try:
+            plain = [self._plain(message) for message in chat]
+            text = self.tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+        except Exception:  # templates are programs: how they refuse is theirs
+            return False
+        return all(word in text for word in words)
+
+    @cached_property
+    def _hidden(self) -> frozenset[int]:
+        tokenizer = self.tokenizer
+        special = {n for n, added in tokenizer.added_tokens_decoder.items() if added.special} | set(tokenizer.all_special_ids)
+        return frozenset(n for n in special if not MARK.search(tokenizer.convert_ids_to_tokens(n)))
 
     @cached_property
     def ends(self) -> frozenset[int]:

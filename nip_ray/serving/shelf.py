@@ -99,7 +99,11 @@ class Shelf:
             if too_long == "cut":
                 limit = min(limit, context // 2)
                 prompt = engine.chat.cut(prompt, context - limit)
-            return await asyncio.wrap_future(engine.submit(replace(request, prompt=prompt, max_tokens=limit), on_text))
+            opened = engine.chat.opened
+            if opened and on_text:
+                on_text(opened)
+            made = await asyncio.wrap_future(engine.submit(replace(request, prompt=prompt, max_tokens=limit), on_text))
+            return replace(made, text=opened + made.text) if opened else made
         finally:
             self._users[folder] -= 1
 

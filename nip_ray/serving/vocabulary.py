@@ -37,7 +37,7 @@ def texts_of(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     if path.suffix != ".jsonl":
         return [text]
-    rows = [json.loads(line) for line in text.splitlines()]
+    rows = [json.loads(line) for line in text.split("\n") if line]
     return [row[column] for row in rows for column in ("question", "solution")]
 
 

@@ -22,6 +22,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from nip_ray.errors import UserError
+from nip_ray.play.chats import split_reasoning
 from nip_ray.play.dialogue import Chat
 from nip_ray.sandbox.result import DEFAULTS
 from nip_ray.sandbox.run import run_program
@@ -219,10 +220,11 @@ def prompt(problem: ProgrammingProblem, solution: str, num_inputs: int) -> Chat:
 def parse_candidate(reply: str | None) -> Candidate | None:
     """What a reply suggests; None where it has no block "MODIFIED SOLUTION:", or one with a dangerous call. Of several the last counts,
     since models think aloud before they answer."""
-    found = _MODIFIED.findall(reply or "")
+    _, reply = split_reasoning(reply or "")
+    found = _MODIFIED.findall(reply)
     if not found or not found[-1].strip() or any(name in found[-1] for name in DANGEROUS):
         return None
-    return Candidate(found[-1], tuple(_INPUT.findall(reply or "")))
+    return Candidate(found[-1], tuple(_INPUT.findall(reply)))
 
 
 def levenshtein(first: str, second: str) -> int:

@@ -7,8 +7,9 @@ Decisions that matter here:
 - money is counted in whole microdollars times a million (picodollars), so that sums are exact.
 """
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from nip_ray.play.dialogue import Chat
 
@@ -17,7 +18,9 @@ FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the reply."""
+    """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the reply, reasoning
+    included. extra: further members of the request's body (OpenAI protocol).
+    """
 
     key: str
     model: str
@@ -27,17 +30,21 @@ class ChatRequest:
     top_p: float | None = None
     seed: int | None = None
     agent: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ChatReply:
-    """What came back. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table."""
+    """What came back. content: None where the provider gave no text. cost_pusd: picodollars (1e-12 US dollars), by the price table.
+    reasoning: that the provider told apart from the content.
+    """
 
     content: str | None
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
     cost_pusd: int = 0
+    reasoning: str = ""
 
 
 class ChatClient(Protocol):

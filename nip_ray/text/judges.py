@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nip_ray.errors import UserError
+from nip_ray.play.chats import split_reasoning
 from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed
 from nip_ray.protocols import ACCEPT, CONTINUE
 from nip_ray.protocols import Protocol as Rules
@@ -194,7 +195,7 @@ async def judge(
 
 def read_answer(reply: ChatReply) -> int | None:
     """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no answers."""
-    found = None if reply.content is None else ANSWER.match(reply.content)
+    found = None if reply.content is None else ANSWER.match(split_reasoning(reply.content)[1])
     return None if found is None else int(found[1].lower() == "yes")
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import chat_shapes
+from nip_ray.play.chats import shape_chat
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.text.expert_iteration import examples
@@ -44,13 +46,16 @@ def lesson(
     return _from_dialogues(config, scenario, [d for file in files for d in read_dialogues(file, items)], iteration, agents)
 
 
-def rehearsal(scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> Lesson:
+def rehearsal(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> Lesson:
     """What `agents` learn from dialogues of random replies: every own turn, up to the last."""
     lines: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
+    shapes = chat_shapes(config)
     for agent in agents:
         last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
-        lines += [supervised_line(*scenario.training_chat(dialogue, agent, round)) for dialogue, round in last_turns]
+        for dialogue, round in last_turns:
+            chat, reply = scenario.training_chat(dialogue, agent, round)
+            lines.append(supervised_line(shape_chat(chat, shapes[agent]), reply))
         figures[f"{agent}/examples"] = float(len(last_turns))
     return Lesson(lines, figures)
 
@@ -63,7 +68,8 @@ def _from_dialogues(
         raise TypeError(f"no examples are made of dialogues by {type(rule).__name__}")
     made = examples(dialogues, agents, scenario, rule, iteration, config.seed)
     figures = {f"{agent}/examples": float(sum(example.agent == agent for example in made)) for agent in agents}
-    return Lesson([supervised_line(example.chat, example.completion) for example in made], figures)
+    shapes = chat_shapes(config)
+    return Lesson([supervised_line(shape_chat(example.chat, shapes[example.agent]), example.completion) for example in made], figures)
 
 
 def _from_trees(config: TextExperimentConfig, scenario: Any, trees: Sequence[Node], agents: Sequence[str]) -> Lesson:
@@ -73,9 +79,10 @@ def _from_trees(config: TextExperimentConfig, scenario: Any, trees: Sequence[Nod
     thresholds = mid_points(scenario.protocol, rule)
     lines: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
+    shapes = chat_shapes(config)
     for agent in agents:
         found = [preference_pairs(label_tree(tree, [agent], thresholds), agent, scenario, config.seed) for tree in trees]
         pairs = [pair for of_tree in found for pair in of_tree.pairs]
-        lines += [dpo_line(pair.chat, pair.preferred, pair.rejected) for pair in pairs]
+        lines += [dpo_line(shape_chat(pair.chat, shapes[agent]), pair.preferred, pair.rejected) for pair in pairs]
         figures |= {f"{agent}/examples": float(len(pairs)), **pair_statistics(found, agent)}
     return Lesson(lines, figures)

@@ -124,13 +124,16 @@ def _group_ratios(dialogues: Sequence[Dialogue], groups: Groups) -> dict[str, Ra
 
 
 def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
-    """Shares of the agent's turns."""
+    """Shares of the agent's turns, and how long it reasoned where it did."""
     turns = [[turn for taken in dialogue.rounds for turn in taken if turn.agent == agent] for dialogue in dialogues]
     n_B = _array(map(len, turns))
+    reasoned = [[turn for turn in own if turn.reasoning] for own in turns]
+    words_B = _array(sum(len(turn.reasoning.split()) for turn in own) for own in reasoned)
     return {
         f"{agent}/retry_share": Ratio(_array(sum(turn.retries > 0 for turn in own) for own in turns), n_B),
         f"{agent}/truncated_share": Ratio(_array(sum(turn.truncated for turn in own) for own in turns), n_B),
         f"{agent}/invalid_share": Ratio(_array(sum(turn.invalid for turn in own) for own in turns), n_B),
+        f"{agent}/reasoning_words": Ratio(words_B, _array(map(len, reasoned)), share=False),
     }
 
 

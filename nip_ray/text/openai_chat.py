@@ -51,6 +51,8 @@ FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("error", "abort", "insufficient_system_resource"), "unknown"),
 }
 """What services say of a reply that is not whole; all other words (stop, eos, tool_calls, none at all) are taken for "stop"."""
+REASONING = ("reasoning_content", "reasoning")
+"""Where services put reasoning beside a message's content."""
 
 _PLAIN_KEY = re.compile(r"[\x21-\x7e]{1,200}")
 _USER = re.compile(r"//[^/@]*@")
@@ -185,7 +187,7 @@ class OpenAIChat:
         limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"
         body: dict[str, Any] = {"model": request.model, "messages": request.messages, limit: request.max_tokens}
         optional = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
-        return body | {name: value for name, value in optional.items() if value is not None}
+        return {**body, **{name: value for name, value in optional.items() if value is not None}, **request.extra}
 
     def _failure(self, error: Exception, model: str) -> Failure:
         """What the SDK's exception means; none of it is kept."""
@@ -301,6 +303,7 @@ def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
         prompt,
         completion,
         call_cost(call.price, prompt, completion, cached),
+        next((text for text in map(choice["message"].get, REASONING) if isinstance(text, str)), ""),
         cached,
         reasoning,
         *(str(told)[:200] if (told := body.get(name)) else None for name in ("model", "system_fingerprint")),

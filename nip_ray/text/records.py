@@ -186,6 +186,7 @@ def total(run: Path | str) -> Spending:
 def fingerprint(request: ChatRequest) -> str:
     """16 hexadecimal digits that tell requests apart by all that decides a reply."""
     content = [request.model, request.messages, request.max_tokens, request.temperature, request.top_p, request.seed]
+    content += [dict(request.extra)] if request.extra else []
     return hashlib.blake2b(_dumps(content).encode(), digest_size=8).hexdigest()
 
 
@@ -202,6 +203,7 @@ def _reply_fields(reply: ChatReply) -> dict[str, Any]:
     uncertain = reply.uncertain if isinstance(reply, MeteredReply) else NOTHING
     return {
         "content": reply.content,
+        **({"reasoning": reply.reasoning} if reply.reasoning else {}),
         "finish": reply.finish_reason,
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
@@ -258,8 +260,10 @@ def _reply(row: dict[str, Any], uncertain: Amount) -> MeteredReply:
     if (content is not None and not isinstance(content, str)) or finish not in get_args(FinishReason):
         raise ValueError(f"no reply: finish {finish!r}")
     prompt, completion, cost = (_count(row, name) for name in ("prompt_tokens", "completion_tokens", "cost_pusd"))
-    told = row.get("told", {})  # rows of earlier versions have none
-    return MeteredReply(content, finish, prompt, completion, cost, uncertain=uncertain, **told)
+    told, reasoning = row.get("told", {}), row.get("reasoning", "")  # rows of earlier versions have neither
+    if not isinstance(reasoning, str):
+        raise ValueError("reasoning is no text")
+    return MeteredReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
 
 
 def _text(row: dict[str, Any], name: str) -> str:

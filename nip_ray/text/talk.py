@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from nip_ray.play.chats import Shape, shape_chat
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
 from nip_ray.scenarios.code_validation.dummy import dummy_reply
@@ -37,7 +38,8 @@ _SEED_BITS = 31  # what providers take
 class Voice:
     """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
 
-    client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`.
+    client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`. shape: of the
+    chats that it is sent.
     """
 
     client: ChatClient | None
@@ -45,6 +47,7 @@ class Voice:
     settings: LanguageAgentSettings
     seed: int = 0
     hosted: bool = False
+    shape: Shape = "openai"
 
 
 @dataclass(frozen=True)
@@ -134,16 +137,17 @@ class Table:
             request = ChatRequest(
                 key=key,
                 model=voice.model,
-                messages=chat,
+                messages=shape_chat(chat, voice.shape),
                 max_tokens=voice.settings.reply_tokens,
                 temperature=voice.settings.temperature,
                 top_p=voice.settings.top_p,
                 seed=seed,
                 agent=agent,
+                extra=voice.settings.extra_members,
             )
             async with self._gate:
                 reply = await self._calls.wait(voice.client.complete(request))
-            return Answer(reply.content, reply.finish_reason)
+            return Answer(reply.content, reply.finish_reason, reply.reasoning)
 
         return ask
 

@@ -116,7 +116,8 @@ class TextTrainer:
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
         dialogues = await self.parts.invented(replace(self._sitting("train"), split="rehearsal"), tasks)
         state = self.state
-        lessons = {group: rehearsal(self.parts.scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
+        scenario = self.parts.scenario
+        lessons = {group: rehearsal(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
         jobs = await self._start(lessons, REHEARSAL, "supervised", self.config.algorithm.rehearsal_tuning)
         for group, job in (await self._finish(jobs)).items():
             state = state.group(group, base=job.model, model=job.model)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, PriceSettings, TrainingServiceProvider
 from nip_ray.text.budget import Purse
@@ -43,6 +43,7 @@ class Switchboard:
         """Agent -> its voice, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
         settings = language_agents(self.config)
         group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
+        shapes = chat_shapes(self.config)
         used = {agent.provider for agent in settings.values() if not isinstance(self.config.providers[agent.provider], DummyProvider)}
         clients = {name: self._recorded(name, iteration) for name in sorted(used)}
         try:
@@ -53,6 +54,7 @@ class Switchboard:
                     found,
                     self.config.seed,
                     hosted=isinstance(self.config.providers[found.provider], OpenAIProvider | TrainingServiceProvider),
+                    shape=shapes[agent],
                 )
                 for agent, found in settings.items()
             }

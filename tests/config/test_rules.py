@@ -41,6 +41,13 @@ def ppo(**keys: Any) -> Data:
     return {"algorithm": keys}
 
 
+def spoken(**keys: Any) -> Data:
+    hosted = {"provider": "hosted", "model": "m"}
+    task = {"name": "code_validation", "agents": {"_default": hosted, "prover": hosted | keys}}
+    providers = {"hosted": {"name": "openai"}, "local": {"name": "local"}}
+    return {"scenario": task, "protocol": {"name": "nip"}, "algorithm": {"name": "malt"}, "providers": providers}
+
+
 UNEQUAL = {"actor": 1, "critic": 0.5}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
 
@@ -48,6 +55,16 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
 @pytest.mark.parametrize(
     ("data", "key", "said"),
     [
+        # language models
+        (spoken(extra_body="{"), "scenario.agents.prover.extra_body", "JSON object"),
+        (spoken(extra_body="[1]"), "scenario.agents.prover.extra_body", "JSON object"),
+        (spoken(extra_body='{"seed": 1, "top_k": 2}'), "scenario.agents.prover.extra_body", "seed has an option of its own"),
+        (spoken(reasoning_effort="high"), "scenario.agents.prover.max_reasoning_tokens", "leave room"),
+        (
+            spoken(provider="local", model="default", extra_body='{"top_k": 2}'),
+            "scenario.agents.prover.extra_body",
+            "providers named openai only",
+        ),
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),
         (protocol("chess"), "protocol.name", "there are nip, adp, debate"),

@@ -33,6 +33,7 @@ from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.text.metrics import dialogue_metrics
 
 NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 ORDERED = ("nip", "debate", "mnip")
@@ -179,6 +180,21 @@ def test_a_dialogue_of_nip() -> None:
     assert (dialogue.total("verifier"), dialogue.total("prover")) == (1.0, 1.0)
     with pytest.raises(ValueError, match="ended"):
         asyncio.run(play_round(scenario(), dialogue, asking(lambda *_: Answer("more"))))
+
+
+def test_reasoning_is_private_and_kept() -> None:
+    said = ["<think>Decision: reject?</think>Question for Expert: why?", "<think>I lie.</think>Answer: because.", "Decision: accept"]
+    made = scenario()
+    dialogue = talk(made, lambda agent, r, attempt: Answer(said[r], reasoning="beside" if r == 2 else ""))
+    assert dialogue.verdict == ACCEPT
+    assert [turn.reasoning for (turn,) in dialogue.rounds] == ["Decision: reject?", "I lie.", "beside"]
+    assert not any("lie" in str(made.chat(replace(dialogue, rounds=dialogue.rounds[:2]), agent)) for agent in made.protocol.agents)
+    assert dialogue_from_record(dialogue_record(made, dialogue), dialogue.item) == dialogue
+    assert transcript_record(made, dialogue)["rounds"][1]["turns"][0]["reasoning"] == "I lie."
+    assert dialogue_metrics([dialogue], made.protocol)["prover/reasoning_words"] == 2
+    assert "prover/reasoning_words" not in dialogue_metrics([replace(dialogue, rounds=dialogue.rounds[:1])], made.protocol)
+    unfinished = talk(scenario(replies=1), lambda *_: Answer("<think>Decision: accept", "length"))
+    assert unfinished.rounds[0][0].invalid
 
 
 def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:

@@ -28,7 +28,7 @@ from aiohttp import web
 
 API_KEY = "sk-canary-5f1d0c2b9a7e4e6d8c3b"
 MODELS = ("gpt-4o-mini", "gpt-4o", "o4-mini", "ft:gpt-4o-mini:org:prover:abc123")
-FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"}
+FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "reasoning_effort", "top_k"}
 STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "520": 520, "529": 529}
 
 
@@ -216,6 +216,8 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
     finish = fault.removeprefix("finish ") if fault.startswith("finish ") else "stop" if len(content) == len(digest) else "length"
     prompt = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
     message = {"role": "assistant", "content": None if fault == "no_content" else content, "refusal": None}
+    if "reasoning_effort" in body:
+        message["reasoning_content"] = "Well, well."
     return {
         "id": f"chatcmpl-{digest[:12]}",
         "object": "chat.completion",

@@ -12,6 +12,8 @@ from typing import Any
 
 import yaml
 
+from nip_ray.play.chats import START
+
 REPLIES = ["Answer: it holds.", "Answer: look again."]
 VERIFIER = "You will read one message of"
 NUM_TEST = 60  # enough that chance, one half, is hardly ever seen as 0.8
@@ -20,8 +22,8 @@ PRICES = {"input": 0.15, "output": 0.6, "training": 3.0}
 
 def situation(messages: Sequence[dict[str, Any]]) -> str:
     """What was said last, to whoever speaks second; `start` for the first speaker."""
-    said = [str(message["content"]) for message in messages if message["role"] == "user"]
-    return said[-1] if said else "start"
+    said = [str(message["content"]).removeprefix("Expert: ") for message in messages if message["role"] == "user"]
+    return "start" if said[-1] == START else said[-1]
 
 
 def roles(habit: float = 0.7, frozen: Sequence[float] | None = None) -> list[dict[str, Any]]:

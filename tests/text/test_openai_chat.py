@@ -182,6 +182,13 @@ def test_no_content(server: ChatServer) -> None:
     assert complete(server).content is None
 
 
+def test_reasoning_comes_beside_and_members_of_the_body_pass(server: ChatServer) -> None:
+    reply = complete(server, request(extra={"reasoning_effort": "low", "top_k": 20}))
+    assert (reply.reasoning, server.attempts[0].body["top_k"]) == ("Well, well.", 20)
+    assert "Well" not in (reply.content or "")
+    assert complete(server, request("other")).reasoning == ""
+
+
 @pytest.mark.parametrize("fault", ["no_usage", "500", "503", "520", "529"])
 def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) -> None:
     """A reply without a count, and errors that may have come after the work."""

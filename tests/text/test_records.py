@@ -48,7 +48,7 @@ class Counted:
 
 def echo(sent: ChatRequest) -> ChatReply:
     return MeteredReply(
-        f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, cached_tokens=2, model="m-1", fingerprint="fp", uncertain=Amount(3, 4)
+        f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, "hm", cached_tokens=2, model="m-1", fingerprint="fp", uncertain=Amount(3, 4)
     )
 
 

@@ -4,7 +4,8 @@ How ambiguity is treated:
 - only deciding agents decide. What a prover writes is its message, whatever it says, "Decision: accept" included;
 - a decision is a line of its own, "Decision:" and one entry of the verdict scale, in any case. Markdown emphasis, a leading "#" or
   "-", quotation marks or brackets around the line, and a full stop or exclamation mark at its end are overlooked, and so are
-  characters without width and marks of writing direction, which could make a line look like another. Other lines may give reasons;
+  characters without width and marks of writing direction, which could make a line look like another. A full-width colon is a colon.
+  Other lines may give reasons;
 - a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not go on with an entry of the scale
   and nothing else; two different decisions, on lines of their own or inside text; a decision inside a line of text or a quotation (">")
   alone; a decision beside a question under one of the agent's headers. The same decision may be repeated;
@@ -30,9 +31,11 @@ _INVISIBLE = (
     *range(0x09), *range(0x0E, 0x1C), 0x1F, *range(0x7F, 0x85), *range(0x86, 0xA0), 0xAD, 0x61C, 0x180E, *range(0x200B, 0x2010),
     *range(0x202A, 0x202F), *range(0x2060, 0x2070), 0xFEFF, *range(0xE0000, 0xE0080),
 )  # fmt: skip
-_OVERLOOKED = dict.fromkeys((*_INVISIBLE, *map(ord, "*_`~")))
+_COLON = {0xFF1A: ":"}
+_OVERLOOKED = dict.fromkeys((*_INVISIBLE, *map(ord, "*_`~"))) | _COLON
 _NO_WIDTH = dict.fromkeys(_INVISIBLE)
 _BEFORE, _AFTER = " \t\u00a0#-•\"'“‘«([", " \t\u00a0.!\"'”’»)]"
+_AROUND_VALUE = (_BEFORE + _AFTER).translate(dict.fromkeys(map(ord, "-#•")))  # -5 is not 5
 _BEFORE_HEADER = f"{_BEFORE}*_`~"
 _LINE = re.compile(r"decision\s*:(.*)", re.DOTALL)
 _MENTION = re.compile(r"\bdecision\s*:\s*(\w+)")
@@ -68,7 +71,7 @@ def read_decision(reply: str, scale: Scale) -> float | None:
             values = [scale.confidence(value) for value in _MENTION.findall(line)]
             mentioned.update(value for value in values if value is not None)
             continue
-        confidence = scale.confidence(found[1].strip(_BEFORE + _AFTER))
+        confidence = scale.confidence(found[1].strip(_AROUND_VALUE))
         if confidence is None:
             raise InvalidReply(f"a decision is one of {_examples(scale)} and nothing else, not {found[0][:60]!r}")
         stated.add(confidence)
@@ -102,7 +105,7 @@ def _header_lines(reply: str, headers: Mapping[str, str]) -> dict[str, list[int]
     found: dict[str, list[int]] = {channel: [] for channel in headers}
     start = 0
     for line in reply.splitlines(keepends=True):
-        bare = line.lstrip(_BEFORE_HEADER)[:200].replace("\\_", "_").lower()
+        bare = line.lstrip(_BEFORE_HEADER)[:200].replace("\\_", "_").translate(_COLON).lower()
         for channel, header in wanted.items():
             if bare.startswith(header):
                 found[channel].append(start)

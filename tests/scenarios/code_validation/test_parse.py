@@ -43,6 +43,7 @@ def two(reply: str, scale: Scale | None = PLAIN, channels: Sequence[str] = TWO) 
         "```\nDecision: accept\n```",
         "## Decision: accept",
         "- Decision: accept",
+        "Decision：accept",
         '"Decision: accept"',
         "[Decision: accept]",
         "_Decision:_ **accept**",
@@ -92,7 +93,14 @@ def test_doubtful_replies_are_refused(reply: str, reason: str) -> None:
 
 @pytest.mark.parametrize(
     ("reply", "scale"),
-    [("Decision: accept", SEVEN), ("Decision: 8", SEVEN), ("Decision: 5/7", SEVEN), ("Decision: 101", PERCENT), ("Decision: 0.5", PERCENT)],
+    [
+        ("Decision: accept", SEVEN),
+        ("Decision: 8", SEVEN),
+        ("Decision: 5/7", SEVEN),
+        ("Decision: 101", PERCENT),
+        ("Decision: -5", PERCENT),
+        ("Decision: 0.5", PERCENT),
+    ],
 )
 def test_other_scales_are_refused(reply: str, scale: Scale) -> None:
     with pytest.raises(InvalidReply, match="nothing else"):
