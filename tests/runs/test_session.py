@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -12,6 +13,7 @@ from nip_ray.config.load import config_to_yaml
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.session import WARNINGS, Session, to_the_end
+from nip_ray.runs.trackers import TRACKERS, TrackerKind
 from nip_ray.scenarios.registry import SCENARIOS
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
@@ -66,13 +68,17 @@ def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(tmp_path: Path, 
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 
-def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path) -> None:
+def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers hear of every iteration once all the same."""
+    tracker = Mock()
+    monkeypatch.setitem(TRACKERS, "notes", TrackerKind(lambda settings: True, lambda settings: None, lambda settings, run: tracker))
     with opened(tmp_path / "run", "checkpoint.interval=100") as session:
         session.step()
         session.restart()
         assert session.iteration == 0
         assert rows(tmp_path / "run") == []
         to_the_end(session)
+    assert [call.args[0]["iteration"] for call in tracker.log.call_args_list] == [1, 2, 3, 4]
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 
