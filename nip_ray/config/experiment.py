@@ -27,6 +27,7 @@ from nip_ray.settings.hironaka import HironakaSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.matrix_games import MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
+from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.protocol import ProtocolSettings
 from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
@@ -59,14 +60,23 @@ class Experiment(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    name: str = Field("experiment", pattern=r"^[A-Za-z0-9._-]+$", description="Name of the run; its folder is called after it.")
+    name: str = Field(
+        "experiment",
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="Name of the run; its folder is called after it.",
+        json_schema_extra=dict(FREE),
+    )
     seed: int = Field(0, ge=0, description="Every random draw comes from this.")
     iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
     plugins: tuple[str, ...] = Field(
-        (), description="Python files or modules to import first: they register protocols, scenarios and algorithms of your own."
+        (),
+        description="Python files or modules to import first: they register protocols, scenarios and algorithms of your own.",
+        json_schema_extra={"path": "plugin"},
     )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
-    tracking: TrackingSettings = Field(TrackingSettings(), description="Where figures go besides the run folder.")
+    tracking: TrackingSettings = Field(
+        TrackingSettings(), description="Where figures go besides the run folder.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
@@ -80,12 +90,24 @@ class ExperimentConfig(Experiment):
     initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
     pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
-    learners: LearnerSettings = Field(LearnerSettings(), description="Where gradients are computed.")
-    evaluation: EvaluationSettings = Field(EvaluationSettings(), description="When the verifier is examined on held-out instances.")
-    checkpoint: CheckpointSettings = Field(CheckpointSettings(), description="What is kept for resuming.")
-    fault_tolerance: FaultToleranceSettings = Field(FaultToleranceSettings(), description="How a run goes on after losing a process.")
-    profiling: ProfilingSettings = Field(ProfilingSettings(), description="Where its time goes.")
-    runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")
+    learners: LearnerSettings = Field(
+        LearnerSettings(), description="Where gradients are computed.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
+    evaluation: EvaluationSettings = Field(
+        EvaluationSettings(), description="When the verifier is examined on held-out instances.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
+    checkpoint: CheckpointSettings = Field(
+        CheckpointSettings(), description="What is kept for resuming.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
+    fault_tolerance: FaultToleranceSettings = Field(
+        FaultToleranceSettings(), description="How a run goes on after losing a process.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
+    profiling: ProfilingSettings = Field(
+        ProfilingSettings(), description="Where its time goes.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
+    runtime: RuntimeSettings = Field(
+        RuntimeSettings(), description="What must not change a result.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -106,9 +128,15 @@ class TextExperimentConfig(Experiment):
     scenario: CodeValidationSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
     algorithm: TextAlgorithmSettings = Field(ExpertIterationSettings(), description="The learning rule.")
     providers: dict[str, ProviderSettings] = Field(
-        {"local": LocalProvider()}, description="Name -> a service that answers for models and fine-tunes them."
+        {"local": LocalProvider()},
+        description="Name -> a service that answers for models and fine-tunes them.",
+        json_schema_extra=dict(RESUMABLE),
     )
-    budget: BudgetSettings = Field(BudgetSettings(), description="What the run may cost.")
+    budget: BudgetSettings = Field(BudgetSettings(), description="What the run may cost.", json_schema_extra=dict(RESUMABLE))
     base_run: BaseRunSettings | None = Field(None, description="Another run that this one starts from (none: no other).")
-    talk: TalkSettings = Field(TalkSettings(), description="How many dialogues are held at once, and where.")
-    runtime: RuntimeSettings = Field(RuntimeSettings(), description="What must not change a result.")
+    talk: TalkSettings = Field(
+        TalkSettings(), description="How many dialogues are held at once, and where.", json_schema_extra=dict(RESUMABLE)
+    )
+    runtime: RuntimeSettings = Field(
+        RuntimeSettings(), description="What must not change a result.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    )

@@ -5,6 +5,7 @@ Read off the models themselves, so messages, documentation and checks cannot dri
 
 import dataclasses
 import difflib
+import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -26,13 +27,16 @@ _TAG = "name"  # the key that says which member of a union is meant
 
 @dataclasses.dataclass(frozen=True)
 class Key:
-    """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values."""
+    """One key of a settings class. bounds: pydantic's words (`ge`, `lt`, `min_length`, `pattern` ...) and their values. meaning: what it
+    means for the machinery, see `nip_ray.settings.options`.
+    """
 
     name: str
     annotation: Any
     default: Any
     description: str
     bounds: Mapping[str, Any]
+    meaning: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def expects(self) -> str:
@@ -47,13 +51,15 @@ def keys_of(kind: type) -> Mapping[str, Key]:
     if issubclass(kind, BaseModel):
         for name, info in kind.model_fields.items():
             default = info.get_default(call_default_factory=True)
-            made[name] = Key(name, info.annotation, default, info.description or "", _merge(info.metadata))
+            meaning = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
+            made[name] = Key(name, info.annotation, default, info.description or "", _merge(info.metadata), meaning)
         return made
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        bounds = {name: value for name, value in field.metadata.items() if name != "description"}
-        made[field.name] = Key(field.name, hints[field.name], default, field.metadata.get("description", ""), bounds)
+        bounds = {name: value for name, value in field.metadata.items() if name not in ("description", "json_schema_extra")}
+        meaning = field.metadata.get("json_schema_extra", {})
+        made[field.name] = Key(field.name, hints[field.name], default, field.metadata.get("description", ""), bounds, meaning)
     return {_TAG: made.pop(_TAG), **made} if _TAG in made else made
 
 
@@ -125,6 +131,20 @@ def walk(kind: type = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str,
         below = value_annotation(key.annotation)
         for member in branches(key.annotation if below is None else below):
             yield from walk(member, f"{path}." if below is None else f"{path}.{place(name)}.")
+
+
+def sections(kind: type, meaning: str, value: bool) -> tuple[str, ...]:
+    """The top-level keys of a config whose `meaning` (`affects_numbers`, `resumable`) is `value`."""
+    return tuple(name for name, key in keys_of(kind).items() if key.meaning.get(meaning) is value)
+
+
+@cache
+def path_kind(key: str, kind: type = ExperimentConfig) -> str | None:
+    """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is none."""
+    for pattern, found in walk(kind):
+        if "path" in found.meaning and _same_place(pattern, re.sub(r"\.\d+$", "", key)):
+            return str(found.meaning["path"])
+    return None
 
 
 def place(mapping: str) -> str:

@@ -35,7 +35,7 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.rllib.shared import scenario_of
-from nip_ray.runs.experiment import with_absolute_paths
+from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.progress import say
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import ExperimentAgentSettings, ExperimentEnvironmentSettings, RunnerSettings

@@ -20,14 +20,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import sections
 from nip_ray.evaluation.intervals import Mean
 from nip_ray.seeding import stable_seed
 
 RESAMPLES = 2000
 MIN_SEEDS = 5  # of fewer it cannot be seen whether scores are about normal, so nothing is said of more than these runs
 Z95 = 1.959963984540054  # the normal quantile of 0.975
-# sections of a config in which runs of one group may differ: none changes what is learned
-FREE_KEYS: tuple[str, ...] = ("seed", "name", "tracking", "runtime", "checkpoint", "evaluation", "profiling", "fault_tolerance")
+FREE_KEYS: tuple[str, ...] = ("seed", *sections(ExperimentConfig, "affects_numbers", False))
+"""Sections of a config in which runs of one group may differ: none but the seed changes what is learned."""
 
 Array = npt.NDArray[np.float64]
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import path_kind
 from nip_ray.config.members import ADDED
 from nip_ray.config.plugins import import_plugins
 from nip_ray.play.scenario import Scenario
@@ -18,7 +19,6 @@ from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.registry import SCENARIOS, build_agents, played_scenario
 
 _PARTS = ("plugins", "protocol", "scenario", "algorithm")  # what a scenario is made of
-_FOLDERS = ("train", "test", "pretrained_weights")  # keys whose value may be a folder
 
 
 def scenario_of(experiment: dict[str, Any], device: str | torch.device = "cpu") -> Scenario:
@@ -50,10 +50,10 @@ def _registered(experiment: Mapping[str, Any]) -> tuple[Any, ...]:
     return PROTOCOLS.get(protocol), SCENARIOS.get(scenario), ADDED["scenario"].get(scenario)
 
 
-def _files(settings: Any, key: str = "") -> Iterator[str]:
-    """Every file that settings, as plain data, name."""
+def _files(settings: Any, key: str = "scenario") -> Iterator[str]:
+    """Every file, and every folder under a key that is a path, that settings, as plain data, name."""
     if isinstance(settings, Mapping):
         for name, value in settings.items():
-            yield from _files(value, name)
-    elif isinstance(settings, str) and (os.path.isfile(settings) or (key in _FOLDERS and os.path.isdir(settings))):
+            yield from _files(value, f"{key}.{name}")
+    elif isinstance(settings, str) and (os.path.isfile(settings) or (path_kind(key) is not None and os.path.isdir(settings))):
         yield settings

@@ -8,22 +8,22 @@ Decisions that matter here:
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import sections
 from nip_ray.errors import UserError
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.progress import say
 from nip_ray.runs.session import Session, is_finished, to_the_end
-from nip_ray.runs.sources import absolute
 from nip_ray.runs.trackers import check_trackers
 
-CHANGEABLE = ("evaluation", "checkpoint", "runtime", "learners", "tracking", "fault_tolerance", "profiling")
+CHANGEABLE = sections(ExperimentConfig, "resumable", True)
 """What a resumed run may change, besides the number of iterations: where and how fast it runs and what is kept of it."""
 
 
@@ -110,12 +110,7 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
 
     folder = RunFolder.open(run_dir)
     stored = load_config(folder.path / CONFIG, checked=False)
-    if isinstance(config, TextExperimentConfig):
-        from nip_ray.text.run import with_absolute_paths as absolute
-
-        wanted = absolute(config)
-    else:
-        wanted = with_absolute_paths(config)
+    wanted = with_absolute_paths(config)
     if type(config) is not type(stored):
         raise UserError(f"{run_dir}: holds a run of another kind; name another folder")
     changes = list(_changes(plain(stored), plain(wanted)))
@@ -151,25 +146,6 @@ def _changed(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentCon
     assert isinstance(changed, ExperimentConfig)
     check(changed)
     return changed
-
-
-def with_absolute_paths(config: ExperimentConfig) -> ExperimentConfig:
-    """Data files, weights, caches, plugins and other runs by absolute path, so that a run can go on from anywhere and workers find them."""
-    update: dict[str, Any] = {"plugins": tuple(os.path.abspath(p) if p.endswith(".py") else p for p in config.plugins)}
-    scenario = config.model_dump(mode="json")["scenario"]
-    if "data" in scenario:
-        for key in ("train", "test"):
-            if scenario["data"].get(key) is not None:
-                scenario["data"][key] = os.path.abspath(scenario["data"][key])
-    for part, key in ((scenario, "embedding_cache"), *((agent, "pretrained_weights") for agent in scenario.get("agents", {}).values())):
-        if part.get(key) is not None:
-            part[key] = os.path.abspath(part[key])
-    dumped = config.model_dump(mode="json")
-    for source in dumped["initial_weights"].values():
-        source["run_dir"] = absolute(source["run_dir"])
-    if dumped["pretraining"]["cache"] is not None:
-        dumped["pretraining"]["cache"] = os.path.abspath(dumped["pretraining"]["cache"])
-    return ExperimentConfig.model_validate({**dumped, **update, "scenario": scenario})
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:

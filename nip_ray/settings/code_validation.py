@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, option
 
 Difficulty = Literal["introductory", "interview", "competition"]
 
@@ -18,8 +18,8 @@ class CodeDataSettings:
     source: Literal["built_in", "apps", "buggy_apps"] = option(
         "built_in", "Made offline by this package, or APPS (correct solutions only) or buggy-APPS (columns of the published data sets)."
     )
-    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: made, or read from the hub).")
-    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: made, or read from the hub).")
+    train: str | None = option(None, "A .jsonl or .parquet file of training items (none: made, or read from the hub).", meaning=FILE)
+    test: str | None = option(None, "A .jsonl or .parquet file of held-out items (none: made, or read from the hub).", meaning=FILE)
     num_train: int = option(1000, "Training items to make, or the most to take.", ge=2)
     num_test: int = option(200, "Held-out items to make, or the most to take.", ge=2)
     difficulties: tuple[Difficulty, ...] = option(("introductory",), "Difficulties to take items of.", min_length=1)
@@ -34,7 +34,11 @@ class LanguageAgentSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     provider: str = option("local", "Who answers for the model: a name in `providers`.")
-    model: str = option("default", "The provider's name of the base model (local: a folder, or `default` for the small one built here).")
+    model: str = option(
+        "default",
+        "The provider's name of the base model (local: a folder, or `default` for the small one built here).",
+        meaning={"path": "model"},
+    )
     group: str | None = option(None, "Agents that name the same group share one model (none: a group of its own).")
     frozen: bool = option(False, "Never fine-tuned.")
     fine_tune_from_scratch: bool = option(True, "Each fine-tuning starts from the base model, not from the last fine-tuned one.")
@@ -77,7 +81,7 @@ class CodeValidationSettings:
 
     name: Literal["code_validation"] = option("code_validation", "Code validation.")
     data: CodeDataSettings = option(CodeDataSettings, "Where the items come from.")
-    prompts: str | None = option(None, "A folder of prompt templates laid over those of the package (none: the package's).")
+    prompts: str | None = option(None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE)
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
         "accept_reject", "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; rewards are linear in its confidence."

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.message_regression import MessageRegressionSettings
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, FREE, option
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,8 @@ class PlaySettings:
 
     num_copies: int = option(256, "Copies of the protocol played at once by each env runner, to their end, in every iteration.", ge=1)
     num_env_runners: int = option(0, "Remote env runners (0: play in the main process).", ge=0)
-    num_cpus_per_env_runner: float = option(1, "CPUs that Ray reserves for each remote env runner.", ge=0)
-    num_gpus_per_env_runner: float = option(0, "GPUs, or a share of one, for each remote env runner.", ge=0)
+    num_cpus_per_env_runner: float = option(1, "CPUs that Ray reserves for each remote env runner.", ge=0, meaning=FREE)
+    num_gpus_per_env_runner: float = option(0, "GPUs, or a share of one, for each remote env runner.", ge=0, meaning=FREE)
 
 
 @dataclass(frozen=True)

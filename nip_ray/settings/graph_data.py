@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
@@ -14,8 +14,10 @@ class GraphDataSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    train: str | None = option(None, "File of training pairs (.npz of ours, the published data.pt, or a plain .npz); none: made.")
-    test: str | None = option(None, "File of held-out pairs, likewise.")
+    train: str | None = option(
+        None, "File of training pairs (.npz of ours, the published data.pt, or a plain .npz); none: made.", meaning=FILE
+    )
+    test: str | None = option(None, "File of held-out pairs, likewise.", meaning=FILE)
     num_train: int | None = option(None, "Training pairs: how many to make (none: 10000), or a balanced truncation of the file.", ge=2)
     num_test: int | None = option(None, "Held-out pairs, likewise (none: 1000 where they are made).", ge=2)
     seed: int = option(0, "Seed of what is made and of truncations.", ge=0)

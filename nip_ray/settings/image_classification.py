@@ -7,7 +7,7 @@ from typing import Literal
 
 from nip_ray.settings.heads import HeadSettings
 from nip_ray.settings.image_data import SOURCES, ImageDataSettings, data_faults
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class ImageAgentSettings(HeadSettings):
         None,
         "Weights of a pretrained timm model whose last feature map the agent sees too: a .safetensors file, a state dict, or a folder "
         "as timm writes it (extra `vision`).",
+        meaning=FILE,
     )
     pretrained_architecture: str = option("resnet18", "The model's name in timm; a folder's config.json goes before it.")
     d_latent_pixel_selector: int = option(16, "Hidden width of the head that chooses a latent pixel.", ge=1)
@@ -65,7 +66,9 @@ class ImageClassificationSettings:
     )
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)
     embedding_cache: str | None = option(
-        None, "Folder for the feature maps of pretrained models, by content (none: nip_ray/embeddings in the user's cache folder)."
+        None,
+        "Folder for the feature maps of pretrained models, by content (none: nip_ray/embeddings in the user's cache folder).",
+        meaning={**FILE, **FREE},
     )
 
 

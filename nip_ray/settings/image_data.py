@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,11 @@ class ImageDataSettings:
         "digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. files: parquet files of your own. The others come from the "
         "Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
     )
-    train: str | None = option(None, "Parquet file, or folder of them, with the training images (none: from the source).")
+    train: str | None = option(None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE)
     test: str | None = option(
-        None, "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`)."
+        None,
+        "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`).",
+        meaning=FILE,
     )
     num_train: int | None = option(None, "Keep so many training images, half of either label where balanced (none: all).", ge=2)
     num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)

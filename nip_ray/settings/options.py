@@ -3,18 +3,32 @@
 Rooms that must run with torch alone declare their settings as frozen standard dataclasses with these fields; the config
 room wraps the very same classes in pydantic, which reads default, bounds and description from here. So there is one source
 of defaults, and no import of pydantic below `nip_ray.config`.
+
+What a key means for the machinery stands beside it as well, and nowhere else:
+- `path`: "file" (or folder), "run" (a run folder or an address of one), "plugin" (a file, or a module) or "model" (a folder where the
+  provider is local). Relative ones are made absolute before workers, trials or a later resume read them;
+- `affects_numbers` false: two configs that differ here alone give the same numbers;
+- `resumable` true: a resumed run may change it.
 """
 
+from collections.abc import Mapping
 from dataclasses import field
+from types import MappingProxyType
 from typing import Any
+
+NOTHING_SPECIAL: Mapping[str, Any] = MappingProxyType({})
+FREE = MappingProxyType({"affects_numbers": False})
+FREE_AND_RESUMABLE = MappingProxyType({"affects_numbers": False, "resumable": True})
+RESUMABLE = MappingProxyType({"resumable": True})
+FILE = MappingProxyType({"path": "file"})
 
 FORBID_UNKNOWN = {"extra": "forbid"}  # set as `__pydantic_config__` on every settings dataclass
 
 
-def option(default: Any, description: str, **bounds: Any) -> Any:
+def option(default: Any, description: str, *, meaning: Mapping[str, Any] = NOTHING_SPECIAL, **bounds: Any) -> Any:
     """A dataclass field with `default` (a callable without arguments is a factory), a one-line description and bounds
-    in pydantic's words (`ge`, `gt`, `le`, `lt`, `min_length` ...)."""
-    metadata = {"description": description, **bounds}
+    in pydantic's words (`ge`, `gt`, `le`, `lt`, `min_length` ...). meaning: what the key means for the machinery, see the module."""
+    metadata = {"description": description, **({"json_schema_extra": dict(meaning)} if meaning else {}), **bounds}
     if callable(default):
         return field(default_factory=default, metadata=metadata)
     return field(default=default, metadata=metadata)

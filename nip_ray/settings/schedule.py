@@ -28,6 +28,8 @@ class WeightSource:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    run_dir: str = option("", "The other run's folder, or `wandb:ENTITY/PROJECT/checkpoint-RUNID:VERSION`.", min_length=1)
+    run_dir: str = option(
+        "", "The other run's folder, or `wandb:ENTITY/PROJECT/checkpoint-RUNID:VERSION`.", min_length=1, meaning={"path": "run"}
+    )
     agent: str | None = option(None, "The agent there (none: the one of the same name).", min_length=1)
     checkpoint: int | None = option(None, "An iteration (none: the newest checkpoint).", ge=1)

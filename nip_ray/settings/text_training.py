@@ -30,7 +30,7 @@ class BaseRunSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    run_dir: str = option("", "Folder of the other run.")
+    run_dir: str = option("", "Folder of the other run.", meaning={"path": "run"})
     kind: Literal["models", "rerun_tests"] = option(
         "models", "Start with the models that it ended with, or test every iteration's models again and train nothing."
     )

@@ -34,8 +34,9 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.runs.experiment import try_files, with_absolute_paths
+from nip_ray.runs.experiment import try_files
 from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
+from nip_ray.runs.paths import absolute_paths, with_absolute_paths
 from nip_ray.runs.progress import say
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
@@ -50,10 +51,6 @@ from nip_ray.sweeps.tuning import TRIALS, Curve, Enough, Watch, ended, param_spa
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
 _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
 _GO_ON = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
-_PATH = re.compile(
-    r"plugins\.\d+|scenario\.(data\.(train|test)|prompts)|pretraining\.cache|initial_weights\.[^.]+\.run_dir|base_run\.run_dir"
-)
-"""Keys whose values are paths."""
 _LOOKED_AT = 64  # settings whose files, trackers and resources are looked at before anything starts
 _ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # held-out figures come with evaluations, not with every report
@@ -363,16 +360,9 @@ def _connect(configs: list[AnyConfig]) -> None:
 def _absolute(spec: SweepSpec) -> SweepSpec:
     """The same with files by absolute path, so that workers and a later resume find them."""
 
-    def absolute(key: str, value: Any) -> Any:
-        if isinstance(value, str) and _PATH.fullmatch(key) and (not key.startswith("plugins") or value.endswith(".py")):
-            return value if ":" in value else os.path.abspath(value)  # "wandb:..." is no path
-        if isinstance(value, Mapping):
-            return {name: absolute(f"{key}.{name}", item) for name, item in value.items()}
-        return [absolute(f"{key}.{i}", item) for i, item in enumerate(value)] if isinstance(value, list | tuple) else value
-
-    base = {key: absolute(key, value) for key, value in spec.base.items()}
+    base = {key: absolute_paths(value, spec.kind, key) for key, value in spec.base.items()}
     spaces = {
-        key: replace(space, arguments=tuple(absolute(key, value) for value in space.arguments)) if space.listed else space
+        key: replace(space, arguments=tuple(absolute_paths(value, spec.kind, key) for value in space.arguments)) if space.listed else space
         for key, space in spec.spaces.items()
     }
     return replace(spec, base=base, spaces=spaces)

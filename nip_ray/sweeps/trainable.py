@@ -30,9 +30,9 @@ from nip_ray.config.load import config_to_yaml
 from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
-from nip_ray.runs.experiment import with_absolute_paths
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.resources import trial_bundles
 from nip_ray.runs.session import Session
 from nip_ray.sweeps.told import experiment_of, values_of

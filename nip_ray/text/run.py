@@ -1,19 +1,20 @@
 """`run_text_experiment` and `resume_text_experiment`: a run of language agents, from a config or from wherever it was stopped."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import sections
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import ExperimentResult
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.progress import progress_line
 from nip_ray.runs.session import mark_finished, run_id
 from nip_ray.runs.trackers import RunInfo, check_trackers, open_trackers
@@ -22,7 +23,7 @@ from nip_ray.text.secrets import Redactor
 from nip_ray.text.state import STATE, TextState, first_state, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
 
-CHANGEABLE = ("iterations", "budget", "talk", "runtime", "providers", "tracking")
+CHANGEABLE = ("iterations", *sections(TextExperimentConfig, "resumable", True))
 """What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
 
 
@@ -165,19 +166,3 @@ def changed_config(folder: RunFolder, overrides: Sequence[str]) -> TextExperimen
         raise UserError(f"{folder.path}: no run of language agents")
     check(config)
     return config
-
-
-def with_absolute_paths(config: TextExperimentConfig) -> TextExperimentConfig:
-    """Data files, prompts, models, plugins and the base run by absolute path, so that a run can be resumed from anywhere."""
-    dumped = config.model_dump(mode="json")
-    dumped["plugins"] = [os.path.abspath(name) if name.endswith(".py") else name for name in config.plugins]
-    data = dumped["scenario"]["data"]
-    places = [(data, "train"), (data, "test"), (dumped["scenario"], "prompts"), (dumped["base_run"] or {}, "run_dir")]
-    for agent in dumped["scenario"]["agents"].values():
-        provider = config.providers.get(agent["provider"])
-        if provider is not None and provider.name == "local" and agent["model"] != "default":
-            places.append((agent, "model"))
-    for part, key in places:
-        if part.get(key) is not None:
-            part[key] = os.path.abspath(part[key])
-    return TextExperimentConfig.model_validate(dumped)

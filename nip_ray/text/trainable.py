@@ -27,12 +27,13 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.trackers import check_trackers
 from nip_ray.sweeps.told import experiment_of
 from nip_ray.sweeps.trainable import opened
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities, trial_resources
-from nip_ray.text.run import begin, finish, new_state, num_measured, reopened, with_absolute_paths
+from nip_ray.text.run import begin, finish, new_state, num_measured, reopened
 from nip_ray.text.state import STATE, load_state, save_state
 from nip_ray.text.trainer import TextTrainer
 

@@ -13,16 +13,17 @@ import pytest
 import torch
 
 import nip_ray
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.protocols import build
 from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
-from nip_ray.runs.experiment import ExperimentResult, run_experiment, with_absolute_paths
+from nip_ray.runs.experiment import ExperimentResult, run_experiment
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.paths import absolute_paths, with_absolute_paths
 from nip_ray.runs.progress import headline, progress_line
 from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 
@@ -220,6 +221,23 @@ def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeyp
     assert [agent["pretrained_weights"] for agent in found["agents"].values()] == [str(tmp_path / "w.pth"), None]
     plain = ExperimentConfig()
     assert with_absolute_paths(plain) == plain
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    swept = {  # keys of a sweep file, where a value may be a file under any name of an agent
+        "scenario.embedding_cache": "maps",
+        "scenario.agents.judge.pretrained_weights": "w.pth",
+        "scenario.data": {"train": "a"},
+        "plugins": ["own.py", "a.module"],
+    }
+    found = {key: absolute_paths(value, ExperimentConfig, key) for key, value in swept.items()}
+    assert found == {
+        "scenario.embedding_cache": str(tmp_path / "maps"),
+        "scenario.agents.judge.pretrained_weights": str(tmp_path / "w.pth"),
+        "scenario.data": {"train": str(tmp_path / "a")},
+        "plugins": [str(tmp_path / "own.py"), "a.module"],
+    }
+    models = {name: absolute_paths(name, TextExperimentConfig, "scenario.agents.prover.model") for name in ("m", "default")}
+    assert models == {"m": str(tmp_path / "m"), "default": "default"}
 
 
 def test_what_cannot_work_leaves_no_folder(tmp_path: Path) -> None:
