@@ -32,6 +32,8 @@ os.environ.update(
     NIP_PROVIDER_KEY="sk-canary-7d2c41f0a9b84e55",  # of the provider for tests; here, so that Ray's workers have it, too
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="60",  # a busy machine needs more than the 5 s of a server
+    RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="60",
     RAY_TMPDIR=str(SCRATCH / "ray"),  # where Ray instances go that tests start in processes of their own
 )
 os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there

@@ -32,7 +32,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 def lockstep(learners: Sequence[Callable[[Reduce], Any]]) -> list[Any]:
     """Runs each learner in a thread of its own; `reduce` sums over them. A call that one learner does not make breaks the barrier."""
-    barrier, given, results = threading.Barrier(len(learners), timeout=20), [torch.zeros(0)] * len(learners), [None] * len(learners)
+    barrier, given, results = threading.Barrier(len(learners), timeout=120), [torch.zeros(0)] * len(learners), [None] * len(learners)
 
     def run(rank: int) -> None:
         def reduce(x: Tensor) -> Tensor:

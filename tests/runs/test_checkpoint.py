@@ -503,7 +503,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
             reached = got.iteration
     finally:
         nursery.stdin.close()
-        nursery.wait(10)
+        nursery.wait(120)
         nursery.stdout.close()
     assert reached > 10
     save_checkpoint(folder, reached + 1, {}, {}, "f", keep=1)

@@ -225,7 +225,7 @@ def process_that_listens(script: Path, host: str, mode: str, name: str | None = 
         yield int(process.stdout.readline())
     finally:
         process.kill()
-        process.communicate(timeout=30)
+        process.communicate(timeout=120)
 
 
 def notes_on(port: int) -> list[Finding]:

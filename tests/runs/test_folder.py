@@ -266,7 +266,6 @@ for i in itertools.count(first):
 """
 
 
-@pytest.mark.crash
 def test_rows_survive_kills(run: RunFolder) -> None:
     run.close()
     for _ in range(3):

@@ -146,6 +146,18 @@ def sizes(path: Path, process: subprocess.Popen[str]) -> Iterator[tuple[int, int
 # ------------------------------------------------------------------------------------------------------- resume in general
 
 
+def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on(finished: Path, tmp_path: Path) -> None:
+    config, run = write_small(tmp_path / "small.yaml", *SHORT), tmp_path / "run"
+    aim = {"SHOT_AFTER": "3", "SHOT_WHERE": "000006"}
+    done = subprocess.run(
+        command(["train", config, "--run-dir", run, "--quiet"], SHOT), env={**environment(), **aim}, capture_output=True, timeout=240
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert load_checkpoint(run / "checkpoints").iteration == 3
+    resume_experiment(run, quiet=True)
+    assert outcome(run) == outcome(finished)
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 9 iterations."""

@@ -52,7 +52,7 @@ def sync(folder: Path, environment: dict[str, str]) -> None:
     for part in sorted((folder / "wandb").glob("offline-run-*")):
         command = [sys.executable, "-m", "wandb", "sync", str(part)]
         done = subprocess.run(
-            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100, check=False, cwd=folder
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False, cwd=folder
         )
         assert done.returncode == 0, done.stderr
 

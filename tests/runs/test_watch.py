@@ -46,7 +46,7 @@ def server(folder: Path) -> Iterator[PageServer]:
 
 
 def ask(server: PageServer, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=120)
     connection.request(method, path, headers=headers)
     answer = connection.getresponse()
     body = answer.read().decode()

@@ -68,5 +68,5 @@ def track(
         cwd=cwd or folder.parent,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
     )

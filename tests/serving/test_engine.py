@@ -82,7 +82,7 @@ def test_a_cancelled_request_frees_its_slot(default_dir: Path) -> None:
     with Engine(default_dir, max_batch_size=1) as small:
         begun = Event()
         endless = small.submit(replace(request(1), max_tokens=5000), lambda piece: begun.set())
-        assert begun.wait(60)
+        assert begun.wait(240)
         waiting = small.submit(request(2))
         assert endless.cancel()
         assert waiting.result(60).tokens

@@ -136,7 +136,6 @@ for expected in (UserError, RuntimeError):
     assert numbers(path) == [0, 1, 2, 8]
 
 
-@pytest.mark.crash
 def test_kills_at_random_moments(tmp_path: Path) -> None:
     """A writer says what it appended only after `append` returned: after SIGKILL all of that is there, in order."""
     path = tmp_path / "j"
