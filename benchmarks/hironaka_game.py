@@ -16,12 +16,12 @@ from itertools import pairwise
 
 import torch
 from _common import machine, show
+from _hironaka_rollout import roll_out
 from torch import Tensor, nn
 
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.players import NetworkPlayer, Player, Role, scripted
-from nip_ray.scenarios.hironaka.rollout import roll_out
 from nip_ray.settings.hironaka import HironakaSettings
 
 DIMENSION, POINTS, ROUNDS = 3, 20, 10

@@ -47,7 +47,11 @@ def test_a_learner_is_not_touched_by_its_neighbour() -> None:
     assert not same(with_dqn["agents"][0], sequential(SYNC, DQN, PPO)["agents"][1])
 
 
-@pytest.mark.parametrize("environment", [CARTPOLE, SHARED, pytest.param(SYNC, marks=pytest.mark.slow)], ids=["own", "shared", "own-loops"])
+@pytest.mark.parametrize(
+    "environment",
+    [CARTPOLE, pytest.param(SHARED, marks=pytest.mark.slow), pytest.param(SYNC, marks=pytest.mark.slow)],
+    ids=["own", "shared", "own-loops"],
+)
 def test_processes_learn_what_the_sequential_driver_learns_and_bring_it_home(environment: EnvironmentSettings, ray_session: None) -> None:
     """And one that dies is named."""
     import ray

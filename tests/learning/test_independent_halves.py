@@ -48,7 +48,7 @@ def test_exact_losses_need_no_halves(variant: str) -> None:
         torch.testing.assert_close(made[0][agent], made[1][agent])
 
 
-@pytest.mark.parametrize("additional", [False, True])
+@pytest.mark.parametrize("additional", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_halves_are_unbiased_and_one_batch_is_not(additional: bool) -> None:
     settings = StackelbergSettings(variant="lola", additional_lola_term=additional)
     parameters, draw = start(), torch.Generator().manual_seed(0)

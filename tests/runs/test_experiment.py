@@ -1,4 +1,4 @@
-"""`run_experiment`: what a run leaves behind, that its numbers are its seed's, and that every protocol trains."""
+"""`run_experiment`: what a run leaves behind, that its numbers are its seed's, and that other protocols train as well."""
 
 import contextlib
 import io
@@ -17,7 +17,6 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.protocols import build
-from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, run_experiment
@@ -146,6 +145,7 @@ def test_same_seed_same_numbers(finished_graphs: list[dict[str, Any]], finished:
         assert [untimed(row) for row in rows_of(result)] == [untimed(row) for row in rows_of(again)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("ray_session")
 def test_a_remote_env_runner_gives_the_same_numbers(finished_graphs: list[dict[str, Any]], tmp_path: Path) -> None:
     remote = rows_of(run_experiment(small("play.num_env_runners=1"), tmp_path / "run", quiet=True))
@@ -254,11 +254,11 @@ def test_a_finished_run_is_not_overwritten(finished: tuple[ExperimentConfig, Exp
     assert (result.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-# ---------------------------------------------------------------------------------------------------------- every protocol
+# --------------------------------------------------------------------------------------------------------- other protocols
 
 
-@pytest.mark.parametrize("name", [name for name in SHIPPED if name not in BOUND_TO_SCENARIO])
-def test_every_protocol_trains(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["adp", "mnip"])
+def test_other_protocols_train(name: str, tmp_path: Path) -> None:
     base = {**GRAPHS, "protocol": {"name": name}}
     config = small("iterations=2", "play.num_copies=24", "evaluation.interval=1", "checkpoint.interval=1", base=base)
     result = run_experiment(config, tmp_path / "run", quiet=True)

@@ -270,6 +270,7 @@ def test_mlflow_has_figures_with_steps_parameters_tags_and_files(tmp_path: Path)
     assert not any((tmp_path / "cwd").iterdir())
 
 
+@pytest.mark.slow
 def test_mlflow_goes_on_with_the_same_run_and_has_every_step_once(tmp_path: Path) -> None:
     folder, store = run_folder(tmp_path / "run"), tmp_path / "store"
     assert track(folder, mlflow_settings(store), [row(1), row(2), row(3), ["finish", True]]).returncode == 0

@@ -57,8 +57,7 @@ def test_learning(method: Method, adaptation: str, seed: int, default_dir: Path,
     check_learning(method, adaptation, seed, default_dir, tmp_path / "out")
 
 
-@pytest.mark.parametrize("adaptation", ["full", "lora"])
-@pytest.mark.parametrize("method", ["supervised", "dpo"])
+@pytest.mark.parametrize(("method", "adaptation"), [("supervised", "full"), ("dpo", "lora")])
 def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, default_dir: Path, tmp_path: Path) -> None:
     data = supervised(chats(0, 24)) if method == "supervised" else preferences(chats(0, 24))
 

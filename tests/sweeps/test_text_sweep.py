@@ -221,6 +221,7 @@ def test_limits_outlive_the_trial_that_made_their_actor(tmp_path: Path) -> None:
     assert times[-1] - times[0] > 3, "4.4 s at least, though a new actor has a burst of its own"
 
 
+@pytest.mark.slow
 def test_a_spent_budget_fails_its_own_trial_at_once(tmp_path: Path) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         data = hosted(tmp_path, provider, {"seeds": [0]}, iterations=1, name="spend")

@@ -176,6 +176,7 @@ def test_what_is_no_checkpoint_of_a_trial_is_refused(root: Path, tmp_path: Path)
             made.load_checkpoint(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_the_plain_tuner_takes_nested_spaces_and_values(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As in the module's docstring: no sweep file, no `run_sweep`."""
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")

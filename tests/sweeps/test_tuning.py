@@ -60,6 +60,7 @@ def times(trial: TrialRecord) -> tuple[float, float]:
     return (trial.run_dir / "environment.json").stat().st_mtime, (trial.run_dir / "metrics.jsonl").stat().st_mtime
 
 
+@pytest.mark.slow
 def test_asha_stops_poor_trials_and_lets_good_ones_go_on(tmp_path: Path) -> None:
     """One at a time, so that the good one is the one to be compared with."""
     sweep = {"max_concurrent": 1, "metric": ACCURACY, "scheduler": {"name": "asha", "grace_iterations": 4, "reduction_factor": 2}}

@@ -186,6 +186,7 @@ def test_chats(tmp_path: Path) -> None:
         asyncio.run(ask("k"))
 
 
+@pytest.mark.slow
 def test_the_stand_in_has_the_librarys_signatures() -> None:
     """Where the library is installed: every name and parameter that is used here exists there."""
     tinker = pytest.importorskip("tinker")

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game
+from nip_ray.scenarios.hironaka.moves import choose
 from nip_ray.scenarios.hironaka.players import Player
 from nip_ray.scenarios.hironaka.positions import Position, Rules
-from nip_ray.scenarios.hironaka.rollout import choose
 from nip_ray.scenarios.hironaka.tree import Node, resolution_tree
 
 _MOST_NODES = 300

@@ -11,8 +11,8 @@ from torch import nn
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.game import Game
+from nip_ray.scenarios.hironaka.moves import choose
 from nip_ray.scenarios.hironaka.players import AGENTS, HOSTS, AllCoordinates, NetworkPlayer, Player, scripted
-from nip_ray.scenarios.hironaka.rollout import choose
 from nip_ray.settings.hironaka import HironakaSettings
 from tests.scenarios.hironaka import lists
 from tests.scenarios.hironaka.lists import Point, point_sets, tensor

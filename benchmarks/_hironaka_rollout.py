@@ -19,8 +19,8 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game, State
+from nip_ray.scenarios.hironaka.moves import choose, open_start
 from nip_ray.scenarios.hironaka.players import Player, Role
-from nip_ray.scenarios.hironaka.starts import ATTEMPTS, hopeless
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,15 @@ class Transitions:
         return cls(**whole)
 
 
-def choose(
-    player: Player,
-    game: Game,
-    state: State,
-    seen: Tensor | None,
-    choice_BD: Tensor | None,
-    generator: torch.Generator,
-    epsilon: float = 0.0,
+def explored(
+    player: Player, game: Game, state: State, seen: Tensor, choice_BD: Tensor | None, generator: torch.Generator, epsilon: float
 ) -> Tensor:
-    """(B,) int64: the player's moves, its best legal ones, or with probability `epsilon` a game a uniform legal one.
-
-    seen: the features of the state, for players that want them (None: made here). choice_BD: what the host chose, None for the host.
-    """
-    if player.sees == "features":
-        score_BK = player(game.features(state) if seen is None else seen, choice_BD, generator)
-    else:
-        score_BK = player(state.points, choice_BD, generator)
-    best_B = encode.masked(score_BK, choice_BD).argmax(1)
+    """(B,) int64: the player's best legal moves, or with probability `epsilon` a game a uniform legal one."""
+    best_B = choose(player, game, state, seen, choice_BD, generator)
     if epsilon <= 0:
         return best_B
-    noise_BK = torch.rand(score_BK.shape, generator=generator, device=score_BK.device)
+    moves = len(game.choices_KD) if choice_BD is None else game.settings.dimension
+    noise_BK = torch.rand(len(best_B), moves, generator=generator, device=best_B.device)
     other_B = encode.masked(noise_BK, choice_BD).argmax(1)
     explores_B = torch.rand(len(best_B), generator=generator, device=best_B.device) < epsilon
     return torch.where(explores_B, other_B, best_B)
@@ -126,18 +114,6 @@ class _Table:
         self.put(state.put(index_N, fresh), seen.index_copy(0, index_N, fresh_seen), number_B, class_B)
 
 
-def open_start(game: Game, games: int, generator: torch.Generator) -> State:
-    """Random starts of which none is over: those that are, are drawn again, up to `ATTEMPTS` times; then UserError is raised."""
-    state = game.random_start(games, generator).trimmed()
-    attempt = 0
-    while len(over_N := (~state.open_B).nonzero()[:, 0]):
-        attempt += 1
-        if attempt == ATTEMPTS:
-            raise hopeless()
-        state = state.put(over_N, game.random_start(len(over_N), generator).trimmed())
-    return state
-
-
 @torch.no_grad()
 def roll_out(
     game: Game,
@@ -177,9 +153,9 @@ def _round(game: Game, host: Player, agent: Player, role: Role, table: _Table, e
     state, seen, number_B, generator = table.state, table.seen, table.number_B, table.generator
     class_B = table.class_B
     if class_B is None:
-        class_B = choose(host, game, state, seen, None, generator, epsilon)
+        class_B = explored(host, game, state, seen, None, generator, epsilon)
     choice_BD = game.choices_KD[class_B]
-    axis_B = choose(agent, game, state, seen, choice_BD, generator, epsilon if role == "agent" else 0.0)
+    axis_B = explored(agent, game, state, seen, choice_BD, generator, epsilon if role == "agent" else 0.0)
     new, outcome = game.step(state, class_B, axis_B)
     new = new.trimmed()
     next_seen = game.features(new)
