@@ -90,7 +90,7 @@ class PlainLoop:
         """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay in step."""
         settings, optimizers = self.settings, list(self.optimizers.values())
         data = {agent: self.prepare(rollout, agent) for agent in self.scenario.protocol.agents}
-        size = max(1, settings.minibatch_size // rollout.num_rounds)
+        size = max(1, settings.minibatch_copies or settings.minibatch_size // rollout.num_rounds)
         shuffle = generator(self.config.seed, "minibatches", self.iteration)
         for optimizer in optimizers:
             optimizer.set_learning_rate(base_lr(settings, self.iteration, self.config.iterations))

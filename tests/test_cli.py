@@ -214,7 +214,7 @@ def test_flags_and_settings_reach_the_config() -> None:
     [
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
         ([QUICKSTART.replace("start", "strat")], f"did you mean {QUICKSTART}?"),
-        ([QUICKSTART, "--set", "algorithm.learning_rate=1"], "error: command line: algorithm.learning_rate: unknown key"),
+        ([QUICKSTART, "--set", "algorithm.epochs=1"], "error: command line: algorithm.epochs: unknown key"),
         ([QUICKSTART, "--set", "algorithm.name=PPO"], "did you mean ppo?"),
         ([QUICKSTART, "--diff"], "--diff: goes with --dry-run"),
         ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),

@@ -23,6 +23,7 @@ from typing import Any
 import pydantic_core
 import yaml
 
+from nip_ray.config.aliases import in_own_words
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
@@ -152,6 +153,7 @@ def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyCo
     """
     _check_format(data)
     kind = kind_of(data)
+    data = in_own_words(data, kind)
     if complete:
         refuse_missing_tags(data, kind)
     try:

@@ -222,6 +222,14 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
             f"learners.num_learners: got {learners}, but {copies} copies in an iteration "
             f"cannot be shared evenly, use {_nearest_divisor(copies, learners)} or change play.num_copies"
         )
+    in_copies = getattr(config.algorithm, "minibatch_copies", None)
+    if in_copies is not None:
+        if size != keys_of(type(config.algorithm))["minibatch_size"].default:
+            yield f"algorithm.minibatch_copies: got {in_copies}, and minibatch_size {size} says it too, leave one of them out"
+        elif not learners <= in_copies <= copies:
+            least = f" and at least one for each of {learners} learners" if learners else ""
+            yield f"algorithm.minibatch_copies: got {in_copies}, expected at most the {copies} copies of an iteration{least}"
+        return
     if rounds is None:
         return
     if size < rounds:

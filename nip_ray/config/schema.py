@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
 from nip_ray.config.load import TEXT_NAMES
@@ -25,6 +26,9 @@ c is YAML. An unknown key is refused with the nearest valid one, an illegal comb
 Values keep the type they are written in: `"3"` is no integer and `true` no number. `1e-3` is a number, as `0.001` is.
 `nip-ray schema --out config.schema.json` writes a JSON schema; an editor with YAML support then completes and checks keys in files that
 begin with `# yaml-language-server: $schema=config.schema.json`.
+
+Settings of a learning rule may also be called as stock RLlib and earlier runner files call them; a warning then names the key's own word:
+{aliases}.
 """
 
 
@@ -54,7 +58,7 @@ def _named(names: list[str]) -> dict[str, Any]:
 
 def configuration_markdown() -> str:
     """docs/configuration.md: every key with its type, bounds, default and description, a table for each group."""
-    parts = [_INTRODUCTION]
+    parts = [_INTRODUCTION.replace("{aliases}", ", ".join(f"`{alias}` ({word})" for alias, word in ALIASES.items()))]
     for title, kind, prefix in (*_sections(), *_text_sections()):
         doc = " ".join((kind.__doc__ or "").split())
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]

@@ -129,8 +129,8 @@ def falls_over_timesteps(settings: RunnerSettings) -> str | None:
     """A key of a learner's that changes something over all timesteps of training; None where a run may become longer as it is."""
     for place, learner in enumerate(settings.learners):
         chosen, where = learner.algorithm, f"learners.{place}.algorithm"
-        if isinstance(chosen, PPOAgentSettings) and chosen.anneal_learning_rate:
-            return f"{where}.anneal_learning_rate"
+        if isinstance(chosen, PPOAgentSettings) and chosen.anneal_lr:
+            return f"{where}.anneal_lr"
         if isinstance(chosen, DQNAgentSettings) and chosen.exploration_start != chosen.exploration_end:
             return f"{where}.exploration_fraction"
     return None

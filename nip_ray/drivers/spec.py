@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import pydantic
 import pydantic_core
 
+from nip_ray.config.aliases import in_own_words
 from nip_ray.config.keys import branches, keys_of, with_tags
 from nip_ray.config.load import apply_overrides, fault_text, faults_of, is_experiment, plain, read_mapping, to_yaml
 from nip_ray.drivers.scopes import resolve_scopes
@@ -80,7 +81,11 @@ def _with_names(data: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(environment, Mapping) and environment.get("name") == EXPERIMENT:
         made, own = {"learners": [{}], **made}, {"algorithm": {"name": EXPERIMENT}}
     if isinstance(made.get("learners"), list | tuple):
-        made["learners"] = [with_tags({**own, **one}, LearnerSettings) if isinstance(one, Mapping) else one for one in made["learners"]]
+        made["learners"] = list(made["learners"])
+        for place, one in enumerate(made["learners"]):
+            if isinstance(one, Mapping):
+                tagged = with_tags({**own, **one}, LearnerSettings)
+                made["learners"][place] = in_own_words(tagged, LearnerSettings, f"learners.{place}.")
     return made
 
 

@@ -16,6 +16,7 @@ class PolicyGradientSettings:
     anneal_lr: bool = option(False, "Let the learning rate fall linearly to 0 over the iterations.")
     num_epochs: int = option(4, "Passes over an iteration's rollouts.", ge=1)
     minibatch_size: int = option(64, "Frames in a minibatch; it holds minibatch_size / rounds whole copies.", ge=1)
+    minibatch_copies: int | None = option(None, "Whole copies in a minibatch, instead of minibatch_size (none: as that says).", ge=1)
     gamma: float = option(0.9, "Discount per protocol round.", ge=0, le=1)
     lam: float = option(0.95, "Lambda of generalised advantage estimation, per own turn.", ge=0, le=1)
     entropy_coefficient: float = option(0.001, "Weight of the entropy bonus.", ge=0)

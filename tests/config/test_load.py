@@ -8,10 +8,14 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import keys_of
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.drivers.spec import parse_runner
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.ppo import PPOSettings
 
 TUNE_CONFIGS = sorted(
     path
@@ -301,3 +305,22 @@ def test_overrides_reach_agents(tmp_path: Path) -> None:
     assert config.scenario.agents == {"prover": GraphAgentSettings(d_gnn=32)}
     with pytest.raises(UserError, match=r"scenario\.agents\.prover\.d_gn: unknown key, did you mean d_gnn\?"):
         load_config(path, ["scenario.agents.prover.d_gn=32"])
+
+
+def test_other_words_for_settings_of_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    """They mean the same, which is said once; both at a time are refused, and a word that means something else is left alone."""
+    data: dict[str, Any] = {"algorithm": {"gae_lambda": 0.5, "clip_param": 0.3}}
+    assert config_from_dict(data) == config_from_dict(data) == config_from_dict({"algorithm": {"lam": 0.5, "clip_epsilon": 0.3}})
+    assert capsys.readouterr().err.count("warning: algorithm.gae_lambda is another word for lam; write lam") == 1
+    with pytest.raises(UserError, match=r"algorithm\.gae_lambda: is another word for lam, which is given too"):
+        config_from_dict({"algorithm": {"gae_lambda": 0.5, "lam": 0.5}})
+    runner = parse_runner({"learners": [{"algorithm": {"learning_rate": 0.5, "ratio_clip": 0.3}}]})
+    assert runner == parse_runner({"learners": [{"algorithm": {"lr": 0.5, "clip_epsilon": 0.3}}]})
+    with pytest.raises(UserError, match=r"algorithm\.clip_param: unknown key"):
+        config_from_dict({"algorithm": {"name": "dqn", "clip_param": 0.3}})
+
+
+@pytest.mark.parametrize(("alias", "word"), ALIASES.items())
+def test_every_alias_stands_for_a_setting(alias: str, word: str) -> None:
+    assert word in keys_of(PPOSettings)
+    assert alias not in keys_of(PPOSettings)

@@ -168,7 +168,7 @@ def test_blocks_are_read_with_their_marks(tmp_path: Path) -> None:
         ("```python\nx = 1\n```\n```python\nassert x == 2, 'no'\n```\n", "AssertionError: no"),
         ("```python\nimport os; os._exit(3)\n```\n", "ended with 3"),
         ("```console\n$ echo a 1\nb 1\n```\n", "does not print"),
-        ("```yaml\nalgorithm: {learning_rate: 1}\n```\n", "unknown key"),
+        ("```yaml\nalgorithm: {epochs: 1}\n```\n", "unknown key"),
     ],
 )
 def test_a_block_that_fails_fails_the_page(tmp_path: Path, text: str, said: str) -> None:

@@ -20,7 +20,7 @@ from nip_ray.settings.drivers import (
     RandomAgentSettings,
 )
 
-PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=8, learning_epochs=2))
+PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=8, num_epochs=2))
 DQN = LearnerSettings(algorithm=DQNAgentSettings(memory_size=200, batch_size=16, learning_starts=5))
 RANDOM = LearnerSettings(algorithm=RandomAgentSettings())
 CARTPOLE = EnvironmentSettings(num_copies=6)

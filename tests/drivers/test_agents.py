@@ -51,7 +51,7 @@ def test_advantages_are_the_sum_of_the_paper(seed: int, gamma: float, lam: float
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_what_ppo_learns_from_are_transitions_with_the_values_of_where_they_led(mode: str) -> None:
     """Of the counting environment every transition is known; so are all returns, since its values are read off the critic itself."""
-    settings = LearnerSettings(algorithm=PPOAgentSettings(rollouts=30, learning_epochs=1, discount_factor=0.9, gae_lambda=1.0))
+    settings = LearnerSettings(algorithm=PPOAgentSettings(rollouts=30, num_epochs=1, gamma=0.9, lam=1.0))
     agent: Any = make_agent(settings, BOX, TWO, 3, 0, 0)
     driver = SequentialDriver(counting(3, mode), agent, quiet(100))
     driver.train(29)
@@ -115,7 +115,7 @@ def test_normal_actions_have_the_density_of_torch_and_stay_within_bounds() -> No
 
 @pytest.mark.parametrize("double", [False, True])
 def test_dqn_aims_at_the_reward_and_the_value_of_a_next_state_that_is_not_terminal(double: bool) -> None:
-    settings = LearnerSettings(algorithm=DQNAgentSettings(double=double, discount_factor=0.8), network=NetworkSettings((8,)))
+    settings = LearnerSettings(algorithm=DQNAgentSettings(double=double, gamma=0.8), network=NetworkSettings((8,)))
     agent: Any = make_agent(settings, BOX, TWO, 1, 0, 0)
     assert isinstance(agent, DQNAgent)
     with torch.no_grad():  # a target network of another mind, so that double and plain differ
@@ -139,7 +139,7 @@ def test_dqn_aims_at_the_reward_and_the_value_of_a_next_state_that_is_not_termin
 def test_a_divergence_ends_an_update_and_moves_the_learning_rate() -> None:
     found = {}
     for name, options in {"free": {}, "stopped": {"kl_threshold": 1e-9}, "adaptive": {"kl_target": 1e-6}}.items():
-        learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=8, learning_rate=0.01, **options))
+        learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=8, lr=0.01, **options))
         (agent,) = agents(learner)
         driver = SequentialDriver(EnvironmentSettings(num_copies=6), agent, quiet(60))
         driver.train(16)
@@ -198,7 +198,7 @@ def mean_return(learner: LearnerSettings, timesteps: int, seed: int, environment
     return found
 
 
-CARTPOLE_PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=64, mini_batches=4, learning_rate=2.5e-3, anneal_learning_rate=True))
+CARTPOLE_PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=64, mini_batches=4, lr=2.5e-3, anneal_lr=True))
 
 
 def test_ppo_learns_cartpole_somewhat_in_a_moment() -> None:
@@ -220,7 +220,7 @@ def test_dqn_learns_cartpole(seed: int) -> None:
         target_update_interval=16,
         polyak=1.0,
         learning_starts=64,
-        learning_rate=2.3e-3,
+        lr=2.3e-3,
         exploration_fraction=0.16,
         exploration_end=0.04,
     )
@@ -231,8 +231,6 @@ def test_dqn_learns_cartpole(seed: int) -> None:
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_ppo_learns_continuous_actions(seed: int) -> None:
-    settings = PPOAgentSettings(
-        rollouts=64, learning_epochs=10, mini_batches=8, learning_rate=1e-3, discount_factor=0.9, anneal_learning_rate=True
-    )
+    settings = PPOAgentSettings(rollouts=64, num_epochs=10, mini_batches=8, lr=1e-3, gamma=0.9, anneal_lr=True)
     found = mean_return(LearnerSettings(algorithm=settings), 12_000, seed, EnvironmentSettings(id="Pendulum-v1"))
     assert found > -400  # an agent that draws has about -1200

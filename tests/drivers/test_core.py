@@ -122,7 +122,7 @@ def test_evaluation_in_copies_of_its_own_does_not_change_training() -> None:
 
 
 def duelists(copies: int, seed: int = 0) -> IndependentPlayers:
-    learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, learning_epochs=4, learning_rate=0.01))
+    learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, num_epochs=4, lr=0.01))
     box, buttons = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
     return IndependentPlayers({player: make_agent(learner, box, buttons, copies, seed, i) for i, player in enumerate(Duel.players)})
 

@@ -16,9 +16,9 @@ from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
 from tests.drivers.small import RANDOM, quiet, same
 
-PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, learning_epochs=4, learning_rate=0.01), network=NetworkSettings((16,)))
+PPO = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, num_epochs=4, lr=0.01), network=NetworkSettings((16,)))
 DQN = LearnerSettings(
-    algorithm=DQNAgentSettings(memory_size=2000, batch_size=64, learning_starts=5, learning_rate=0.01, exploration_fraction=0.3),
+    algorithm=DQNAgentSettings(memory_size=2000, batch_size=64, learning_starts=5, lr=0.01, exploration_fraction=0.3),
     network=NetworkSettings((16,)),
 )
 LEARNERS = {"ppo": PPO, "dqn": DQN, "random": RANDOM}

@@ -215,7 +215,16 @@ def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
     config.entropy_coefficient, config.max_grad_norm = 0.9, 0.01  # type: ignore[attr-defined]
     assert distance(after(config), expected) == 0
     assert distance(after(config_of().update_from_dict({"rule": {"entropy_coefficient": 0.9, "max_grad_norm": 0.01}})), expected) == 0
+    assert distance(after(config_of().training(entropy_coeff=0.9, grad_clip=0.01)), expected) == 0
     assert distance(expected, baseline) > 1e-4
+
+
+def test_minibatches_in_copies(baseline: Weights) -> None:
+    """8 copies of 4 rounds are 32 frames."""
+    config = config_of(algorithm=dict(minibatch_size=64)).training(minibatch_copies=8)
+    assert distance(after(config), baseline) == 0
+    with pytest.raises(UserError, match="minibatch_copies: minibatch_size says it too"):
+        config_of().training(minibatch_copies=8).validate()
 
 
 def test_an_agent_may_have_a_learning_rate_of_its_own(baseline: Weights) -> None:

@@ -48,7 +48,7 @@ class DQNAgent(BaseAgent):
         self._num_actions, self._start = int(action_space.n), int(action_space.start)
         self.online = mlp(width, self._num_actions, network, 1.0, generator(seed, "weights"))
         self._parameters = list(self.online.parameters())
-        self._optimizer = FlatOptimizer([ParameterGroup("critic", "all", self._parameters, 1.0)], settings.learning_rate)
+        self._optimizer = FlatOptimizer([ParameterGroup("critic", "all", self._parameters, 1.0)], settings.lr)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
         self._value, self._target_value = Plan(self.online, network), Plan(self.target, network)
         self._online_pass = Pass(self.online, network)
@@ -107,7 +107,7 @@ class DQNAgent(BaseAgent):
             "next_legal": self._legal(transition.next_observations, len(ended)),
             "action": torch.from_numpy(np.asarray(transition.actions) - self._start),
             "reward": torch.from_numpy(np.asarray(transition.rewards, dtype=np.float32)),
-            "discount": torch.from_numpy(np.where(ended, 0.0, self.settings.discount_factor).astype(np.float32)),
+            "discount": torch.from_numpy(np.where(ended, 0.0, self.settings.gamma).astype(np.float32)),
         }
         if transition.valid is not None:
             valid = torch.from_numpy(transition.valid)
@@ -132,12 +132,12 @@ class DQNAgent(BaseAgent):
             output = self._online_pass.forward(batch["observation"])
             loss, _ = td_loss(taken(output, batch["action"]), target, self._rule)
             self._optimizer.set_gradients(self._online_pass.backward(torch.autograd.grad(loss, output)[0]))
-            clip_gradients([self._optimizer], self.settings.grad_norm_clip)
+            clip_gradients([self._optimizer], self.settings.max_grad_norm)
             self._optimizer.step()
             total += loss.item()
         self.updates += 1
         if not np.isfinite(total):
-            raise TrainingError(f"the loss of DQN's update {self.updates} is not finite; a smaller learning_rate may help")
+            raise TrainingError(f"the loss of DQN's update {self.updates} is not finite; a smaller lr may help")
         self.track_data("value_loss", total / steps)
         self.track_data("exploration", self.exploration(timestep, timesteps))
 

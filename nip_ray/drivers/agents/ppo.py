@@ -58,17 +58,17 @@ class PPOAgent(BaseAgent):
         self.policy = mlp(width, self._head.width, network, 0.01, weights)
         self.value = mlp(width, 1, network, 1.0, weights)
         self._parameters = [*self.policy.parameters(), *self.value.parameters(), *self._head.parameters]
-        self._optimizer = FlatOptimizer([ParameterGroup("actor", "all", self._parameters, 1.0)], settings.learning_rate)
+        self._optimizer = FlatOptimizer([ParameterGroup("actor", "all", self._parameters, 1.0)], settings.lr)
         self._act, self._judge = Plan(self.policy, network), Plan(self.value, network)
         self._policy_pass, self._value_pass = Pass(self.policy, network), Pass(self.value, network)
         self._losses = PPOSettings(
-            clip_epsilon=settings.ratio_clip,
-            clip_value=False if settings.value_clip is None else settings.value_clip,
+            clip_epsilon=settings.clip_epsilon,
+            clip_value=False if settings.clip_value is None else settings.clip_value,
             critic_loss="l2",
             kl_target=settings.kl_target or 0.01,
         )
         self._one = torch.ones(())
-        self.learning_rate, self.updates, self._filled = settings.learning_rate, 0, 0
+        self.learning_rate, self.updates, self._filled = settings.lr, 0, 0
         self._buffers = self._new_buffers(width)
         self._noise: np.ndarray | None = None
         self._raw: np.ndarray | None = None
@@ -148,12 +148,12 @@ class PPOAgent(BaseAgent):
 
     def update(self, timestep: int, timesteps: int) -> None:
         """Learn from what is stored, and forget it. Raises TrainingError where a loss or gradient is not finite."""
-        if self.settings.anneal_learning_rate:
+        if self.settings.anneal_lr:
             self._optimizer.set_learning_rate(self.learning_rate * (1 - timestep / timesteps))
         batch = self._batch()
         shuffle = generator(self._seed, "shuffle", self.updates)
         figures: list[Tensor] = []
-        for _ in range(self.settings.learning_epochs):
+        for _ in range(self.settings.num_epochs):
             order = torch.randperm(len(batch["advantage"]), generator=shuffle)
             for places in order.chunk(self.settings.mini_batches):
                 figures.append(self._minibatch({name: part[places] for name, part in batch.items()}))
@@ -187,8 +187,8 @@ class PPOAgent(BaseAgent):
             next_value_TB,
             stored["terminated"],
             stored["truncated"],
-            setting.discount_factor,
-            setting.gae_lambda,
+            setting.gamma,
+            setting.lam,
         )
         valid = np.flatnonzero(stored["valid"])
         action = torch.from_numpy(stored["action"].reshape(steps * copies, *self._head.shape))
@@ -211,15 +211,15 @@ class PPOAgent(BaseAgent):
         setting = self.settings
         output, value = self._policy_pass.forward(batch["observation"]), self._value_pass.forward(batch["observation"])
         logits = allowed(output, batch["legal"]) if "legal" in batch else output
-        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"], setting.entropy_loss_scale > 0)
+        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"], setting.entropy_coefficient > 0)
         policy_loss, _, clipped = objective(log_prob, batch["log_prob"], batch["advantage"], self._losses, torch.zeros(()))
         value_loss = critic(value.squeeze(-1), batch["value"], batch["target"], self._losses)
-        losses, weights = [policy_loss, value_loss], [self._one, self._one * setting.value_loss_scale]
-        if setting.entropy_loss_scale:
-            losses, weights = [*losses, entropy], [*weights, self._one * -setting.entropy_loss_scale]
+        losses, weights = [policy_loss, value_loss], [self._one, self._one * setting.critic_coefficient]
+        if setting.entropy_coefficient:
+            losses, weights = [*losses, entropy], [*weights, self._one * -setting.entropy_coefficient]
         by_output, by_value, *by_head = torch.autograd.grad(losses, [output, value, *self._head.parameters], weights)
         self._optimizer.set_gradients([*self._policy_pass.backward(by_output), *self._value_pass.backward(by_value), *by_head])
-        norm = clip_gradients([self._optimizer], setting.grad_norm_clip)
+        norm = clip_gradients([self._optimizer], setting.max_grad_norm)
         self._optimizer.step()
         log_ratio = (log_prob - batch["log_prob"]).detach()
         kl = (log_ratio.exp() - 1 - log_ratio).mean()
@@ -232,7 +232,7 @@ class PPOAgent(BaseAgent):
         """Figures of the update, and the learning rate of the next."""
         means = torch.stack(figures).mean(0).tolist()
         if not np.isfinite(means).all():
-            raise TrainingError(f"the losses of PPO's update {self.updates} are not finite; a smaller learning_rate may help")
+            raise TrainingError(f"the losses of PPO's update {self.updates} are not finite; a smaller lr may help")
         for tag, value in zip(("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm"), means, strict=True):
             self.track_data(tag, value)
         if self._head.log_std is not None:

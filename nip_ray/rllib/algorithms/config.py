@@ -18,6 +18,7 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
 
+from nip_ray.config.aliases import word_for
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.load import config_from_dict
@@ -109,8 +110,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     def training(self, **kwargs: Any) -> Self:
         """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib. Raises UserError for an unknown one."""
         rule = self._rule_names()
-        for key in [key for key in kwargs if key in rule]:
-            setattr(self, key, kwargs.pop(key))
+        for key in [key for key in kwargs if self._word(key) in rule]:
+            setattr(self, self._word(key), kwargs.pop(key))
         theirs = signature(AlgorithmConfig.training).parameters
         for key in kwargs:
             if key not in theirs:
@@ -121,9 +122,9 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
         """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after ``rule``."""
         both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
-        named = {key: value for key, value in config_dict.items() if key in self._rule_names() and value != both.get(key)}
-        given = {key: value for key, value in config_dict.items() if key not in {*self._rule_names(), "rule"}}
-        super().update_from_dict(given)
+        words = {key: self._word(key) for key in config_dict}
+        named = {word: config_dict[key] for key, word in words.items() if word in self._rule_names() and config_dict[key] != both.get(word)}
+        super().update_from_dict({key: config_dict[key] for key, word in words.items() if word not in {*self._rule_names(), "rule"}})
         for key, value in {**config_dict.get("rule", {}), **named}.items():
             if key != "name":
                 setattr(self, key, value)
@@ -131,6 +132,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     def __setattr__(self, key: str, value: Any) -> None:
         """A setting of the learning rule goes to where its settings are."""
+        key = self._word(key) if "rule" in vars(self) else key
         if "rule" not in vars(self) or key not in self._rule_names():
             super().__setattr__(key, value)
         elif key in _RLLIB_NAMES:
@@ -157,6 +159,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self._hand_on_seed()
         experiment = {**self.env_config["experiment"], "algorithm": asdict(self.settings())}
         config_from_dict(experiment, complete=False)  # types and bounds of the rule's settings, whoever has set them
+        if self.rule.get("minibatch_copies") and self.minibatch_size != self.settings_class().minibatch_size:
+            raise UserError("minibatch_copies: minibatch_size says it too, leave one of them out")
         super().validate()
 
     @override(AlgorithmConfig)
@@ -200,6 +204,10 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     @classmethod
     def _rule_names(cls) -> set[str]:
         return {f.name for f in fields(cls.settings_class)} - {"name"}
+
+    def _word(self, key: str) -> str:
+        """What stands for `key` among the settings of the learning rule; RLlib's own attributes are left alone."""
+        return key if key in vars(self) else word_for(key, self._rule_names())
 
     def _refuse_unknown(self) -> None:
         known, rule = {*vars(type(self)()), "class"}, ", ".join(sorted(self._rule_names()))  # RLlib leaves `class` there

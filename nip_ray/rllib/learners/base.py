@@ -160,9 +160,10 @@ class ProtocolLearner(TorchLearner):
         return self._results(rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
-        """num_epochs passes over the copies, in minibatches of minibatch_size / rounds copies; a remainder joins the last."""
+        """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
         num_copies = rollout.num_copies
-        size = max(1, min(num_copies, self.settings.minibatch_size // self.rounds_per_copy(rollout)))
+        wanted = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
+        size = max(1, min(num_copies, wanted))
         count = num_copies // size
         permute = generator(self.experiment["seed"], "minibatches", iteration)
         world, rank = self._world()
