@@ -61,7 +61,7 @@ OPTIONS: tuple[Row, ...] = (
     _honoured("num_envs_per_env_runner", "copies that an env runner plays in an iteration, as tensors"),
     _honoured("env_config", "`experiment` as `.experiment()` sets it, and `split`: `train` or `test`; other keys are refused"),
     _honoured("env_runner_cls", "a subclass of `ProtocolEnvRunner`"),
-    _honoured("explore", "false: the most likely actions"),
+    _honoured("explore", "false: the most likely actions, in DQN always (there true is refused)"),
     _honoured("create_env_on_local_worker", "the local env runner can play beside remote ones"),
     _refused("env", "`.experiment()`"),
     _refused("policies policy_mapping_fn", "every agent has a module of its own name, as `.experiment()` sets it"),

@@ -20,7 +20,7 @@ TINY: dict[str, Any] = {
     "seed": 4,
     "environment": {"num_copies": 5},
     "learners": [
-        {"name": "p", "algorithm": {"rollouts": 8, "learning_epochs": 2}, "scope": 2},
+        {"name": "p", "algorithm": {"rollouts": 8, "num_epochs": 2}, "scope": 2},
         {"name": "q", "algorithm": {"name": "dqn", "learning_starts": 4, "memory_size": 100}, "scope": 3},
     ],
     "driver": {"timesteps": 40},
@@ -122,7 +122,7 @@ def test_a_run_that_was_stopped_gives_the_numbers_of_one_that_was_not(name: str,
 
 
 def test_a_run_may_become_longer_where_nothing_falls_over_its_timesteps(tmp_path: Path) -> None:
-    data = {**TINY, "learners": [{"name": "p", "algorithm": {"rollouts": 8, "learning_epochs": 2}}]}
+    data = {**TINY, "learners": [{"name": "p", "algorithm": {"rollouts": 8, "num_epochs": 2}}]}
     whole = run_runner({**data, "driver": {"timesteps": 60}}, tmp_path / "whole", quiet=True)
     run_runner(data, tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match="got 30, but 40 are done already"):
@@ -136,7 +136,7 @@ def test_a_run_may_become_longer_where_nothing_falls_over_its_timesteps(tmp_path
 @pytest.mark.parametrize(
     ("algorithm", "key"),
     [
-        ({"name": "ppo", "anneal_learning_rate": True}, "learners.0.algorithm.anneal_learning_rate"),
+        ({"name": "ppo", "anneal_lr": True}, "learners.0.algorithm.anneal_lr"),
         ({"name": "dqn"}, "learners.0.algorithm.exploration_fraction"),
         ({"name": "dqn", "exploration_start": 0.1, "exploration_end": 0.1}, None),
         ({"name": "random"}, None),

@@ -183,6 +183,7 @@ def with_own_forward() -> AlgorithmConfig:
         ),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"provr": {"lr": 0.5}}), "did you mean prover"),
+        (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(explore=True), "explore: got true, which is for policies"),
         (lambda: ProtocolPPOConfig(), r"call \.experiment"),
     ],
 )

@@ -51,6 +51,7 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
         self.learning_agents: tuple[str, ...] = ()
         super().__init__(algo_class=algo_class or ProtocolDQN)
+        self.explore = False  # outside roll-outs, whose exploration is the roles'
 
     def experiment(self, config: ExperimentConfig | Mapping[str, Any]) -> Self:
         """See `ProtocolAlgorithmConfig.experiment`. Raises UserError also for a trained role whose turns are more than one choice."""
@@ -63,6 +64,13 @@ class ProtocolDQNConfig(ProtocolAlgorithmConfig):
         for role in self.learning_agents:
             _refuse_unfit(scenario, role)
         return self
+
+    @override(AlgorithmConfig)
+    def validate(self) -> None:
+        """As all our algorithms'. Raises UserError also for `explore`: values are no logits that moves could be drawn by."""
+        if self.explore:
+            raise UserError("explore: got true, which is for policies; the share of random moves is roles.<role>.exploration")
+        super().validate()
 
     def trained(self) -> tuple[str, ...]:
         """The roles that are trained, in the order of their gradient steps."""
