@@ -183,7 +183,7 @@ def test_values_of_another_kind_are_refused(data: dict[str, Any], said: str) -> 
         ({"iteration": 3}, "iteration: unknown key, did you mean iterations?"),
         ({"lr": 3}, "lr: unknown key, did you mean algorithm.lr?"),
         ({"algorithm": {"epochs": 3}}, "algorithm.epochs: unknown key, did you mean num_epochs?"),
-        ({"algorithm": {"num_copies": 3}}, "did you mean num_epochs or play.num_copies?"),
+        ({"algorithm": {"num_copies": 3}}, "did you mean minibatch_copies or play.num_copies?"),
         ({"zzz": 3}, "zzz: unknown key, there are name, seed, iterations"),
         ({"scenario": {"shared_bodi": True}}, "scenario.shared_bodi: unknown key, did you mean shared_body?"),
         ({"scenario": {"agents": {"prover": {"d_gn": 1}}}}, "scenario.agents.prover.d_gn: unknown key, did you mean d_gnn?"),
