@@ -31,7 +31,8 @@ from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSett
 from nip_ray.text.budget import Budget, SharedBudget, budget_actor  # noqa: E402
 from nip_ray.text.chat import ChatRequest  # noqa: E402
 from nip_ray.text.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
-from nip_ray.text.openai_chat import OpenAIChat, idempotency_key, openai_client  # noqa: E402
+from nip_ray.text.openai_chat import OpenAIChat, idempotency_key  # noqa: E402
+from nip_ray.text.openai_service import openai_client  # noqa: E402
 from nip_ray.text.records import RecordedChat, total  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]

@@ -28,6 +28,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.text.failures import MAX_WAIT_S, backoff_s
 from nip_ray.text.fine_tuning import FINAL, FineTuneBackend, FineTuneJob, FineTuneSpec, InDoubt, Method
 from nip_ray.text.journal import Journal
 
@@ -195,7 +196,7 @@ async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, k
 
 async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
     """Ask for creation until it is clear that there is a job."""
-    doubts, pause, patience_ends = 0, 1.0, time.monotonic() + _PATIENCE_S
+    doubts, refusals, patience_ends = 0, 0, time.monotonic() + _PATIENCE_S
     while True:
         job, wait_s = await _submit(backend, journal, spec, file_id)
         if job is not None:
@@ -204,8 +205,8 @@ async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
             doubts += 1
             job = await _ask(backend, journal, spec.key, backend.doubt_s)
         else:
-            await asyncio.sleep(wait_s or pause)
-            pause = min(2 * pause, 3600.0)
+            await asyncio.sleep(wait_s or backoff_s(0, spec.key, refusals, longest_s=MAX_WAIT_S))
+            refusals += 1
             job = await _adopt(backend, journal, spec.key, adopted=True)
         if job is not None:
             return job

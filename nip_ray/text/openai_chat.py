@@ -6,29 +6,27 @@ Decisions that matter here:
   about a third of the processor time. What comes back is checked here;
 - an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
   set aside anew before the next attempt. So is that of a reply without a count of tokens;
-- services have words of their own for why a reply ended. One with text counts as whole unless its word says that it was cut or filtered;
-- the key is read from the environment when the client is made, and is nowhere but in the SDK's client. Exceptions are raised outside the
-  handlers of the SDK's, whose requests hold it.
+- services have words of their own for why a reply ended. One with text counts as whole unless its word says that it was cut or filtered.
 """
 
 import asyncio
 import difflib
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from urllib.parse import quote
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.budget import Purse, Reservation
 from nip_ray.text.chat import ChatReply, ChatRequest, FinishReason
-from nip_ray.text.errors import BudgetExhausted, require, with_uncertain
+from nip_ray.text.errors import BudgetExhausted, with_uncertain
+from nip_ray.text.failures import Failure, KeyMayNot, NotThere, lost
 from nip_ray.text.limits import Throttle
-from nip_ray.text.openai_failures import Failure, backoff_s, lost, refused
+from nip_ray.text.openai_service import OpenAIService
 from nip_ray.text.prices import (
     Price,
     PriceList,
@@ -37,14 +35,8 @@ from nip_ray.text.prices import (
     worst_call_cost,
     worst_prompt_tokens,
 )
-from nip_ray.text.secrets import Redactor
 from nip_ray.text.spending import NOTHING, Amount, MeteredReply, Spending
 
-if TYPE_CHECKING:
-    import httpx2
-    from openai import AsyncOpenAI
-
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
 FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
     **dict.fromkeys(("content_filter", "safety", "recitation", "blocklist", "prohibited_content"), "content_filter"),
@@ -55,31 +47,6 @@ REASONING = ("reasoning_content", "reasoning")
 """Where services put reasoning beside a message's content."""
 
 _PLAIN_KEY = re.compile(r"[\x21-\x7e]{1,200}")
-_USER = re.compile(r"//[^/@]*@")
-_NO_MODELS_ENDPOINT = (403, 404, 405, 501)  # 403: keys may be allowed to call and not to list
-
-
-def base_url(provider: OpenAIProvider) -> str:
-    """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's."""
-    return (provider.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
-
-
-def api_key(provider: OpenAIProvider) -> str:
-    """The key. Raises UserError naming the variable when it is not set."""
-    key = os.environ.get(provider.api_key_variable, "").strip()
-    if not key:
-        raise UserError(f"${provider.api_key_variable} is not set; it must hold the key of {base_url(provider)}")
-    return key
-
-
-def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI":
-    """The SDK's client for this service: no retries of its own, a connection for every call in flight."""
-    openai = require("openai", "text")
-    httpx2 = require("httpx2", "text")
-    limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
-    http = openai.DefaultAioHttpClient(limits=limits)  # aiohttp is there: ray[default] needs it
-    key, url = api_key(provider), base_url(provider)
-    return openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=provider.timeout_s, http_client=http)
 
 
 def idempotency_key(key: str) -> str:
@@ -110,15 +77,12 @@ class OpenAIChat:
 
         Raises UserError when the key or the SDK is missing.
         """
-        self._provider, self._limiter, self._budget, self._seed = provider, limiter, budget, seed
-        self._sdk = openai_client(provider, max_in_flight)
-        self.where = _USER.sub("//", base_url(provider))
-        self._redact = Redactor([provider.api_key_variable])
+        self._provider, self._limiter, self._budget = provider, limiter, budget
+        self._service = OpenAIService(provider, max_in_flight, seed)
+        self.where = self._service.where
         self._slots = asyncio.Semaphore(max_in_flight)
         self._renamed: set[str] = set()
         self.prices = PriceList(provider.prices, needed=budget.in_usd)
-        self._raw = cast("type[httpx2.Response]", require("httpx2", "text").Response)
-        self._lost_errors = _transport_errors()
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """The reply to one call; a refusal for its content is a reply with the finish reason content_filter and no content.
@@ -152,7 +116,7 @@ class OpenAIChat:
 
     async def close(self) -> None:
         """Gives connections back."""
-        await self._sdk.close()
+        await self._service.close()
 
     async def _attempt(self, call: _Call) -> ChatReply | Failure:
         """One request, with its money set aside before and settled after."""
@@ -174,12 +138,13 @@ class OpenAIChat:
     async def _send(self, request: ChatRequest) -> Any:
         """The parsed body of a success, or a Failure."""
         options: Any = {"headers": {"Idempotency-Key": idempotency_key(request.key)}}
+        sdk = self._service.sdk
         try:
             async with asyncio.timeout(self._provider.timeout_s):
-                response = await self._sdk.post("/chat/completions", cast_to=self._raw, body=self._body(request), options=options)
+                response = await sdk.post("/chat/completions", cast_to=self._service.raw, body=self._body(request), options=options)
                 return json.loads(response.content)
-        except self._lost_errors as error:
-            return self._failure(error, request.model)
+        except self._service.errors as error:
+            return self._service.failure(error, request.model)
         except (ValueError, RecursionError):
             return lost(f"{self.where} sent something that is not JSON")
 
@@ -188,22 +153,6 @@ class OpenAIChat:
         body: dict[str, Any] = {"model": request.model, "messages": request.messages, limit: request.max_tokens}
         optional = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
         return {**body, **{name: value for name, value in optional.items() if value is not None}, **request.extra}
-
-    def _failure(self, error: Exception, model: str) -> Failure:
-        """What the SDK's exception means; none of it is kept."""
-        import aiohttp
-        import openai
-
-        if isinstance(error, openai.APIStatusError):
-            body = self._redact(error.response.text)  # before it is cut to length: part of a key would not be found
-            variable = self._provider.api_key_variable
-            return refused(error.status_code, body, error.response.headers, self.where, variable, model)
-        causes = _causes(error)
-        if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
-            return Failure("retry", f"{self.where} cannot be reached")
-        if any(isinstance(cause, TimeoutError) for cause in causes):
-            return lost(f"{self.where} did not answer within {self._provider.timeout_s:g} s")
-        return lost(f"the connection to {self.where} was lost")
 
     def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:
         """Book an attempt."""
@@ -238,29 +187,23 @@ class OpenAIChat:
         if call.attempts >= self._provider.max_retries:
             message = f"a call failed {call.attempts + 1} times, last: {failure.message}; resume the run when the service is well"
             raise with_uncertain(TrainingError(message), call.uncertain)
-        jitter = backoff_s(self._seed, call.request.key, call.attempts)
+        wait_s = self._service.wait_s(failure, call.request.key, call.attempts)
         call.attempts += 1
         if failure.reaction == "pause":
-            self._limiter.pause(jitter if failure.wait_s is None else failure.wait_s)
-        await asyncio.sleep(jitter if failure.wait_s is None else failure.wait_s + 0.1 * jitter)
+            self._limiter.pause(wait_s if failure.wait_s is None else failure.wait_s)
+        await asyncio.sleep(wait_s)
 
     async def _get(self, path: str) -> Any:
         """The body of an answer, None where the service has no such thing. Raises UserError or TrainingError."""
-        failure = lost("")
-        for attempt in range(self._provider.max_retries + 1):
-            try:
-                async with asyncio.timeout(self._provider.timeout_s):
-                    return json.loads((await self._sdk.get(path, cast_to=self._raw)).content)
-            except self._lost_errors as error:
-                failure = self._failure(error, "")
-            except (ValueError, RecursionError):
-                return None
-            if failure.status in _NO_MODELS_ENDPOINT:
-                return None
-            if failure.reaction not in ("retry", "pause"):
-                break
-            await asyncio.sleep(failure.wait_s or backoff_s(self._seed, path, attempt))
-        raise failure.error()
+
+        async def get() -> Any:
+            async with asyncio.timeout(self._provider.timeout_s):
+                return (await self._service.sdk.get(path, cast_to=self._service.raw)).content
+
+        try:
+            return json.loads(await self._service.patiently(get, path))
+        except (NotThere, KeyMayNot, ValueError, RecursionError):
+            return None
 
 
 def _ids(body: Any) -> list[str] | None:
@@ -269,22 +212,6 @@ def _ids(body: Any) -> list[str] | None:
     if not isinstance(rows, list):
         return None
     return [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
-
-
-def _transport_errors() -> tuple[type[Exception], ...]:
-    """All that the SDK and the transports below it raise for a request that did not work."""
-    names = {"openai": "OpenAIError", "httpx2": "HTTPError", "aiohttp": "ClientError"}
-    found = [getattr(require(module, "text"), name) for module, name in names.items()]
-    return (*found, TimeoutError, OSError)
-
-
-def _causes(error: BaseException | None) -> list[BaseException]:
-    """An exception and what led to it: the SDK and its transport give their own names to what the network said."""
-    found: list[BaseException] = []
-    while error is not None:
-        found.append(error)
-        error = error.__cause__
-    return found
 
 
 def _read_reply(body: Any, call: _Call) -> MeteredReply | None:

@@ -13,11 +13,21 @@ import traceback
 from collections.abc import Iterable
 from urllib.parse import quote
 
+from nip_ray.errors import UserError
+
 HIDDEN = "[secret]"
 MIN_LENGTH = 8
 
 _SECRET_NAME = re.compile(r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE)
 _plain = logging.Formatter()
+
+
+def secret(variable: str, owner: str) -> str:
+    """The value of an environment variable that holds a key. owner: whose key it is. Raises UserError when it is not set."""
+    value = os.environ.get(variable, "").strip()
+    if not value:
+        raise UserError(f"${variable} is not set; it must hold the key of {owner} (any text for a service that asks for none)")
+    return value
 
 
 class Redactor(logging.Filter):

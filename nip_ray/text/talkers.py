@@ -26,7 +26,7 @@ from nip_ray.text.brake import Brake
 from nip_ray.text.budget import Reservation, SharedBudget, budget_actor
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.limits import SharedLimiter, Throttle, limiter_actor
-from nip_ray.text.openai_chat import api_key, base_url
+from nip_ray.text.openai_service import api_key, base_url
 from nip_ray.text.spending import NOTHING, Amount, Spending
 from nip_ray.text.talk import Progress, Sitting, Table
 from nip_ray.text.tasks import Task

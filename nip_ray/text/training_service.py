@@ -16,7 +16,6 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 import asyncio
 import hashlib
 import json
-import os
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,9 +31,11 @@ from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.text.budget import Purse
 from nip_ray.text.chat import ChatReply, ChatRequest
 from nip_ray.text.errors import require
+from nip_ray.text.failures import FIRST_WAIT_S, backoff_s
 from nip_ray.text.fine_tuning import FINAL, FineTuneJob, FineTuneSpec, Method
 from nip_ray.text.journal import Journal
 from nip_ray.text.prices import PriceList, call_cost
+from nip_ray.text.secrets import secret
 from nip_ray.text.spending import Amount, Spending
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
@@ -68,7 +69,7 @@ class TrainingServiceJobs:
         library: Any = None,
         checkpoint_every: int = 20,
         poll_interval_s: float = 2.0,
-        first_wait_s: float = 1.0,
+        first_wait_s: float = FIRST_WAIT_S,
     ) -> None:
         self.poll_interval_s = poll_interval_s
         self._link = _Link(provider, library)
@@ -152,7 +153,7 @@ class TrainingServiceJobs:
         failures = self._failures[job_id] = self._failures.get(job_id, 0) + 1
         if failures > self._link.provider.max_retries:
             raise told from None
-        await asyncio.sleep(min(self._first_wait_s * 2 ** (failures - 1), 60.0))
+        await asyncio.sleep(backoff_s(0, job_id, failures - 1, self._first_wait_s))
         self._begin(job_id)
 
     @staticmethod
@@ -307,9 +308,7 @@ class _Link:
     def __init__(self, provider: TrainingServiceProvider, library: Any) -> None:
         self.provider = provider
         self._library = library if library is not None else require("tinker", "training-service")
-        self._secret = os.environ.get(provider.api_key_variable, "").strip()
-        if not self._secret:
-            raise UserError(f"the environment variable {provider.api_key_variable} is not set; it must hold the training service's key")
+        self._secret = secret(provider.api_key_variable, "the training service")
         self._service: Any = None
 
     @property

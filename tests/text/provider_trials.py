@@ -87,7 +87,7 @@ async def attempt(folder: Path, base_url: str, trial: int, doom: Doom) -> str:
         base_url=base_url, api_key_variable="TEST_KEY", timeout_s=0.6, max_retries=12, poll_interval_s=0.05, doubt_s=1.5
     )
     backend = OpenAIJobs(provider, first_wait_s=0.02)
-    backend._client._client.event_hooks = {"request": [doom.hook], "response": [doom.hook]}
+    backend._service.sdk._client.event_hooks = {"request": [doom.hook], "response": [doom.hook]}
     spec = FineTuneSpec(key_of(trial), "supervised", "base", "t", 1, 10)
     with DoomedJournal(folder / f"{trial}.jsonl", doom) as journal:
         return (await ensure_job(backend, journal, spec, data_of(trial), f"trial {trial}")).id

@@ -13,9 +13,9 @@ from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSett
 from nip_ray.text.budget import Budget
 from nip_ray.text.chat import ChatReply, ChatRequest
 from nip_ray.text.errors import BudgetExhausted, uncertain_of
+from nip_ray.text.failures import backoff_s, refused, retry_after_s
 from nip_ray.text.limits import Limiter
 from nip_ray.text.openai_chat import OpenAIChat, idempotency_key
-from nip_ray.text.openai_failures import backoff_s, refused, retry_after_s
 from nip_ray.text.spending import Amount, MeteredReply
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 

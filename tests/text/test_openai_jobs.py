@@ -197,11 +197,11 @@ def test_refusals_before_any_money_is_spent(tmp_path: Path) -> None:
 
 def test_a_wrong_key_names_the_variable_and_not_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with provider_thread(tmp_path) as provider:
-        monkeypatch.setenv("TEST_KEY", "sk-secret-and-wrong")
+        monkeypatch.setenv("TEST_KEY", "sk-canary-and-wrong")
         for use in (lambda b: b.check("base", "supervised"), lambda b: b.submit(SPEC, "file-0"), lambda b: b.upload("x", DATA)):
             message = told(provider, use)
             assert "$TEST_KEY" in message
-            assert "secret" not in message
+            assert "canary" not in message
         monkeypatch.delenv("TEST_KEY")
         assert "TEST_KEY is not set" in told(provider, lambda backend: backend.find("k"))
 

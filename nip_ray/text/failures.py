@@ -1,4 +1,4 @@
-"""What an attempt at a service of the OpenAI protocol failed by, and what is to be done: a table of reactions, for calls of any kind.
+"""What an attempt at a service failed by, and what is to be done: a table of reactions and the waits, for calls and jobs of any kind.
 
 Decisions that matter here:
 - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed (`lost`), and so
@@ -28,6 +28,7 @@ MAX_WAIT_S = 3600.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MAX_MESSAGE = 500
 
+NO_SUCH_PLACE = (404, 405, 501)
 _LOST = (408, 500, 502, 503, 504, *range(520, 530))
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _POLICY_CODES = ("content_policy_violation", "content_filter", "moderation_blocked")
@@ -45,8 +46,28 @@ class Failure:
     status: int | None = None
 
     def error(self) -> UserError | TrainingError:
-        """The exception that ends the call."""
-        return UserError(self.message) if self.reaction in ("user", "rename_limit") else TrainingError(self.message)
+        """The exception that ends the call: UserError for what the user must mend, NotThere and Refused for refusals that are no matter
+        of keys, TrainingError for all else.
+        """
+        if self.reaction in ("retry", "pause", "fatal"):
+            return TrainingError(self.message)
+        if self.status == 401:
+            return UserError(self.message)
+        if self.status == 403:
+            return KeyMayNot(self.message)
+        return (NotThere if self.status in NO_SUCH_PLACE else Refused)(self.message)
+
+
+class KeyMayNot(UserError):
+    """The key may not do this, and may do other things."""
+
+
+class Refused(UserError):
+    """The service will not do this: a 4xx that is no matter of keys."""
+
+
+class NotThere(Refused):
+    """The service has no such place or thing."""
 
 
 def lost(message: str) -> Failure:
@@ -63,7 +84,7 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
     said = f"{where} answered {status}: {text}"
     if status == 402 or code in _QUOTA or error.get("type") in _QUOTA:
         return Failure("fatal", f"the credit at {where} is used up ({text}); resume the run when it is topped up", status=status)
-    if status in (408, 409, 429) or status >= 500:
+    if status in (408, 409, 425, 429) or (status >= 500 and status != 501):
         return _again(status, said, headers)
     if status in (400, 403, 422) and (code in _POLICY_CODES or _POLICY.search(text)):
         return Failure("refused", said, status=status)
@@ -72,14 +93,14 @@ def refused(status: int, body: Any, headers: Mapping[str, str], where: str, vari
     if status in (401, 403):
         wrong = "does not know the key" if status == 401 else "does not allow this with the key"
         return Failure("user", f"{where} {wrong} in ${variable} ({text})", status=status)
-    if status == 404:
+    if status == 404 and model:
         return Failure("user", f"{where} has no model {model!r} ({text})", status=status)
     return Failure("user", said, status=status)
 
 
-def backoff_s(seed: int, key: str, attempt: int) -> float:
+def backoff_s(seed: int, key: str, attempt: int, first_s: float = FIRST_WAIT_S, longest_s: float = LONGEST_WAIT_S) -> float:
     """Seconds before attempt number `attempt` + 1 of the call `key`: doubled each time, shortened by up to half at random."""
-    full = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(attempt, 30))
+    full = min(longest_s, first_s * 2 ** min(attempt, 30))
     return full * (1 - 0.5 * random.Random(stable_seed(seed, "retry", key, attempt)).random())
 
 
@@ -101,7 +122,7 @@ def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
 def _again(status: int, said: str, headers: Mapping[str, str]) -> Failure:
     wait = retry_after_s(headers, time.time())
     if wait is not None and wait > MAX_WAIT_S:
-        return Failure("fatal", f"{said}, and asks to wait {wait:.0f} seconds; resume the run then", status=status)
+        return Failure("fatal", f"{said}, and asks to wait {wait:.0f} seconds; resume the run then", wait_s=wait, status=status)
     return Failure("pause" if status == 429 else "retry", said, status in _LOST, wait, status)
 
 
