@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from shlex import quote
+from signal import SIGINT
 from typing import Annotated, Any
 
 import typer
@@ -53,10 +54,10 @@ def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
         raise exit_with(f"error: {error}", 2) from None
     except TrainingError as error:
         raise exit_with(f"error: {error}", 1) from None
-    except KeyboardInterrupt:
-        folder = run_dir()
+    except KeyboardInterrupt as interrupt:
+        folder, signum = run_dir(), getattr(interrupt, "signum", SIGINT)
         hint = f", `nip-ray resume {quote(str(folder))}` goes on" if folder is not None and is_run(folder) else ""
-        raise exit_with(f"interrupted{hint}", 130) from None
+        raise exit_with(f"{'interrupted' if signum == SIGINT else 'stopped by SIGTERM'}{hint}", 128 + signum) from None
 
 
 def exit_with(message: str, code: int) -> typer.Exit:

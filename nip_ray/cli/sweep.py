@@ -5,6 +5,7 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from shlex import quote
+from signal import SIGINT
 from typing import Annotated, Any
 
 import typer
@@ -56,7 +57,8 @@ def sweep(
                 result = (resume_as if or_resume and folder.exists() else run_sweep)(spec, folder, quiet=quiet)
         _print_sweep(result, as_json, quiet)
         if result.interrupted:
-            raise exit_with(f"interrupted, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 130)
+            how = "interrupted" if result.interrupted == SIGINT else "stopped by SIGTERM"
+            raise exit_with(f"{how}, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 128 + result.interrupted)
 
 
 def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:

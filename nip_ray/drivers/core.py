@@ -19,6 +19,7 @@ from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from nip_ray.errors import UserError
+from nip_ray.runs.interrupts import safe_point
 from nip_ray.settings.drivers import DriverSettings, EnvironmentSettings
 
 
@@ -142,6 +143,7 @@ class Core:
         while self.timestep < end:
             self.advance()
             reports.tell(self.timestep, self.row)
+            safe_point()
 
     def reset(self) -> None:
         """Begin new episodes in all copies; those in flight are cut."""

@@ -22,6 +22,7 @@ from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.scopes import Scope
 from nip_ray.drivers.sequential import SequentialDriver, described
 from nip_ray.errors import LearnerLost, TrainingError, UserError
+from nip_ray.runs.interrupts import safe_point
 from nip_ray.runs.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
 
@@ -87,7 +88,7 @@ class ParallelDriver:
     def _train_apart(self, until: int | None, reports: Reports) -> None:
         total = self.settings.timesteps
         end = total if until is None else min(until, total)
-        with progress_line("timesteps", self._timestep, total, not self.settings.progress_bar) as report:
+        with progress_line("", self._timestep, total, not self.settings.progress_bar, "timestep") as report:
             while self._timestep < end:
                 stop = reports.next_due(self._timestep, end)
                 answers = self._ask("train", stop, reports.write_interval)
@@ -97,6 +98,7 @@ class ParallelDriver:
                     report(stop, row)
                     reports.on_row(row)
                 reports.checkpoint_if_due(stop)
+                safe_point()
 
     def evaluate(self, timesteps: int, num_copies: int | None = None) -> dict[str, float]:
         """As `SequentialDriver.evaluate`."""

@@ -30,6 +30,8 @@ from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.interrupts import Interrupted, finishing, interruptible
+from nip_ray.runs.progress import say
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
 
 Driver = SequentialDriver | ParallelDriver
@@ -52,6 +54,7 @@ class RunnerResult:
     metrics: dict[str, Any]
 
 
+@interruptible()
 def run_runner(
     source: RunnerSettings | Path | str | Mapping[str, Any],
     run_dir: Path | str | None = None,
@@ -82,6 +85,7 @@ def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Pa
     return Path(run_dir) if run_dir is not None else Path(kept.storage_path) / f"{kept.name}-seed{settings.seed}"
 
 
+@interruptible()
 def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
     """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
 
@@ -108,6 +112,9 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
                 start = found.iteration
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
+            every = write_interval(settings)
+            if every and (missing := folder.mark_missing(range(every, start + 1, every))):
+                say(f"warning: {missing}")
             return _run(folder, settings, driver, experiment)
         finally:
             driver.close()
@@ -197,7 +204,7 @@ def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None
 
 def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment: ExperimentConfig | None) -> RunnerResult:
     total, kept = settings.driver.timesteps, settings.experiment
-    write = max(1, total // 100) if kept.write_interval is None else kept.write_interval
+    write = write_interval(settings)
     checkpoint = max(1, total // 10) if kept.checkpoint_interval is None else kept.checkpoint_interval
     last: dict[str, Any] = {}
 
@@ -210,7 +217,13 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment
         _save(folder, settings, driver, timestep, fingerprint_of(settings, experiment))
 
     begun = driver.timestep
-    driver.train(reports=Reports(write, on_row, checkpoint, on_checkpoint))
+    try:
+        with finishing():
+            driver.train(reports=Reports(write, on_row, checkpoint, on_checkpoint))
+    except Interrupted as interrupt:
+        if interrupt.safe and driver.timestep > begun:
+            on_checkpoint(driver.timestep)
+        raise
     if driver.timestep > begun and (not checkpoint or total % checkpoint):
         on_checkpoint(driver.timestep)
     figures: dict[str, Any] = {}
@@ -219,6 +232,12 @@ def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment
         figures = {f"eval/{tag}": value for tag, value in found.items()}
         folder.write_json(EVALUATION, {"timestep": driver.timestep, **figures})
     return RunnerResult(folder.path, settings, driver.timestep, driver.env_steps, {**last, **figures})
+
+
+def write_interval(settings: RunnerSettings) -> int:
+    """Timesteps between two rows of metrics; 0: none."""
+    given = settings.experiment.write_interval
+    return max(1, settings.driver.timesteps // 100) if given is None else given
 
 
 def _save(folder: RunFolder, settings: RunnerSettings, driver: Driver, timestep: int, mark: str) -> None:

@@ -51,7 +51,7 @@ class SequentialDriver:
         Raises TrainingError where training breaks down.
         """
         total = self.settings.timesteps
-        with progress_line("timesteps", self.timestep, total, not self.settings.progress_bar) as report:
+        with progress_line("", self.timestep, total, not self.settings.progress_bar, "timestep") as report:
 
             def told(row: dict[str, Any]) -> None:
                 report(row["iteration"], row)

@@ -7,6 +7,7 @@ from nip_ray.drivers.contract import stack
 from nip_ray.drivers.core import Core, evaluation_core
 from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.runs.interrupts import safe_point
 from nip_ray.runs.progress import progress_line
 
 _STEPS_PER_REPORT = 64
@@ -34,6 +35,7 @@ class StepDriver(SequentialDriver):
         while self.timestep < end:
             self.step()
             reports.tell(self.timestep, self.core.row)
+            safe_point()
 
     def step(self, timestep: int | None = None, timesteps: int | None = None) -> Step:
         """One timestep of training: (observations, rewards, terminated, truncated, infos) as the environment gave them.
@@ -45,7 +47,7 @@ class StepDriver(SequentialDriver):
         self.core.advance(True, timestep, timesteps)
         if self._report is None:
             quiet = not self.settings.progress_bar
-            self._report = self._open.enter_context(progress_line("timesteps", self.timestep, self.settings.timesteps, quiet))
+            self._report = self._open.enter_context(progress_line("", self.timestep, self.settings.timesteps, quiet, "timestep"))
         if self.timestep % _STEPS_PER_REPORT == 0 or self.timestep == self.settings.timesteps:
             self._report(self.timestep, {})
         return self._newest(self.core)

@@ -47,7 +47,7 @@ def attack(
         return attackers(config, agents, size, seed)
 
     victim = Victim(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
-    with progress_line(f"{config.name}: attack", 0, num_iterations(scenario.protocol, settings), quiet) as show:
+    with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
         return attacked(victim, settings, lambda done, what: show(done, {"stage": what}))
 
 

@@ -17,9 +17,10 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import sections
 from nip_ray.errors import UserError
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.interrupts import interruptible
 from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.process import prepare_process
-from nip_ray.runs.progress import say
+from nip_ray.runs.progress import say, say_stage
 from nip_ray.runs.session import Session, is_finished, to_the_end
 from nip_ray.runs.trackers import check_trackers
 
@@ -36,6 +37,7 @@ class ExperimentResult:
     iterations: int
 
 
+@interruptible()
 def run_experiment(
     config: ExperimentConfig | TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False
 ) -> ExperimentResult:
@@ -57,6 +59,7 @@ def run_experiment(
     try_files(config, path)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
+        say_stage(f"run {folder.path}", quiet)
         session = Session(config, folder, quiet=quiet)
         try:
             session.start()
@@ -65,6 +68,7 @@ def run_experiment(
             session.close()
 
 
+@interruptible()
 def resume_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
@@ -93,6 +97,7 @@ def resume_experiment(
             config = config.model_copy(update={"iterations": iterations})
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
+        say_stage(f"run {folder.path}, from iteration {0 if checkpoint is None else checkpoint.iteration}", quiet)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         try:
             session.start(checkpoint)

@@ -166,6 +166,22 @@ class RunFolder:
             kept = [line for row, line in _read_lines(path, "iteration", torn_tail=True) if row["iteration"] <= iteration]
             write_atomically(path, b"".join(kept))
 
+    def mark_missing(self, iterations: Iterable[int]) -> str:
+        """Put a row with nothing but `missing: true` in the place of each of these iterations that has none.
+
+        Returns what to warn of, "" where nothing is missing.
+        """
+        rows = self.metrics()
+        missing = sorted(set(iterations) - {row["iteration"] for row in rows})
+        if not missing:
+            return ""
+        marked = sorted([*rows, *({"iteration": number, "missing": True} for number in missing)], key=lambda row: row["iteration"])
+        self._close_metrics()
+        write_atomically(self.path / METRICS, b"".join(map(_line, marked)))
+        shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
+        lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
+        return f"{self.path / METRICS}: {lost}; rows that say so are in their place"
+
     def sync(self) -> None:
         """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""
         if self._metrics is not None:

@@ -1,60 +1,119 @@
-"""A live line with the headline figures; nothing when the output is no terminal or quiet is asked for."""
+"""How far a run is, on stderr: a bar in a terminal, lines elsewhere (logs, jobs, notebooks); nothing when quiet is asked for.
 
+Decisions that matter here:
+- where there is no terminal a line comes at each stage, at each evaluation and every `LINE_S` seconds: so a log tells a run that works from
+  one that hangs, and stays short;
+- in a terminal the figures have a line of their own: iteration, total and time left are there however narrow it is.
+"""
+
+import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+LINE_S = 30.0
+"""Seconds between two lines, where nothing else asks for one."""
+Report = Callable[[int, dict[str, Any]], None]
+_NAME_COLUMNS = 30
+
 _HEADLINES = (
-    ("pretraining/accuracy", "labels"),
-    ("stage", "stage"),
-    ("train/verifier/accuracy", "train"),
+    ("stage", ""),
+    ("pretraining/accuracy", "accuracy on labels"),
+    ("train/verifier/accuracy", "accuracy"),
     ("eval/verifier/accuracy", "held-out"),
+    ("eval_sampled/verifier/accuracy", "held-out, sampled"),
     ("eval/verifier/solo_baseline", "alone"),
     ("eval/exploitability", "exploitability"),
     ("train/episode_length", "rounds"),
     ("env_steps_per_s", "steps/s"),
-    ("eval_sampled/verifier/accuracy", "held-out, sampled"),
     ("cost/usd", "US dollars"),
 )
 
 
 @contextmanager
-def progress_line(name: str, start: int, total: int, quiet: bool) -> Iterator[Callable[[int, dict[str, Any]], None]]:
-    """Yields ``report(iteration, figures)``."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda iteration, figures: None
-        return
-    from rich.console import Console
+def progress_line(name: str, start: int, total: int, quiet: bool, unit: str = "iteration") -> Iterator[Report]:
+    """Yields ``report(done, figures)``. name: of the run. unit: what is counted, from `start` to `total`."""
+    if quiet:
+        yield lambda done, figures: None
+    elif sys.stderr.isatty():
+        with _bar(f"{name[:_NAME_COLUMNS]} {unit}", start, total) as report:
+            yield report
+    else:
+        yield _lines(start, total, unit)
+
+
+@contextmanager
+def _bar(title: str, start: int, total: int) -> Iterator[Report]:
+    from rich.console import Console, RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[headline]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=total, completed=start, headline="")
+    class Bar(Progress):
+        """With the figures below it."""
 
-        def report(iteration: int, figures: dict[str, Any]) -> None:
-            bar.update(task, completed=iteration, headline=headline(figures))
+        figures = ""
+
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield from super().get_renderables()
+            yield Text(self.figures, no_wrap=True, overflow="ellipsis")
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=16), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("left"))
+    with Bar(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total, completed=start)
+
+        def report(done: int, figures: dict[str, Any]) -> None:
+            bar.figures = headline(figures)
+            bar.update(task, completed=done)
 
         yield report
 
 
+def _lines(start: int, total: int, unit: str) -> Report:
+    began = told = time.monotonic()
+    seen: Any = None
+
+    def report(done: int, figures: dict[str, Any]) -> None:
+        nonlocal told, seen
+        now = time.monotonic()
+        stage = re.sub(r"\s*\d+/\d+$", "", figures.get("stage", ""))
+        news = (stage, *(value for key, value in sorted(figures.items()) if key.startswith("eval")))
+        if now - told >= LINE_S or news != (seen or ("",)) or done == total:
+            told = now
+            left = [] if done in (start, total) else [f"{_duration((now - began) / (done - start) * (total - done))} left"]
+            say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(figures)]), *left]))
+        seen = news
+
+    return report
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def headline(figures: dict[str, Any]) -> str:
     """The headline figures that are there, in a few words."""
-    return "  ".join(f"{label} {_shown(figures[key])}" for key, label in _HEADLINES if key in figures)
+    return " · ".join(f"{label} {_shown(figures[key])}".strip() for key, label in _HEADLINES if key in figures)
 
 
-def _shown(value: float | str) -> str:
+def _shown(value: float | str | None) -> str:
     if isinstance(value, str):
         return value
+    if value is None:
+        return "-"
     return f"{value:,.0f}" if value >= 100 else f"{value:.3f}"
 
 
 def say(text: str) -> None:
     """One line on stderr, for what a user should know of a run."""
-    print(text, file=sys.stderr)
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_stage(text: str, quiet: bool) -> None:
+    """The same for what a run begins to do, where no bar says it."""
+    if not quiet and not sys.stderr.isatty():
+        say(text)

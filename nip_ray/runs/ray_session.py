@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.runs.interrupts import reinstall
 from nip_ray.settings.experiment import RuntimeSettings
 
 OLDEST_RAY = (2, 52)
@@ -73,6 +74,7 @@ def start_local_ray(**options: Any) -> None:
     try:
         with _on_loopback():
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
+        reinstall()
     except AuthenticationError as error:
         raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
 
@@ -162,6 +164,7 @@ def _join(address: str, key: str) -> None:
         if "://" not in address and address != "auto":
             _ask(address, key)
         ray.init(address=address, **_COMMON)
+        reinstall()
     except AuthenticationError as error:
         raise UserError(f"{key}: no token to show to the Ray cluster at {address!r}: {_GIVE_TOKEN}") from error
     except (ConnectionError, ValueError, RuntimeError) as error:

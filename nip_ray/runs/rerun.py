@@ -52,7 +52,7 @@ def rerun_tests(
     made = bench(folder.path, config, dataset, seed)
     passed_over: list[str] = []
     documents = []
-    with progress_line(f"{config.name}: tests", 0, len(iterations), quiet) as report:
+    with progress_line(config.name, 0, len(iterations), quiet, "tests") as report:
         for found in _sound(folder.checkpoints, iterations, run_fingerprint(config), passed_over):
             documents.append(examine(made, found))
             report(iterations.index(found.iteration) + 1, flat_figures(made, documents[-1]))

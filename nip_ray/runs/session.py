@@ -5,14 +5,16 @@ Decisions that matter here:
   of a single run;
 - everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was written after
   that is dropped, and comes again with the same numbers (CPU, same config and seed);
-- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not doubled by that.
+- a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not doubled by that;
+- an interrupt ends the run after the iteration that it came in, with a checkpoint. Where iterations are too long for that, the state after
+  the last one is kept in memory, and saved.
 """
 
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,14 +24,16 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.interrupts import finishing
 from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.profiling import profiler
-from nip_ray.runs.progress import progress_line, say
+from nip_ray.runs.progress import progress_line, say, say_stage
 from nip_ray.runs.trackers import Tracker, open_trackers
 from nip_ray.runs.trackers.base import RunInfo
 
 IDENTITY, WARNINGS = "run.json", "warnings.log"
+_LONG_S = 2.0  # an iteration after which its state is kept in memory: the next one may be cut off
 
 
 class Session:
@@ -45,6 +49,7 @@ class Session:
         self.last_row: dict[str, Any] = {}
         self.last_evaluation: dict[str, float] = {}
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
+        self._whole, self._kept = False, None  # whether the algorithm stands after an iteration; its state after the last long one
         self._tracker: Tracker | None = None
         self._open = ExitStack()
         self._profiled: Callable[[], None] | None = None
@@ -81,6 +86,7 @@ class Session:
             self._load(checkpoint)
         self._forget_after(self.iteration, own_checkpoints=not foreign)
         self.saved_at = -1 if foreign else self.iteration
+        self._whole, self._kept = True, None
         self.last_row, self.last_evaluation = _newest_figures(self.folder.metrics())
         if self._tracker is None:
             self._tracker = open_trackers(self.config.tracking, self._info())
@@ -94,11 +100,13 @@ class Session:
         Raises LearnerLost when a learner is gone: `restart` then goes on. Raises TrainingError when training breaks down.
         """
         iteration, settings = self.iteration + 1, self.config
+        self._whole = False
         row = self._trained(iteration)
         if iteration == settings.iterations or _due(iteration, settings.evaluation.interval):
             row |= self._evaluate(iteration)
         self.folder.append_metrics(row)
-        self.iteration, self.last_row = iteration, row
+        self.iteration, self.last_row, self._whole = iteration, row, True
+        self._kept = self.algorithm.training_state() if row["time/iteration_s"] > _LONG_S else None
         if iteration > self._told and self._tracker is not None:  # what comes again after a restart was told already
             self._tracker.log(row)
             self._told = iteration
@@ -114,7 +122,7 @@ class Session:
         if self.saved_at == self.iteration:
             return
         began = time.perf_counter()
-        state = self.algorithm.training_state()
+        state = dict(self._kept or self.algorithm.training_state())
         counters = state.pop("counters")
         self.folder.sync()
         keep, mark = self.config.checkpoint.keep, run_fingerprint(self.config)
@@ -122,6 +130,13 @@ class Session:
         self.saved_at, self._saved_s = self.iteration, time.perf_counter() - began
         if self._tracker is not None:
             self._tracker.checkpoint(path, self.iteration)
+
+    def save_interrupted(self) -> None:
+        """Write a checkpoint of the last iteration that is whole, where its state is still there."""
+        if self.algorithm is not None and (self._whole or self._kept is not None) and self.saved_at < self.iteration:
+            self.save()
+        if not self.quiet and self.saved_at > 0:
+            say(f"checkpoint of iteration {self.saved_at} of {self.config.iterations}")
 
     def restart(self) -> None:
         """Make everything anew and go on from the newest checkpoint, or from the beginning when there is none."""
@@ -136,6 +151,7 @@ class Session:
         from nip_ray.evaluation.report import write_report
 
         settings = self.config.evaluation
+        say_stage("evaluation", self.quiet)
         document = self._examination().document(
             players(self.config, self.algorithm.networks()),
             self.config.iterations,
@@ -193,6 +209,8 @@ class Session:
     def _forget_after(self, iteration: int, own_checkpoints: bool) -> None:
         rewind_checkpoints(self.folder.checkpoints, iteration if own_checkpoints else -1)
         self.folder.rewind_metrics(iteration)
+        if missing := self.folder.mark_missing(range(1, iteration + 1)):
+            self.warn(missing)
         self.folder.rewind_transcripts(iteration)
 
     def _first_weights(self) -> dict[str, dict[str, Any]]:
@@ -211,7 +229,7 @@ class Session:
         settings = self.config.pretraining
         cache = self.folder.path.parent / "pretrained" if settings.cache is None else Path(settings.cache)
         epochs = settings.num_epochs
-        with progress_line(f"{self.config.name}: pretraining", 0, epochs * len(settings.agents), self.quiet) as show:
+        with progress_line(self.config.name, 0, epochs * len(settings.agents), self.quiet, "pretraining") as show:
 
             def report(agent: str, epoch: int, found: dict[str, float]) -> None:
                 show(settings.agents.index(agent) * epochs + epoch, {"pretraining/accuracy": found["accuracy"]})
@@ -286,13 +304,29 @@ class Session:
                 raise
 
 
+@contextmanager
+def saving_at_interrupts(session: Session) -> Iterator[None]:
+    """Let an interrupt save a checkpoint before it goes on its way."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        try:
+            session.save_interrupted()
+        except (TrainingError, UserError) as error:  # learners were taken away as well, or the disk is full
+            say(f"warning: no checkpoint could be saved: {error}")
+        raise
+
+
 def to_the_end(session: Session) -> dict[str, Any]:
     """Do all steps that are left, going on after lost learners as often as the config allows; then finish.
 
     Raises TrainingError when learners are lost more often than that.
     """
     limit, failures, stands = session.config.fault_tolerance.max_learner_failures, 0, True
-    with progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report:
+    with (
+        saving_at_interrupts(session),
+        progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report,
+    ):
         while True:  # learners can be lost while they are made anew, too, and while the last examination asks them for their weights
             try:
                 if not stands:
@@ -300,7 +334,8 @@ def to_the_end(session: Session) -> dict[str, Any]:
                     stands = True
                 if session.over:
                     return session.finish()
-                session.step()
+                with finishing():
+                    session.step()
             except LearnerLost as lost:
                 failures, stands = failures + 1, False
                 if failures > limit:

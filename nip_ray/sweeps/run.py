@@ -36,8 +36,9 @@ from nip_ray.config.load import AnyConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.experiment import try_files
 from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
+from nip_ray.runs.interrupts import interruptible
 from nip_ray.runs.paths import absolute_paths, with_absolute_paths
-from nip_ray.runs.progress import say
+from nip_ray.runs.progress import say, say_stage
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
 from nip_ray.runs.trackers import check_trackers
@@ -65,14 +66,15 @@ _TUNES_LOGGERS = ("ray.tune", "ray.train", "ray.air")
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep came to. interrupted: it was stopped by hand, and can be resumed."""
+    """What a sweep came to. interrupted: the signal that stopped it (0: none), after which it can be resumed."""
 
     folder: Path
     summary: Summary
     trials: list[TrialRecord]
-    interrupted: bool = False
+    interrupted: int = 0
 
 
+@interruptible()
 def run_sweep(spec: SweepSpec, folder: Path | str | None = None, *, quiet: bool = False) -> SweepResult:
     """Run all trials of `spec` in the new folder `folder` (none: `storage_path/NAME`).
 
@@ -107,6 +109,7 @@ def free_folder(spec: SweepSpec) -> Path:
     return folder
 
 
+@interruptible()
 def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     """Go on with the sweep in `folder`: finished trials stay, the others go on from their newest checkpoints.
 
@@ -143,7 +146,8 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
 def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepResult:
     """Let Tune work, then gather what came of it."""
     watch, rows = Watch(spec, quiet), _rows(folder) if resumed else {}
-    with _aside(folder / LOG):
+    say_stage(f"sweep {folder}", quiet)
+    with _aside(folder / LOG), _ended_by_sigterm() as stopped:
         tuner = tune.Tuner(
             trainable_of(spec),
             param_space=param_space(spec, folder),
@@ -171,8 +175,8 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         raise TrainingError(f"trial {failed.trial_id} failed ({failed.error}), which ends the sweep (sweep.fail_fast); {hint}")
     if trials and all(trial.status == "failed" for trial in trials) and len(trials) == spec.num_trials:
         raise TrainingError(f"all {len(trials)} trials failed, the first with: {trials[0].error}; see {folder / PAGE}")
-    interrupted = not late and not (len(found) == spec.num_trials and all(map(ended, found)))
-    return SweepResult(folder, summary, trials, interrupted)
+    incomplete = not late and not (len(found) == spec.num_trials and all(map(ended, found)))
+    return SweepResult(folder, summary, trials, stopped[-1] if incomplete else 0)
 
 
 def _rows(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -292,6 +296,25 @@ def _aside(log: Path) -> Iterator[None]:
             os.environ.pop(name, None)
         for number, handling in signals.items():
             signal.signal(number, handling)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[list[int]]:
+    """While this holds, SIGTERM ends Tune's loop as Ctrl-C does. Yields [SIGINT], to which SIGTERM is added when it comes."""
+    came = [int(signal.SIGINT)]
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+
+    def end(signum: int, frame: Any) -> None:
+        came.append(signum)
+        signal.raise_signal(signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -107,9 +107,12 @@ class ExperimentTrainable(tune.Trainable):
         self._from = found
 
     def cleanup(self) -> None:
-        """Give actors, trackers and the folder back."""
+        """Give actors, trackers and the folder back. A trial that is stopped between two reports is saved first."""
         if self.session is not None:
-            self.session.close()
+            try:
+                self.session.save_interrupted()
+            finally:
+                self.session.close()
         if self.folder is not None:
             self.folder.close()
 

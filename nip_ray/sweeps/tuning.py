@@ -13,7 +13,6 @@ import json
 import math
 import re
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +34,7 @@ from nip_ray.sweeps.trainable import ExperimentTrainable
 
 TRIALS, TUNE = "trials", "tune"
 PROGRESS_S = 30.0
-"""Seconds between two lines of progress on a terminal."""
+"""Seconds between two lines of progress."""
 
 Curve = Sequence[tuple[int, float]]
 
@@ -119,7 +118,7 @@ def _reached(last: Mapping[str, Any]) -> int:
 
 
 class Watch(tune.Callback):
-    """Tells on stderr of every trial that ends and, on a terminal, of how the others stand; ends the sweep when it is out of time, or when
+    """Tells on stderr of every trial that ends and of how the others stand; ends the sweep when it is out of time, or when
     a trial failed and that is to end it.
 
     trials: Tune's trials, at the end. failed: what ended the sweep, where `fail_fast` did.
@@ -161,7 +160,7 @@ class Watch(tune.Callback):
         """Between any two events."""
         if self.late or (self.fail_fast and self.failed is not None):
             _interrupt()
-        if not self.quiet and time.monotonic() - self.told >= PROGRESS_S and sys.stderr.isatty():
+        if not self.quiet and time.monotonic() - self.told >= PROGRESS_S:
             self.told = time.monotonic()
             running = sum(trial.status == "RUNNING" for trial in trials)
             over = sum(map(ended, trials))

@@ -14,8 +14,9 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import ExperimentResult
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.runs.interrupts import interruptible
 from nip_ray.runs.paths import with_absolute_paths
-from nip_ray.runs.progress import progress_line
+from nip_ray.runs.progress import progress_line, say, say_stage
 from nip_ray.runs.session import mark_finished, run_id
 from nip_ray.runs.trackers import RunInfo, check_trackers, open_trackers
 from nip_ray.text.parts import PROVIDERS, Parts, Prepared, base_state, check_providers, known_abilities, prepare, store_abilities
@@ -27,6 +28,7 @@ CHANGEABLE = ("iterations", *sections(TextExperimentConfig, "resumable", True))
 """What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
 
 
+@interruptible()
 def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False) -> ExperimentResult:
     """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
 
@@ -47,6 +49,7 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
         return train(config, folder, prepared, state, quiet)
 
 
+@interruptible()
 def resume_text_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
@@ -65,11 +68,14 @@ def resume_text_experiment(
         store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
         prepared = prepare(config, folder.path)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        if missing := folder.mark_missing(range(1, state.iteration + 1)):
+            say(f"warning: {missing}")
         return train(config, folder, prepared, state, quiet)
 
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
     """Do all stages that are left, then write the evaluation and the report."""
+    say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
     try:
         with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
@@ -83,6 +89,7 @@ def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, s
                 trainer.run_stage()
                 if trainer.state.iteration > before:
                     report(trainer.state.iteration, next(iter(folder.metrics()[-1:]), {}))
+        say_stage("evaluation", quiet)
         return finish(folder, trainer)
     finally:
         trainer.close()

@@ -1,0 +1,96 @@
+"""SIGTERM and Ctrl-C: what runs is brought to a point from which it can be resumed, and ends within seconds.
+
+Decisions that matter here:
+- schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
+  a safe point, where a checkpoint is whole; after that it is cut off where it stands;
+- Ray puts handlers of its own in place whenever a process joins it, of which the one in C++ prints a stack and aborts: `reinstall` puts
+  ours back. A handler that whoever calls us has set is left alone;
+- a second signal cuts off at once.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+GRACE_S = 8.0
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_installed: set[int] = set()
+_finishing = False
+_noted: int | None = None
+
+
+class Interrupted(KeyboardInterrupt):
+    """signum: the signal that ended the work. safe: whether it ended at a safe point, so that its state can be saved."""
+
+    def __init__(self, signum: int, safe: bool = False) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum, self.safe = signum, safe
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """While this holds, both signals raise `Interrupted` in the main thread. Within another such block, or in another thread: nothing."""
+    global _noted
+    if _installed or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    usual = (signal.default_int_handler, signal.SIG_DFL)
+    before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+    _noted = None
+    _installed.update(number for number, handler in before.items() if handler in usual)
+    reinstall()
+    try:
+        yield
+    finally:
+        for number in _installed:
+            signal.signal(number, before[number])
+        _installed.clear()
+
+
+def reinstall() -> None:
+    """Put our handlers back, after somebody else has put theirs in place."""
+    if threading.current_thread() is threading.main_thread():
+        for number in _installed:
+            signal.signal(number, _handle)
+
+
+@contextmanager
+def finishing() -> Iterator[None]:
+    """A signal that comes in this block is raised at its end, or at a `safe_point` in it; after `GRACE_S` seconds wherever it is."""
+    global _finishing
+    _finishing = True
+    try:
+        yield
+        safe_point()
+    except Exception as error:
+        if _noted is not None:  # what fails now may fail for the same reason, and is not tried again
+            raise Interrupted(_noted) from error
+        raise
+    finally:
+        _finishing = False
+        if _noted is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def safe_point() -> None:
+    """Raises Interrupted when a signal has come."""
+    if _noted is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise Interrupted(_noted, safe=True)
+
+
+def _handle(signum: int, frame: FrameType | None) -> None:
+    global _noted
+    if _finishing and _noted is None:
+        _noted = signum
+        signal.signal(signal.SIGALRM, _cut_off)
+        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
+        return
+    raise Interrupted(signum)
+
+
+def _cut_off(signum: int, frame: FrameType | None) -> None:
+    raise Interrupted(_noted or signal.SIGTERM)
