@@ -85,6 +85,7 @@ class Runs:
         if self.error:
             raise self.error
         (run_dir / "report.html").write_text("")
+        (run_dir / "metrics.jsonl").write_text('{"iteration": 1, "eval/verifier/accuracy": 0.75, "version": 1}\n')
         return Played(run_dir, {"eval/verifier/accuracy": 0.75, "eval/verifier/accuracy/wl_score=2": 0.1, "env_steps": 9}, iterations)
 
 
@@ -267,6 +268,7 @@ def test_what_train_prints(runs: Runs) -> None:
     assert "eval/verifier/accuracy" in result.stdout
     assert "0.7500" in result.stdout
     assert "wl_score" not in result.stdout
+    assert "the verifier decided" in result.stdout, "the sentence of the report"
     assert "here/report.html" in result.stdout
     quiet = call("train", QUICKSTART, "--quiet")
     assert (quiet.exit_code, quiet.output) == (0, "")

@@ -121,18 +121,23 @@ def _free_run_dir(name: str, seed: int) -> Path:
 
 
 def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], quiet: bool) -> None:
-    """What a run ends with: its held-out figures and where everything is."""
+    """What a run ends with: its last evaluation, the sentence of its report, and where everything is."""
     if quiet:
         return
-    shown = [key for key in metrics if key.startswith("eval/verifier/") and key.count("/") == 2]
-    shown = shown or [key for key in metrics if key.startswith("eval")]  # a game without a verifier
-    held_out = [[key, number(metrics[key])] for key in shown]
-    if held_out:
+    found = [key for key in metrics if key.startswith("eval")]
+    of_verifier = [key for key in found if key.split("/")[1:2] == ["verifier"] and key.count("/") == 2]
+    greedy = [key for key in of_verifier if key.startswith("eval/")]
+    shown = greedy or of_verifier or found  # the last for a game without a verifier
+    if shown:
         from nip_ray.evaluation.report.source import read_run
         from nip_ray.evaluation.report.trust import is_held_out
 
         examined = "held out" if is_held_out(read_run(run_dir)) else "on training instances"
-        print_table([f"{examined}, after iteration {iterations}", ""], held_out)
+        print_table([f"{examined}, after iteration {iterations}", ""], [[key, number(metrics[key])] for key in shown])
+    if (run_dir / "report.html").is_file():
+        from nip_ray.evaluation.report import headline
+
+        typer.echo(f"{headline(run_dir)}\n")
     typer.echo(f"run     {run_dir}")
     if (run_dir / "report.html").is_file():
         typer.echo(f"report  {run_dir / 'report.html'}")

@@ -97,10 +97,10 @@ def resume_experiment(
             config = config.model_copy(update={"iterations": iterations})
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
-        say_stage(f"run {folder.path}, from iteration {0 if checkpoint is None else checkpoint.iteration}", quiet)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         try:
             session.start(checkpoint)
+            say_stage(f"run {folder.path}, from iteration {session.iteration}", quiet)
             return ExperimentResult(folder.path, to_the_end(session), config.iterations)
         finally:
             session.close()

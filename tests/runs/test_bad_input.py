@@ -29,13 +29,13 @@ def call(*arguments: str | Path) -> Result:
 
 
 def error_of(result: Result, code: int = 2) -> str:
-    """The one line that a failed call printed."""
+    """The one line that a failed call printed, after what it may have said of its progress."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
-    lines = result.stderr.splitlines()
-    assert len(lines) == 1, result.stderr
-    assert lines[0].startswith("error: ")
-    return lines[0]
+    *told, line = result.stderr.splitlines()
+    assert all(one.startswith(("run ", "iteration ", "warning: ")) for one in told), result.stderr
+    assert line.startswith("error: ")
+    return line
 
 
 def files(run: Path) -> dict[str, bytes]:

@@ -17,6 +17,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.protocols import build
+from nip_ray.runs import progress
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import ExperimentResult, run_experiment
@@ -167,19 +168,38 @@ def test_quiet_prints_nothing_even_to_a_terminal(tmp_path: Path) -> None:
     assert (out.getvalue(), err.getvalue()) == ("", "")
 
 
-def test_without_a_terminal_there_is_no_bar(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run_experiment(small("iterations=1", base=MESSAGES), tmp_path / "run")
-    assert capfd.readouterr() == ("", "")
+def test_without_a_terminal_there_are_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_experiment(small("iterations=2", base=MESSAGES), tmp_path / "run")
+    told = capfd.readouterr()
+    first, *iterations, last = told.err.splitlines()
+    assert (told.out, first, last) == ("", f"run {tmp_path / 'run'}", "evaluation")
+    assert [line.split(" · ")[0] for line in iterations][-1] == "iteration 2/2"
+    assert all(" · accuracy 0." in line for line in iterations)
 
 
-def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_comes_with_news_and_after_a_while(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now)
+    with progress_line("a-run", 0, 100, quiet=False) as report:
+        for done in range(1, 100):
+            now += 1.0
+            report(done, {"eval/verifier/accuracy": 0.5 if done < 70 else 0.6, "stage": f"sample {done}/100" if done < 50 else "test"})
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/100", "31/100", "50/100", "70/100"]
+    with progress_line("a-run", 0, 100, quiet=False, unit="timestep") as report:
+        now += 45.0
+        report(10, {})
+    assert capsys.readouterr().err == "timestep 10/100 · 7 min left\n"
+
+
+def test_a_narrow_terminal_gets_a_bar_with_counts_and_figures_below(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress_line("a-run", 2, 5, quiet=False) as report:
-        report(3, {"train/verifier/accuracy": 0.75})
-    assert "a-run" in terminal.getvalue()
-    assert "3/5" in terminal.getvalue()
-    assert "train 0.750" in terminal.getvalue()
+    monkeypatch.setenv("COLUMNS", "80")
+    with progress_line("a-run-with-a-name-that-goes-on-and-on", 2, 5, quiet=False) as report:
+        report(3, {"train/verifier/accuracy": 0.75, "eval/verifier/accuracy": 0.5, "eval_sampled/verifier/accuracy": 0.5})
+    lines = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "").splitlines()
+    assert any("iteration" in line and "3/5" in line and line.rstrip().endswith("left") and len(line) <= 80 for line in lines)
+    assert any(line.startswith("accuracy 0.750 · evaluation 0.500") for line in lines)
     silent = Terminal()
     monkeypatch.setattr(sys, "stderr", silent)
     with progress_line("a-run", 2, 5, quiet=True) as report:
@@ -192,7 +212,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, ""),
         ({"loss": 1.0}, ""),
-        ({"train/verifier/accuracy": 0.5, "env_steps_per_s": 12345.6}, "train 0.500  steps/s 12,346"),
+        ({"train/verifier/accuracy": 0.5, "env_steps_per_s": 12345.6}, "accuracy 0.500 · steps/s 12,346"),
         (
             {
                 "eval/verifier/solo_baseline": 0.55,
@@ -200,7 +220,7 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
                 "train/episode_length": 2.5,
                 "train/verifier/accuracy": 0.0,
             },
-            "train 0.000  held-out 1.000  alone 0.550  rounds 2.500",
+            "accuracy 0.000 · evaluation 1.000 · alone 0.550 · rounds 2.500",
         ),
     ],
 )

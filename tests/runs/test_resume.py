@@ -20,7 +20,8 @@ from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.folder import RunFolder
-from tests.runs.small import command, environment, nip_ray, small, untimed, write_small
+from nip_ray.runs.session import Session
+from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed, write_small
 
 LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4")
 SHORT = ("iterations=9", "checkpoint.interval=3", "evaluation.interval=4")
@@ -187,7 +188,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     torn = run / "checkpoints" / "000009" / "training.pt"
     torn.write_bytes(torn.read_bytes()[:-100])
     resume_experiment(run)
-    said = capfd.readouterr().err.splitlines()
+    said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert len(said) == 1
     assert str(torn.parent) in said[0]
     assert "is damaged" in said[0]
@@ -204,12 +205,78 @@ def test_without_an_undamaged_checkpoint_nothing_is_touched(run: Path) -> None:
     assert files(run) == before
 
 
-def test_a_torn_last_row_is_made_again(finished: Path, run: Path) -> None:
+@pytest.mark.parametrize("left", ["a torn row", "three rows", "nothing"])
+def test_rows_that_are_lost_are_marked(finished: Path, run: Path, capfd: pytest.CaptureFixture[str], left: str) -> None:
+    """Those up to the checkpoint are; those after it are made again."""
     cut_back(run, 6)
     metrics = run / "metrics.jsonl"
-    metrics.write_bytes(metrics.read_bytes()[:-40])
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes({"a torn row": b"".join(lines[:6])[:-40], "three rows": b"".join(lines[:3]), "nothing": b""}[left])
+    if left == "nothing":
+        metrics.unlink()
+    lost = {"a torn row": [6], "three rows": [4, 5, 6], "nothing": [1, 2, 3, 4, 5, 6]}[left]
+    resume_experiment(run)
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert f"{len(lost)} rows before the checkpoint are lost" in said
+    expected = [{"iteration": n, "missing": True} if (n := row["iteration"]) in lost else row for row in outcome(finished)["metrics"]]
+    assert outcome(run)["metrics"] == expected
+    assert (run / "report.html").is_file()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int
+) -> None:
+    step = Session.step
+
+    def struck(session: Session) -> dict[str, Any]:
+        if session.iteration == 4:
+            signal.raise_signal(signum)
+        return step(session)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, "step", struck)
+        ended = CliRunner().invoke(app, ["train", str(write_small(tmp_path / "small.yaml", *SHORT)), "--run-dir", str(run)])
+    assert ended.exit_code == 128 + signum
+    assert ended.stderr.splitlines()[-1].endswith(f"`nip-ray resume {run}` goes on")
+    assert max(path.name for path in (run / "checkpoints").iterdir()) == "000005"
+    assert signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler)
     resume_experiment(run, quiet=True)
-    assert outcome(run) == outcome(finished)
+    found, expected = outcome(run), outcome(finished)
+    assert all(found[part] == expected[part] for part in ("metrics", "evaluation", "training", "counters"))
+
+
+LASTING = {
+    "networks": ("train", "message_game.yaml", "--iterations=100000", "--set=play.num_copies=32", "--set=algorithm.minibatch_size=32",
+                 "--set=play.num_env_runners=1", "--run-dir=run"),
+    "text": ("train", "ei_offline.yaml", "--iterations=1000", "--set=providers={random: {name: dummy}}",
+             "--set=scenario.agents._default.provider=random", "--set=scenario.data.num_train=8", "--set=scenario.data.num_test=4",
+             "--set=algorithm.rehearsal=0", "--set=algorithm.rollouts_per_iteration=8", "--run-dir=run"),
+    "driver": ("run", "runner_cartpole.yaml", "--set=driver.timesteps=10000000", "--set=experiment.write_interval=500", "--run-dir=run"),
+    "sweep": ("sweep", "sweep_tiny.yaml", "--set=iterations=100000", "--storage=."),
+}  # fmt: skip
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("kind", LASTING)
+def test_sigterm_ends_any_work_within_twenty_seconds(tmp_path: Path, kind: str) -> None:
+    verb, config, *more = LASTING[kind]
+    arguments = command([verb, ROOT / "tune_configs" / config, *more], "")
+    process = subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not any(path.stat().st_size for path in tmp_path.rglob("metrics.jsonl")):
+        time.sleep(0.1)
+    began = time.monotonic()
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143, said
+    assert time.monotonic() - began < 20
+    assert "stopped by SIGTERM, `nip-ray" in said.splitlines()[-1]
+    assert "***" not in said, "a stack of C++"
+    if kind != "text":  # which saves every answer when it comes
+        rows = next(path for path in tmp_path.rglob("metrics.jsonl") if path.stat().st_size)
+        last = RunFolder.open(rows.parent).metrics()[-1]["iteration"]
+        assert max(int(path.name) for path in (rows.parent / "checkpoints").iterdir() if path.name.isdigit()) >= last
 
 
 def test_a_finished_run_stays_as_it_is(finished: Path, run: Path) -> None:

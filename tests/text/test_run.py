@@ -203,7 +203,8 @@ def test_code_items_by_the_command_line(tmp_path: Path) -> None:
     told = ["data", "code-validation", "--items", "6", "--seed", "3", "--out", str(out), "--difficulties", "introductory"]
     assert runner.invoke(app, told).exit_code == 0
     first = out.read_bytes()
-    assert runner.invoke(app, told).exit_code == 0
+    assert runner.invoke(app, told).exit_code == 2, "is there already"
+    assert runner.invoke(app, [*told, "--force"]).exit_code == 0
     assert out.read_bytes() == first
     rows = [json.loads(line) for line in first.splitlines()]
     assert sorted(row["y"] for row in rows) == [0, 0, 0, 1, 1, 1]

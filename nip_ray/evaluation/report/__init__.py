@@ -48,6 +48,14 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
     return path
 
 
+def headline(run_dir: Path) -> str:
+    """The sentence that the report of a run begins with: what it came to, with interval, chance, baseline and attack."""
+    from nip_ray.evaluation.report.findings import find
+    from nip_ray.evaluation.report.source import read_run
+
+    return find(read_run(Path(run_dir))).sentence
+
+
 def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:
     """The page of a run and its curves by name, as PDF files; nothing is written.
 
