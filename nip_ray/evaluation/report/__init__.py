@@ -49,11 +49,13 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
 
 
 def headline(run_dir: Path) -> str:
-    """The sentence that the report of a run begins with: what it came to, with interval, chance, baseline and attack."""
+    """What the report of a run begins with, three lines: the task, who is paid, what it came to with interval, chance, baseline and attack."""
+    from nip_ray.evaluation.report.describe import describe
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.source import read_run
 
-    return find(read_run(Path(run_dir))).sentence
+    source = read_run(Path(run_dir))
+    return "\n".join([*describe(source.config), find(source).sentence])
 
 
 def report_page(run_dir: Path, *, transcripts: str | None = None, live: str = "", running: bool = False) -> tuple[str, dict[str, bytes]]:

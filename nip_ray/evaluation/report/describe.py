@@ -33,6 +33,12 @@ def has_held_out(config: Mapping[str, Any]) -> bool:
     return section(config, "scenario").get("name") not in GAMES_WITHOUT_SPLIT
 
 
+def pays_for_rejection(config: Mapping[str, Any]) -> bool:
+    """Whether some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
+    name = section(config, "protocol").get("name")
+    return name not in SHIPPED or 0 in table_of(str(name), ProtocolParams()).payment.goals.values()
+
+
 def _task(scenario: Mapping[str, Any]) -> str:
     name = str(scenario.get("name", "unknown"))[:60]
     if name == "matrix_game":

@@ -30,8 +30,10 @@ class Findings:
 
 
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
-    """A figure of the last evaluation. mode: "greedy" or "sampled"; name: a key without prefix."""
-    table = source.evaluation.get(mode)
+    """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: "greedy" or "sampled";
+    name: a key without prefix."""
+    unseen = source.evaluation.get("unseen")
+    table = unseen.get(mode) if isinstance(unseen, dict) else source.evaluation.get(mode)
     if isinstance(table, dict):
         return figure_of(table.get(name))
     key = f"{MODES[mode]}/{name}"
@@ -202,7 +204,9 @@ def _instances(source: RunSource, accuracy: Figure) -> str:
     number = "" if accuracy.n is None else f"{accuracy.n:,} "
     if not is_held_out(source):
         return f"{number or 'the '}instances, on which it was trained too,"
-    return f"{number}held-out instances" + (f" ({split[:40]})" if isinstance(split, str) and split != "test" else "")
+    overlap = finite(source.evaluation.get("overlap"))
+    left_out = f" (and {overlap:,.0f} that it was trained with left out)" if overlap else ""
+    return f"{number}held-out instances{left_out}" + (f" ({split[:40]})" if isinstance(split, str) and split != "test" else "")
 
 
 def _training_sentence(source: RunSource) -> str:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out
+from nip_ray.evaluation.report.describe import has_held_out, pays_for_rejection
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
@@ -63,7 +63,9 @@ def stronger(source: RunSource, side: str) -> tuple[str, Figure] | None:
 
 
 def is_held_out(source: RunSource) -> bool:
-    """Whether the verifier was examined on other instances than those it was trained with."""
+    """Whether the verifier was examined on other instances than those it was trained with, or these are told apart."""
+    if isinstance(source.evaluation.get("unseen"), dict):
+        return True
     told = source.evaluation.get("held_out")
     return told if isinstance(told, bool) else has_held_out(source.config)
 
@@ -91,10 +93,13 @@ def attacker_words(one: Record) -> str:
 def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     """Variables of the trust panel."""
     sides = {key: _side(source, key) for key in SIDES}
+    if sides["refusal"] is None and not pays_for_rejection(source.config):  # of a time when the two had one name
+        sides["completeness"], sides["refusal"] = None, sides["completeness"]
     return {
         "sides": sides,
-        "held_out": is_held_out(source),
+        "held_out": is_held_out(source) and not source.evaluation.get("overlap"),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
+        "questions": list(_questions(source)),
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
         "messages": list(_message_value(source)),
@@ -126,6 +131,14 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "any": _wrong(figure_of(part.get("any_attacker"))),
         "every": _wrong(every_message(source, key)),
     }
+
+
+def _questions(source: RunSource) -> Iterator[tuple[str, tuple[str, str]]]:
+    """(how the verifier asks, share of false claims that are not rejected after the best of all answers)."""
+    found = _inner(source.evaluation, "questions")
+    for key, label in (("own", "the verifier's own"), ("random", "random"), ("best", "the best for each instance")):
+        if (figure := figure_of(found.get(key))) is not None:
+            yield label, _wrong(figure)
 
 
 def _wrong(right: Figure | None) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """What the page says of attacks, the worst case and cross-play: as evaluation.json has it, and plainly where it has nothing."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,30 @@ def test_a_refusal_to_help_is_no_headline_and_says_what_it_means(tmp_path: Path)
     findings, page = find(read_run(folder)), report_page(folder)[0]
     assert not any("ompleteness" in words for words in (findings.sentence, *findings.shown, *findings.not_shown))
     assert "a prover can always fail to prove" in page.partition("If the prover refuses to help")[2]
+
+
+def test_completeness_of_an_older_run_is_a_refusal_where_nobody_is_paid_for_rejection(tmp_path: Path) -> None:
+    for protocol in ("nip", "debate"):
+        folder = run_folder(tmp_path / protocol, completeness_under_attack=record(3))
+        (folder / "config.yaml").write_text(json.dumps({"protocol": {"name": protocol}}))
+        page = report_page(folder)[0]
+        assert ("If the prover refuses to help" in page) is (protocol == "nip")
+        assert ("Completeness error under attack" in page) is (protocol == "debate")
+
+
+def test_instances_of_training_among_those_evaluated_are_left_out_of_the_headline(tmp_path: Path) -> None:
+    unseen = {"greedy": {"verifier/accuracy": record(40, 80)}}
+    folder = run_folder(tmp_path / "run", held_out=False, overlap=20, unseen=unseen)
+    assert find(read_run(folder)).sentence.startswith(
+        "On 80 held-out instances (and 20 that it was trained with left out) the verifier decided 50.0\u00a0% correctly"
+    )
+
+
+def test_questions_are_held_against_random_and_best_ones(tmp_path: Path) -> None:
+    questions = {"own": record(89), "random": record(90), "best": record(100)}
+    page = report_page(run_folder(tmp_path / "run", **attacked(), questions=questions))[0]
+    table = page.partition("questions are worth")[2].partition("</table>")[0]
+    assert re.findall(r"[0-9.]+(?=\u00a0%)", table) == ["11.0", "10.0", "0.0"]
 
 
 def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_against_silence(tmp_path: Path) -> None:
