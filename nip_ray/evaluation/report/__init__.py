@@ -49,7 +49,7 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
 
 
 def headline(run_dir: Path) -> str:
-    """What the report of a run begins with, three lines: the task, who is paid, what it came to with interval, chance, baseline and attack."""
+    """What the report of a run begins with, three lines: the task, who is paid, and what it came to."""
     from nip_ray.evaluation.report.describe import describe
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.source import read_run
