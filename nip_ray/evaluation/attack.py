@@ -8,24 +8,23 @@ Decisions that matter here:
 - on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others go on as they were
   trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
-- where the messages of an episode are few enough, all of them are tried (`every_message`): no prover whatever does better against the
-  greedy verifier on these instances, so it bounds what training more or longer could find.
+- where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
+  so it bounds what training more or longer could find.
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attackers import FORBIDDEN, Attacker, Target, Uniform, silence, train_attacker
-from nip_ray.evaluation.intervals import Proportion, proportion
-from nip_ray.evaluation.staged import Player, Turn, stage_all
-from nip_ray.learning.policy import Action
+from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
+from nip_ray.evaluation.intervals import Proportion, proportion, ratio
+from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
+from nip_ray.evaluation.staged import Player, stage_all
 from nip_ray.play.core import BatchedPlay, episode_seeds
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
@@ -35,13 +34,12 @@ from nip_ray.settings.attack import AttackSettings
 LABELS = {"soundness": REJECT, "completeness": ACCEPT}
 """The label of the instances that a goal is about, which is also the right verdict."""
 ENTRIES = {
-    "soundness": ("soundness_error", "soundness_under_attack"),
+    "soundness": ("soundness_error", "soundness_under_attack", "questions"),
     "completeness": ("completeness_under_attack",),
     "refusal": ("refusal",),
 }
 """Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
 _WORDS = {REJECT: "reject", ACCEPT: "accept"}
-_MOST_PLAYS = 100_000  # episodes of trying every message
 
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
 """(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
@@ -123,7 +121,7 @@ def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: 
     chosen = next(row for row in table["attackers"] if row["chosen"])
     every = table.get("every_message_fooled")
     error = {**chosen["fooled"], "by": chosen["name"]} if every is None else {**every, "by": "every_message"}
-    return {"soundness_error": error, "soundness_under_attack": record}
+    return {"soundness_error": error, "soundness_under_attack": record, "questions": table.get("questions")}
 
 
 def num_iterations(protocol: Protocol, settings: AttackSettings) -> int:
@@ -249,25 +247,39 @@ class _Attack:
         shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}
         return {name: _share(verdict_B == verdict).record() for name, verdict in shares.items()}
 
-    def _every_message(self) -> dict[str, dict[str, Any] | None]:
-        """Of held-out instances the shares that are judged rightly whatever is said, and that somebody can have judged as he wants; None
-        where there is too much that could be said."""
+    def _every_message(self) -> dict[str, Any]:
+        """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
+        `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled verifier;
+        `questions`: as the first, after the verifier's own questions, random and best ones. None where the tree is too large, or does not
+        say all that can be said."""
+        names = ("every_message", "every_message_fooled", "every_message_sampled", "questions")
+        value_BW2, ways = self._tree()
+        if value_BW2 is None:
+            return dict.fromkeys(names)
+        found = {way: value_BW2[:, number].double().cpu() for number, way in enumerate(ways)}
+        measured = found.get(self.settings.verifier)
+        right, fooled = (None, None) if measured is None else (_expected(1 - measured[:, 1]), _expected(measured[:, 0]))
+        sampled = _expected(1 - found["sampled"][:, 1]) if "sampled" in found else None
+        asked = {"own": "greedy", "random": "random questions", "best": "best questions"}
+        questions = {name: _expected(1 - found[way][:, 1]) for name, way in asked.items()} if "best questions" in found else None
+        return dict(zip(names, (right, fooled, sampled, questions), strict=True))
+
+    def _tree(self) -> tuple[Tensor | None, Sequence[str]]:
+        """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is too large."""
         scenario = self.victim.scenario
-        slots = message_slots(scenario, self.agents)
-        count = (scenario.num_symbols + 1) ** len(slots)  # each symbol, or nothing
-        wide = scenario.linear_symbols > 0 or self.settings.verifier != "greedy"
-        if wide or not slots or count > self.settings.max_messages or count * len(self.held_out) > _MOST_PLAYS:
-            return {"every_message": None, "every_message_fooled": None}
-        right_B = torch.ones(len(self.held_out), dtype=torch.bool, device=self.device)
-        fooled_B = ~right_B
-        own = {agent: self.victim.networks[agent] for agent in self.agents}
-        for said in product((None, *range(scenario.num_symbols)), repeat=len(slots)):
-            script = Script(dict(zip(slots, said, strict=True)))
-            attacker = Attacker("every message", "script", own, greedy=True, meddle=script)
-            verdict_B = self._verdicts(attacker, self.held_out)
-            right_B &= verdict_B == self.label
-            fooled_B |= verdict_B == self.wanted
-        return {"every_message": _share(right_B).record(), "every_message_fooled": _share(fooled_B).record()}
+        protocol, most = scenario.protocol, self.settings.max_nodes
+        if not most or scenario.linear_symbols or protocol.zero_knowledge is not None or protocol.force_guess is not None:
+            return None, ()
+        for network in self.victim.networks.values():
+            network.eval()
+        seed_B = self._episode_seeds(len(self.held_out))
+        for ways in (WAYS, WAYS[:1]):
+            tree = MessageTree(scenario, self.victim.networks, self.agents, self.wanted, self.label, ways, most)
+            try:
+                return tree.values(self.held_out, seed_B.to(self.device)), ways
+            except TooManyNodes:
+                continue
+        return None, ()
 
     # -------------------------------------------------------------------------------------------------------- instances
 
@@ -290,38 +302,9 @@ class _Attack:
         return id_I[kept:], id_I[:kept]
 
 
-@dataclass(frozen=True)
-class Script:
-    """Says what was written down beforehand. said: (agent, round, factor) -> number of a symbol, counted among those that can be said there
-    (a number too large begins again), or None for silence.
-    """
-
-    said: Mapping[tuple[str, int, int], int | None]
-
-    def __call__(self, turn: Turn) -> Action:
-        """The turn's action with these symbols in it."""
-        message_NF = turn.action["message"].clone()
-        for factor in range(message_NF.shape[1]):
-            number = self.said.get((turn.agent, turn.round, factor))
-            if number is None:
-                message_NF[:, factor] = -1
-                continue
-            legal_NS = turn.policy.message[:, factor] > FORBIDDEN
-            wanted_N = number % legal_NS.sum(1) + 1
-            message_NF[:, factor] = ((legal_NS.cumsum(1) == wanted_N[:, None]) & legal_NS).long().argmax(1)
-        return {**turn.action, "message": message_NF}
-
-
-def message_slots(scenario: Scenario, agents: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(agent, round, factor) of every symbol that these agents may have to choose in an episode."""
-    protocol = scenario.protocol
-    found = []
-    for agent in agents:
-        ever_RC = protocol.turn_table_SKAC[:, :, protocol.agents.index(agent)].any(0)
-        for r, place in product(range(protocol.max_rounds), range(len(protocol.writes[agent]))):
-            if bool(ever_RC[r, protocol.writes[agent][place]]):
-                found += [(agent, r, place * scenario.message_size + m) for m in range(scenario.message_size)]
-    return found
+def _expected(share_B: Tensor) -> dict[str, Any]:
+    """The record of shares that are each known exactly: counts, or the mean of probabilities."""
+    return ratio(share_B.clamp(0, 1).round(decimals=6).numpy(), torch.ones_like(share_B).numpy()).record()
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, torch.Size]:

@@ -8,6 +8,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,13 @@ class BatchedPlay:
         self.decision_BRA = torch.full(shape[:3], CONTINUE, device=self.device)
         self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
         self.position = None if scenario.rules is None else scenario.rules.start(self.id_B)
+        self.active_BAC = self._active()
+
+    def go_on(self, id_B: Tensor, seed_B: Tensor, main_BRACM: Tensor, round_: int) -> None:
+        """Like `reset`, but at the beginning of a later round: nobody has decided, and this was said. Not for games with positions."""
+        self.reset(id_B, seed_B)
+        self.main_BRACM, self.round = main_BRACM.clone(), round_
+        self.state = replace(self.state, round_B=torch.full_like(self.state.round_B, round_))
         self.active_BAC = self._active()
 
     @property

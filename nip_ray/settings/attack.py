@@ -42,7 +42,11 @@ class AttackSettings:
         300, "Training instances kept back, of each label, on which the attacker that counts is chosen (at most half of them).", ge=1
     )
     max_instances: int | None = option(None, "Measure on at most so many held-out instances of a label (none: all).", ge=1)
-    max_messages: int = option(64, "Try every message of the provers where an episode has at most so many combinations (0: never).", ge=0)
+    max_nodes: int = option(
+        200_000,
+        "Compute the worst case over all messages where the dialogues of all instances have at most so many beginnings (0: never).",
+        ge=0,
+    )
     text_iterations: int = option(
         4, "Samplings of a language model's attack, with a fine-tuning of the prover between each two of them.", ge=2
     )

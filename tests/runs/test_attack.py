@@ -23,7 +23,7 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorph
 from nip_ray.settings.heads import LrFactors
 from tests.runs.small import GRAPHS, MESSAGES, small
 
-SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_messages=16")]
+SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")]
 MATRIX: dict[str, Any] = {
     **{key: GRAPHS[key] for key in ("seed", "iterations", "play", "evaluation", "checkpoint", "runtime")},
     "name": "small-matrix",

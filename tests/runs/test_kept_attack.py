@@ -15,7 +15,7 @@ from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.kept_attack import can_be_kept, keep, merged
 from tests.runs.small import small
 
-SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1]", "max_messages=0")]
+SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1]", "max_nodes=0")]
 SOUNDNESS = "evaluation.attack.goals=[soundness]"
 
 

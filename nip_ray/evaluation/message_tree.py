@@ -1,0 +1,191 @@
+"""The worst that provers can do, computed over the tree of dialogues instead of sought by training.
+
+Decisions that matter here:
+- in every round the attacking provers choose together and know all that was said before, also in channels that they do not read. So no
+  provers do better, and where there is one, who sees everything, some do as well. They maximise, the verifier does as it was trained;
+- a node is a dialogue so far in which nobody has decided. Only what can be said is tried (or nothing), and a node is evaluated once,
+  for all four ways in which the verifier may play (`WAYS`). Its own likeliest words are fixed by what was said before, so where these
+  alone are asked for (``ways=("greedy",)``) only provers branch;
+- two things are maximised on their own: that the wanted verdict is given, and that the right one is not (nobody may decide at all).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.evaluation.attackers import FORBIDDEN
+from nip_ray.learning.policy import Policy
+from nip_ray.play.core import BatchedPlay
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import CONTINUE
+
+WAYS = ("greedy", "sampled", "random questions", "best questions")
+"""Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best questions there are."""
+
+_BATCH = 2048  # nodes at once
+
+
+class TooManyNodes(Exception):
+    """The tree has more nodes than it may have."""
+
+
+@dataclass
+class MessageTree:
+    """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` say what they want.
+
+    wanted, right: verdicts. ways: of `WAYS`. max_nodes: of all instances together.
+    """
+
+    scenario: Scenario
+    networks: Mapping[str, nn.Module]
+    attackers: Sequence[str]
+    wanted: int
+    right: int
+    ways: Sequence[str] = WAYS
+    max_nodes: int = 0
+    nodes: int = 0
+
+    @torch.no_grad()
+    def values(self, id_B: Tensor, seed_B: Tensor) -> Tensor:
+        """(B, W, 2) for each instance and way: the probability of the wanted verdict, and of any but the right one, after the best answers.
+
+        Raises TooManyNodes, as soon as it is plain that there would be.
+        """
+        found = []
+        for first in range(0, len(id_B), 16):
+            before, here = self.nodes, slice(first, first + 16)
+            play = BatchedPlay(self.scenario, str(self.scenario.label_I.device))
+            play.reset(id_B[here], seed_B[here])
+            found.append(self._values(id_B[here], seed_B[here], play.main_BRACM, 0))
+            if first == 0 and self.nodes * len(id_B) / len(found[0]) > 2 * self.max_nodes:
+                raise TooManyNodes(before)
+        return torch.cat(found)
+
+    def _values(self, id_N: Tensor, seed_N: Tensor, main_NRACM: Tensor, round_: int) -> Tensor:
+        """`values` of nodes at the beginning of a round."""
+        if len(id_N) > _BATCH:
+            parts = [slice(first, first + _BATCH) for first in range(0, len(id_N), _BATCH)]
+            return torch.cat([self._values(id_N[part], seed_N[part], main_NRACM[part], round_) for part in parts])
+        self.nodes += len(id_N)
+        if self.nodes > self.max_nodes:
+            raise TooManyNodes(self.nodes)
+        play = BatchedPlay(self.scenario, str(main_NRACM.device))
+        play.go_on(id_N, seed_N, main_NRACM, round_)
+        decided_NW2, on_NW, children = self._round(play)
+        if round_ + 1 == self.scenario.protocol.max_rounds:
+            decided_NW2[:, :, 1] += on_NW
+            return decided_NW2
+        open_K = (on_NW[children.parent_K] > 0).any(1).nonzero().flatten()
+        value_KW2 = torch.zeros(len(children.parent_K), len(self.ways), 2, device=main_NRACM.device)
+        if len(open_K):
+            parent_O = children.parent_K[open_K]
+            said = main_NRACM[parent_O]
+            said[:, round_] = children.said_KACM[open_K]
+            value_KW2[open_K] = self._values(id_N[parent_O], seed_N[parent_O], said, round_ + 1)
+        return decided_NW2 + on_NW[:, :, None] * children.joined(value_KW2, self.ways, len(id_N))
+
+    def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, "_Children"]:
+        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, what can be said in it)."""
+        protocol, count = play.protocol, len(play.id_B)
+        decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
+        on_NW = torch.ones(count, len(self.ways), device=play.device)
+        policies: dict[str, tuple[Tensor, Policy]] = {}
+        for agent in protocol.agents:
+            copy_N = play.turn_B(agent).nonzero().flatten()
+            if len(copy_N):
+                policies[agent] = copy_N, self.networks[agent](play.observe(agent, copy_N), True, False)[0]
+        if protocol.verifier in policies:
+            copy_N, policy = policies[protocol.verifier]
+            assert policy.decision is not None
+            assert policy.may_decide is not None
+            chance_N3 = torch.softmax(policy.decision.double(), -1).float()
+            sure_N3 = torch.nn.functional.one_hot(policy.decision.argmax(-1), 3).float()
+            never = torch.tensor([0.0, 0.0, 1.0], device=play.device)
+            chance_NW3 = torch.stack([chance_N3 if way == "sampled" else sure_N3 for way in self.ways], 1)
+            chance_NW3 = torch.where(policy.may_decide[:, None, None], chance_NW3, never)
+            on_NW[copy_N] = chance_NW3[:, :, CONTINUE]
+            decided_NW2[copy_N] = torch.stack([chance_NW3[:, :, self.wanted]] * 2, -1)
+        children = _Children(play.main_BRACM[:, play.round], len(self.ways))
+        order = [*self.attackers, *(agent for agent in protocol.agents if agent not in self.attackers)]  # those who maximise first
+        for agent in order:
+            if agent in policies:
+                self._say(children, play, agent, *policies[agent])
+        return decided_NW2, on_NW, children
+
+    def _say(self, children: "_Children", play: BatchedPlay, agent: str, copy_N: Tensor, policy: Policy) -> None:
+        """Add one agent's words, symbol by symbol."""
+        protocol, size = play.protocol, self.scenario.message_size
+        index = protocol.agents.index(agent)
+        row_N = torch.full((len(play.id_B),), -1, device=play.device)
+        row_N[copy_N] = torch.arange(len(copy_N), device=play.device)
+        attacks = agent in self.attackers
+        for factor in range(policy.message.shape[1]):
+            channel = protocol.writes[agent][factor // size]
+            logits_NS, speaks_N = policy.message[:, factor].float(), policy.speaks[:, factor]
+            legal_NS = logits_NS > FORBIDDEN
+            silent_N1 = torch.zeros_like(legal_NS[:, :1])
+            if attacks:
+                option_NS = torch.cat([legal_NS, ~silent_N1], 1)
+                weight_NWS = option_NS[:, None].float().expand(-1, len(self.ways), -1)
+            else:
+                likeliest_NS = torch.nn.functional.one_hot(logits_NS.argmax(-1), logits_NS.shape[1]).float()
+                asks = agent == protocol.verifier
+                even_NS = legal_NS / legal_NS.sum(1, keepdim=True)
+                by_way = {
+                    "greedy": likeliest_NS,
+                    "sampled": torch.softmax(logits_NS.double(), -1).float(),
+                    "random questions": even_NS if asks else likeliest_NS,
+                    "best questions": legal_NS.float() if asks else likeliest_NS,
+                }
+                weight_NWS = torch.stack([torch.cat([by_way[way], silent_N1.float()], 1) for way in self.ways], 1)
+                option_NS = (weight_NWS > 0).any(1)
+            # out of play: one option, silence
+            option_NS = torch.where(speaks_N[:, None], option_NS, torch.eye(option_NS.shape[1], device=play.device)[-1].bool())
+            weight_NWS = torch.where(speaks_N[:, None, None], weight_NWS, torch.eye(option_NS.shape[1], device=play.device)[-1])
+            children.add(row_N, option_NS, weight_NWS, (index, channel, factor % size), attacks)
+
+
+class _Children:
+    """What can be said in a round. parent_K: whose child. said_KACM: the round's messages. group_K: children of one choice of the attackers
+    share a number. weight_KW: in each way, how likely the others say this (for the best questions: whether they can)."""
+
+    def __init__(self, said_NACM: Tensor, ways: int) -> None:
+        self.said_KACM = torch.full_like(said_NACM, -1)
+        self.parent_K = self.group_K = torch.arange(len(said_NACM), device=said_NACM.device)
+        self.owner_G = self.parent_K
+        self.weight_KW = torch.ones(len(said_NACM), ways, device=said_NACM.device)
+
+    def add(self, row_N: Tensor, option_RS: Tensor, weight_RWS: Tensor, place: tuple[int, int, int], attacks: bool) -> None:
+        """Every child says each of its parent's options at `place` (agent, channel, position). row_N: row of a parent, -1 for none."""
+        row_K = row_N[self.parent_K]
+        option_KS = option_RS[row_K.clamp_min(0)]
+        option_KS[row_K < 0] = torch.eye(option_KS.shape[1], device=row_K.device)[-1].bool()
+        child_J, symbol_J = option_KS.nonzero(as_tuple=True)
+        weight_JW = weight_RWS[row_K.clamp_min(0)[child_J], :, symbol_J]
+        weight_JW[row_K[child_J] < 0] = 1
+        said = self.said_KACM[child_J]
+        said[:, *place] = torch.where(symbol_J == option_KS.shape[1] - 1, -1, symbol_J)
+        self.said_KACM, self.parent_K, self.weight_KW = said, self.parent_K[child_J], self.weight_KW[child_J] * weight_JW
+        if attacks:  # each choice is a group of its own
+            self.group_K = torch.arange(len(child_J), device=row_K.device)
+            self.owner_G = self.parent_K
+        else:
+            self.group_K = self.group_K[child_J]
+
+    def joined(self, value_KW2: Tensor, ways: Sequence[str], count: int) -> Tensor:
+        """(count, W, 2) of the parents: the mean over the others' words (for the best questions the least), then the attackers' best."""
+        groups, parts = len(self.owner_G), []
+        group_K2 = self.group_K[:, None].expand(-1, 2)
+        for number, way in enumerate(ways):
+            value_K2, weight_K1 = value_KW2[:, number], self.weight_KW[:, number, None]
+            start_G2 = torch.zeros(groups, 2, device=value_K2.device)
+            if way == "best questions":
+                value_K2 = torch.where(weight_K1 > 0, value_K2, torch.inf)
+                parts.append((start_G2 + torch.inf).scatter_reduce(0, group_K2, value_K2, "amin"))
+            else:
+                parts.append(start_G2.scatter_add(0, group_K2, weight_K1 * value_K2))
+        value_GW2 = torch.stack(parts, 1)
+        owner_GW2 = self.owner_G[:, None, None].expand_as(value_GW2)
+        return torch.zeros(count, *value_GW2.shape[1:], device=value_GW2.device).scatter_reduce(0, owner_GW2, value_GW2, "amax")

@@ -1,0 +1,92 @@
+"""The tree of dialogues against plays of every script, and against a verifier whose worth is known."""
+
+from collections.abc import Mapping
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
+from nip_ray.evaluation.staged import Player, Turn, stage_all
+from nip_ray.learning.policy import Action
+from nip_ray.play.core import BatchedPlay
+from nip_ray.protocols import ACCEPT, REJECT, build
+from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from tests.builders import graph_scenario, one_thread
+
+
+@pytest.mark.parametrize(("protocol", "attackers"), [("nip", ["prover"]), ("debate", ["prover1"]), ("mnip", ["prover0", "prover1"])])
+def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[str]) -> None:
+    """Three rounds on graphs of at most six nodes, in which each attacker has one turn."""
+    with one_thread():
+        scenario = graph_scenario(build(protocol, max_rounds=3, min_rounds=1))
+        networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
+        id_B = torch.arange(len(scenario.label_I))
+        seed_B = torch.arange(len(id_B))
+        tree = MessageTree(scenario, networks, attackers, ACCEPT, REJECT, WAYS[:1], max_nodes=100_000)
+        found = tree.values(id_B, seed_B)[:, 0]
+        best = torch.zeros(len(id_B), 2)
+        turns = [
+            (agent, r)
+            for agent in attackers
+            for r in range(3)
+            if scenario.protocol.turn_table_SKAC[:, r, scenario.protocol.agents.index(agent)].any()
+        ]
+        for said in product(range(-1, scenario.num_symbols), repeat=len(turns)):
+            verdict_B = played(scenario, networks, attackers, dict(zip(turns, said, strict=True)), id_B, seed_B)
+            best = torch.maximum(best, torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
+    assert (found >= best).all(), "scripts do not hear the others, so the tree may know more"
+    if protocol == "nip":
+        assert found.equal(best)
+        assert 0 < best[:, 0].mean() <= best[:, 1].mean()
+
+
+def played(
+    scenario: GraphIsomorphism,
+    networks: Mapping[str, nn.Module],
+    attackers: list[str],
+    said: dict[tuple[str, int], int],
+    id_B: torch.Tensor,
+    seed_B: torch.Tensor,
+) -> torch.Tensor:
+    """(B,) verdicts where the attackers say what was written down, or nothing where that cannot be said."""
+
+    def script(turn: Turn) -> Action:
+        wanted = said[turn.agent, turn.round]
+        legal_NF = turn.policy.message[..., max(wanted, 0)] > -1e8
+        heard_NF = torch.where(legal_NF & (wanted >= 0), wanted, -1)
+        return {**turn.action, "message": heard_NF}
+
+    players = {agent: Player(network, meddle=script if agent in attackers else None) for agent, network in networks.items()}
+    return stage_all(BatchedPlay(scenario), players, id_B, seed_B).rollout.verdict_B
+
+
+def test_sampled_values_are_what_plays_come_to_on_average() -> None:
+    """Against the best answers, found by the tree itself with one attacker who has one turn: answers do not depend on chance after it."""
+    with one_thread():
+        scenario = graph_scenario(build("nip", max_rounds=3, min_rounds=3))
+        networks: dict[str, nn.Module] = {agent: scenario.build_agent(agent, 5).eval() for agent in scenario.protocol.agents}
+        id_B, seed_B = torch.arange(len(scenario.label_I)), torch.zeros(len(scenario.label_I), dtype=torch.int64)
+        silent = MessageTree(scenario, networks, [], ACCEPT, REJECT, max_nodes=100_000)  # nobody attacks: the prover is sampled as well
+        expected_B = silent.values(id_B, seed_B)[:, WAYS.index("sampled"), 0]
+        noise, repeats = torch.Generator().manual_seed(0), 400
+        players = {agent: Player(network, noise) for agent, network in networks.items()}
+        many_B = id_B.repeat(repeats)
+        accepted_B = stage_all(BatchedPlay(scenario), players, many_B, seed_B.repeat(repeats)).rollout.verdict_B == ACCEPT
+        share_B = accepted_B.view(repeats, -1).float().mean(0)
+        assert ((share_B - expected_B).abs() < 4 * (expected_B * (1 - expected_B) / repeats).sqrt() + 1e-3).all()
+        attacked = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, max_nodes=100_000).values(id_B, seed_B)
+    by_way = dict(zip(WAYS, attacked.unbind(1), strict=True))
+    assert (by_way["sampled"][:, 0] >= expected_B - 1e-6).all()
+    for way in ("greedy", "random questions"):
+        assert (by_way["best questions"] <= by_way[way] + 1e-6).all()
+
+
+def test_a_tree_that_is_too_large_is_not_walked() -> None:
+    scenario = graph_scenario(build("nip", max_rounds=7))
+    networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
+    tree = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, max_nodes=50)
+    with pytest.raises(TooManyNodes):
+        tree.values(torch.arange(6), torch.zeros(6, dtype=torch.int64))
+    assert tree.nodes < 1000
