@@ -47,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST: tuple[str, ...] = ()
+FIRST = tuple(f"tests/{name}.py" for name in ("rllib/test_matrix", "text/test_training", "serving/test_fine_tune", "test_scripts"))
 """Files that take longest, so that no worker is left with one of them at the end."""
 
 
