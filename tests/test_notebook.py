@@ -28,6 +28,9 @@ def test_the_notebook_trains_evaluates_and_draws(tmp_path: Path, monkeypatch: py
     said = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stdout")
     assert "accuracy 1.00" in said
     assert "soundness" in said
+    told = "".join(output.text for output in outputs if output.output_type == "stream" and output.name == "stderr")
+    assert "Warning" not in told, told
+    assert "iteration " in told, "its progress"
     assert [output for output in outputs if output.output_type == "display_data" and "image/png" in output.data], "a picture"
     assert "dialogues; one of them" in said
     assert (tmp_path / "runs" / "notebook" / "report.html").is_file()

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import warnings
 from contextlib import suppress
 
 from nip_ray.errors import UserError
@@ -17,6 +18,7 @@ def prepare_process(num_threads: int | None) -> None:
     """
     import torch
 
+    warnings.filterwarnings("ignore", message="IProgress not found")  # of tqdm, which Ray imports, in a notebook without widgets
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if num_threads is None and asked.isdigit() and int(asked) == 0:
         raise UserError("OMP_NUM_THREADS is 0: unset it, or set it to 1 or more")
