@@ -79,7 +79,8 @@ def test_several_iterations_to_a_report_change_no_number(donor: Path, tmp_path: 
 
 def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root: Path, tmp_path: Path) -> None:
     with trial(root, "lost", values=LR) as made:
-        steps(made, 3)  # the last checkpoint is of iteration 2
+        steps(made, 3)
+    shutil.rmtree(root / "lost" / "checkpoints" / "000003")  # which one that is stopped has saved, and one that is lost has not
     with trial(root, "lost", values=LR) as made:
         assert made.step()["iteration"] == 3
         made.step()
