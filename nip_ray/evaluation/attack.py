@@ -27,7 +27,7 @@ from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
 from nip_ray.evaluation.staged import Player, stage_all
 from nip_ray.play.core import BatchedPlay, episode_seeds
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, Protocol
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings
 
@@ -39,7 +39,6 @@ ENTRIES = {
     "refusal": ("refusal",),
 }
 """Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
-_WORDS = {REJECT: "reject", ACCEPT: "accept"}
 
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
 """(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
@@ -168,7 +167,7 @@ class _Attack:
         table = {
             "agents": list(self.agents),
             "label": self.label,
-            "wanted": _WORDS[self.wanted],
+            "wanted": DECISIONS[self.wanted],
             "attackers": rows,
             "any_attacker": _share(torch.stack(right).all(0)).record(),
             **self._every_message(),

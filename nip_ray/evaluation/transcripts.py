@@ -16,10 +16,8 @@ from torch import Tensor, nn
 from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
+from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, VERDICTS
 
-DECISIONS = {REJECT: "reject", ACCEPT: "accept", CONTINUE: "continue"}
-VERDICTS = {**DECISIONS, CONTINUE: "undecided"}
 _MAX_PICTURES = 500
 _NOBODY: Mapping[str, nn.Module] = {}
 

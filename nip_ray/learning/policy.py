@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-_CONTINUE = 2
+from nip_ray.protocols.spec import CONTINUE
 
 Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
 
@@ -37,7 +37,7 @@ class Policy:
         """
         if self.may_decide is None:
             return self
-        decides = self.may_decide & (action["decision"] != _CONTINUE)
+        decides = self.may_decide & (action["decision"] != CONTINUE)
         return replace(self, speaks=self.speaks & ~decides[:, None])
 
     def log_prob(self, action: Action) -> Tensor:
@@ -81,7 +81,7 @@ class Policy:
                 position += width
             parts[name] = logits.argmax(-1)
         if self.may_decide is not None:
-            parts["decision"] = torch.where(self.may_decide, parts["decision"], _CONTINUE)
+            parts["decision"] = torch.where(self.may_decide, parts["decision"], CONTINUE)
         return parts
 
 

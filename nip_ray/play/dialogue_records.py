@@ -12,10 +12,9 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
 from nip_ray.play.visible import visible
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
+from nip_ray.protocols import DECISIONS, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
-WORDS = {REJECT: "reject", ACCEPT: "accept", CONTINUE: "continue"}
 
 
 def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
         "label": label,
         "seed": dialogue.seed,
         "length": len(dialogue.rounds),
-        "verdict": "undecided" if verdict == CONTINUE else WORDS[verdict],
+        "verdict": VERDICTS[verdict],
         "correct": verdict == label,
         "reward": {agent: round(dialogue.total(agent), 6) for agent in scenario.protocol.agents},
         "rounds": [
@@ -89,7 +88,7 @@ def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
     rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]
     if turn.agent in scenario.protocol.deciders:
-        rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else WORDS[turn.decision]
+        rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else DECISIONS[turn.decision]
     if turn.confidence is not None:
         rows[0]["confidence"] = round(turn.confidence, 6)
     if turn.reasoning:
@@ -143,8 +142,8 @@ def _text(value: Any, key: str) -> str:
 
 def _code(record: Mapping[str, Any], key: str) -> int:
     value = _typed(record, key, int)
-    if value not in WORDS:
-        raise ValueError(f"{key} must be one of {list(WORDS)}, got {value}")
+    if value not in range(len(DECISIONS)):
+        raise ValueError(f"{key} must be one of 0, 1, 2, got {value}")
     return value
 
 

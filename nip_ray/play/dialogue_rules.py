@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, start, step
 
 Stances = tuple[tuple[str, int], ...]
 """Pairs of a prover and the decision that it is paid for."""
-_DECISIONS = (REJECT, ACCEPT, CONTINUE)
 _MOST_KEPT = 256
 
 
@@ -58,7 +57,7 @@ class Rulebook:
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
         seeds = len(self._speakers)
-        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * len(_DECISIONS) + decision]
+        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * NUM_DECISIONS + decision]
 
     def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
         """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
@@ -100,7 +99,7 @@ def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[st
 def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     """Outcomes over (round, seed class, label, decision), the last varying fastest."""
     paid = replace(protocol, payment=replace(protocol.payment, goals=dict(stances)))
-    axes = (range(protocol.max_rounds), range(len(protocol.turns)), (0, 1), _DECISIONS)
+    axes = (range(protocol.max_rounds), range(len(protocol.turns)), (0, 1), range(NUM_DECISIONS))
     round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
     state = replace(start(paid, y_B, seed_B), round_B=round_B)
     after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))

@@ -19,14 +19,13 @@ from typing import Any
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
-from nip_ray.protocols import from_settings
+from nip_ray.protocols import DECISIONS, from_settings
 from nip_ray.runs.folder import RunFolder, environment
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 
 FOLDER = "attack"
-_WORDS = ("reject", "accept")
 
 
 def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True) -> dict[str, Any]:
@@ -56,7 +55,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         details[goal] = {
             "agents": list(agents),
             "label": label,
-            "wanted": _WORDS[1 - label],
+            "wanted": DECISIONS[1 - label],
             "run_dir": str(folder.relative_to(run_dir)),
             "attackers": rows,
             "any_attacker": None,

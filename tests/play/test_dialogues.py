@@ -381,7 +381,7 @@ def test_a_transcript_is_what_a_report_shows() -> None:
     asked = {"agent": "verifier", "channel": "main", "message": "Question for Expert: is<U+202E> it?", "decision": "continue"}
     decided = {"agent": "verifier", "channel": "", "message": "Decision: reject", "decision": "reject", "confidence": 0.0}
     assert [one["turns"] for one in rounds] == [[asked], [{"agent": "prover", "channel": "main", "message": "Answer: yes"}], [decided]]
-    shown = episodes.shown(record | {"rounds": rounds}, 1, {}, {})
+    shown = episodes.shown(record | {"rounds": rounds}, 1, {}, {}, {})
     assert (shown["label"], shown["verdict"], shown["correct"], shown["length"]) == ("accept", "reject", False, "3")
     assert [turn["message"] for one in shown["rounds"] for turn in one["turns"]] == [
         turn["message"] for one in rounds for turn in one["turns"]

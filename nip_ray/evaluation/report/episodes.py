@@ -13,6 +13,7 @@ from typing import Any
 from nip_ray.evaluation.report import drawings
 from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
+from nip_ray.protocols.spec import DECISIONS, VERDICTS
 
 EPISODES_SHOWN = 60
 ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
@@ -20,7 +21,6 @@ TEXT_SHOWN = 4000  # characters of a message of words
 SYMBOLS_SHOWN = 32
 PAGE_SHARE = 1_200_000  # characters of texts and pictures of all episodes together
 
-VERDICTS = {0: "reject", 1: "accept", 2: "undecided"}
 FILTERS = (("wrong", "wrong"), ("fooled", "fooled"), ("undecided", "undecided"))
 
 
@@ -76,8 +76,8 @@ def shown(
     """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has them."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
     raw = raw if isinstance(raw, list) else []
-    verdict = VERDICTS.get(_code(record.get("verdict")), short(record.get("verdict")))
-    label = VERDICTS.get(_code(record.get("label")), short(record.get("label")))
+    verdict = _word(VERDICTS, record.get("verdict"))
+    label = _word(VERDICTS, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
     rounds = [_round(one, i, agents) for i, one in enumerate(raw[:ROUNDS_SHOWN]) if isinstance(one, dict)]
     picture = _picture(record, pictures, rounds)
@@ -149,7 +149,7 @@ def _turn(turn: Record, agents: Mapping[str, int]) -> dict[str, Any]:
         "message": f"{said} [{', '.join(flags)}]" if flags else said,
         "symbols": message[:SYMBOLS_SHOWN] if isinstance(message, list) else [],
         "in_words": isinstance(message, str),
-        "decision": "" if decision is None else {2: "continue"}.get(_code(decision), VERDICTS.get(_code(decision), short(decision))),
+        "decision": "" if decision is None else _word(DECISIONS, decision),
         "chances": _chances(turn),
     }
 
@@ -229,6 +229,7 @@ def _symbols(message: Any) -> str:
     return "" if message is None else short(message, TEXT_SHOWN)
 
 
-def _code(value: Any) -> int:
-    """A decision code, -1 for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value in VERDICTS else -1
+def _word(words: Sequence[str], value: Any) -> str:
+    """The word for a decision code, anything else as text."""
+    is_code = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(words)
+    return words[value] if is_code else short(value)

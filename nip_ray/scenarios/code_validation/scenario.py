@@ -16,7 +16,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Message, Parsed, Turn
 from nip_ray.play.dialogue_rules import Rulebook, rulebook
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import read_reply
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
@@ -27,7 +27,6 @@ from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAge
 
 EMPTY = "(empty message)"
 """What is shown in place of a message that is missing."""
-_WORDS = {REJECT: "reject", ACCEPT: "accept"}
 _MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
 
 
@@ -205,7 +204,7 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "max_response_words": scenario.agent_settings(agent).max_response_words,
         "headers": dict(roles[agent].headers),
         "stance": stance,
-        "stance_word": "" if stance is None else _WORDS[stance],
+        "stance_word": "" if stance is None else DECISIONS[stance],
         "stances": {prover: _known_stance(scenario, item, agent, prover) for prover in protocol.provers},
         "stance_is_random": is_random,
         "scale": scenario.scale.name,
@@ -226,7 +225,7 @@ def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: 
     """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
     stance = scenario.stance(item, prover)
     hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.deciders
-    return "" if stance is None or hidden else _WORDS[stance]
+    return "" if stance is None or hidden else DECISIONS[stance]
 
 
 def _turns_too_early(protocol: Protocol) -> int:
