@@ -6,6 +6,7 @@ Decisions that matter here:
   one that failed may have failed for what it had learned: a mean over the others alone would flatter the setting. So a setting with such
   a seed is best only where there is no other.
 - The interval is Student's over seeds: what another seed may give, not what other held-out instances may.
+  Of a share it is cut off at 0 and 1.
 - The best of several settings was chosen by the very figures that are shown, and these are on average too good. The summary says so.
 """
 
@@ -13,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nip_ray.evaluation.intervals import Mean, mean
@@ -21,6 +22,8 @@ from nip_ray.settings.sweep import SweepSettings
 from nip_ray.sweeps.records import STATUSES, TrialRecord
 
 _LONGEST = 48  # characters of a value in a table
+_SHARES = ("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "unfinished", "worst_case")
+"""Last parts of metrics that lie between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +224,10 @@ def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:
     done = [x for trial in ordered if trial.status == "done" and (x := figure_of(trial, metric)) is not None]
     rest = [x for trial in ordered if trial.status != "done" and (x := figure_of(trial, metric)) is not None]
     last = sum(rest) / len(rest) if rest else None
-    return SettingSummary(ordered[0].values, ordered, mean(done), min(done, default=None), max(done, default=None), last)
+    figure = mean(done)
+    if metric.rpartition("/")[2] in _SHARES and figure.lower is not None and figure.upper is not None:
+        figure = replace(figure, lower=max(0.0, figure.lower), upper=min(1.0, figure.upper))
+    return SettingSummary(ordered[0].values, ordered, figure, min(done, default=None), max(done, default=None), last)
 
 
 def _known(setting: SettingSummary) -> float | None:
