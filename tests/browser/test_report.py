@@ -166,7 +166,7 @@ def test_the_keyboard_does_all_of_it(opened: Callable[..., Any], drawn: Path) ->
     assert page.evaluate("document.activeElement.getAttribute('href')") == "#episode-3"
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
-    assert page.locator(".episode:visible .where").inner_text() == "round 1 · 2 of 3"
+    assert page.locator(".episode:visible .where").inner_text() == "round 2 · 2 of 3"
     page.keyboard.press("ArrowLeft")
     assert page.locator(".episode:visible .where").inner_text() == "round 1 · 1 of 3"
     page.keyboard.press("End")
