@@ -16,7 +16,7 @@ from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.text_attack import attack_config
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.text.run import run_text_experiment
-from tests.text.cooperation import PRICES, config, roles, write_config
+from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import provider_thread
 
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
@@ -41,7 +41,8 @@ def played(folder: Path, data: dict[str, Any]) -> Path:
 
 def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     """The verifier accepts whatever "holds". An honest prover says so of good programs; a liar learns to say it of bad ones."""
-    with provider_thread(tmp_path, roles=roles(habit=0.8, frozen=(0.5, 0.5)), **OPTIONS) as provider:
+    belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
+    with provider_thread(tmp_path, roles=roles(habit=0.8), tables=belief, **OPTIONS) as provider:
         tuning = {"num_epochs": 3, "min_examples": 1}
         rule = {"name": "expert_iteration", "rollouts_per_iteration": 60, "num_test_items": 60, "fine_tuning": tuning}
         data = config(tmp_path, rule, iterations=2)
