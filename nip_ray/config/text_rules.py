@@ -84,6 +84,21 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
             yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
 
 
+def local_training(config: TextExperimentConfig) -> Iterator[str]:
+    """Steps can be shared out, and nothing is asked of `full` that adapters alone have."""
+    for name, provider in config.providers.items():
+        if not isinstance(provider, LocalProvider):
+            continue
+        parts = provider.num_training_workers * provider.gradient_accumulation_steps
+        for size in {config.algorithm.fine_tuning.batch_size or 8, config.algorithm.rehearsal_tuning.batch_size or 8}:
+            if size % parts:
+                key = "gradient_accumulation_steps" if provider.gradient_accumulation_steps > 1 else "num_training_workers"
+                yield f"providers.{name}.{key}: {size} examples of a step cannot be shared out over {parts} parts, change either"
+        for key in ("quantize_base", "save_merged"):
+            if provider.method == "full" and getattr(provider, key):
+                yield f"providers.{name}.{key}: for method lora only, leave it out"
+
+
 def _request_members(place: str, settings: LanguageAgentSettings, provider: object) -> Iterator[str]:
     try:
         extra = settings.extra_members
@@ -192,4 +207,4 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
 
 
-TEXT_RULES = (text_protocol, provider_names, text_agents, text_groups, money, code_files, base_run, tree_sizes)
+TEXT_RULES = (text_protocol, provider_names, text_agents, local_training, text_groups, money, code_files, base_run, tree_sizes)

@@ -48,5 +48,18 @@ def check_installed() -> None:
             raise _missing(f"there is no {name}")
 
 
+def check_quantized(needed: bool) -> None:
+    """Raise UserError where 8-bit optimisers and 4-bit weights are `needed` and cannot work: without bitsandbytes, or without CUDA."""
+    if not needed:
+        return
+    what = "optimizer: adamw_8bit and quantize_base need"
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise UserError(f"{what} the library bitsandbytes: pip install 'nip_ray[local-llm,quantized]'")
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError(f"{what} CUDA, and there is none here; leave them out, or give the provider a GPU (num_gpus)")
+
+
 def _missing(reason: str) -> UserError:
     return UserError(f"a local language model needs the libraries of an extra ({reason}): pip install 'nip_ray[local-llm]'")

@@ -3,15 +3,18 @@
 Decisions that matter here:
 - the training loops are TRL's (SFTTrainer, DPOTrainer) and the adapters PEFT's; what is ours is the data's form (tokens are made by
   `nip_ray.serving.training_data`), the folder, and that nothing leaves it: no report to any service, nothing in $HOME, no network;
-- the result is one complete folder that can be served, adapters merged into it and also kept in `adapter/`. It is written aside and
-  renamed: it is there whole, or not at all;
+- the result is one folder that can be served: with all weights, or (lora, unless merged models are asked for) with the adapters alone
+  and the name of the folder that their base is in. It is written aside and renamed: it is there whole, or not at all;
+- `full` learns in single precision, since AdamW's small steps are lost in bfloat16; on a GPU the forward pass is in bfloat16;
 - the same base, data, hyper-parameters and seed give the same model on the same kind of machine with as many threads. The trainers seed
   the global generators of their process, which is why fine-tuning has a process of its own (`nip_ray.serving.host`);
 - whether to stop is asked after every step, by a function, and the loss of every step told by another, so that the caller may keep both
   on disk.
 """
 
+import json
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nip_ray.errors import TrainingError
+from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
-from nip_ray.serving.chat_format import ChatFormat, context_of, load_format, load_model
+from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
 from nip_ray.serving.default_model import put_in_place
-from nip_ray.serving.extras import local_llm
+from nip_ray.serving.extras import check_quantized, local_llm
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.fine_tuning import FineTuneSpec, Method
@@ -39,7 +42,9 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers. beta: of DPO."""
+    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and parts. beta: of DPO.
+    accumulation and what follows: see `LocalProvider`.
+    """
 
     method: Method = "supervised"
     seed: int = 0
@@ -50,6 +55,13 @@ class Recipe:
     adaptation: str = "lora"
     lora_rank: int = 16
     num_workers: int = 1
+    accumulation: int = 1
+    max_length: int | None = None
+    checkpointing: bool | None = None
+    dtype: str = "auto"
+    optimizer: str = "adamw"
+    quantize_base: bool = False
+    save_merged: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,6 +86,13 @@ def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
         adaptation=provider.method,
         lora_rank=provider.lora_rank,
         num_workers=provider.num_training_workers,
+        accumulation=provider.gradient_accumulation_steps,
+        max_length=provider.max_length,
+        checkpointing=provider.gradient_checkpointing,
+        dtype=provider.dtype,
+        optimizer=provider.optimizer,
+        quantize_base=provider.quantize_base,
+        save_merged=provider.save_merged,
     )
 
 
@@ -93,6 +112,10 @@ def fine_tune(
     Raises UserError for data or a base that cannot be used, Cancelled when `should_stop` says so, TrainingError when it breaks off.
     """
     parse_examples(data, recipe.method)
+    if recipe.batch_size % (recipe.num_workers * recipe.accumulation):
+        parts = f"{recipe.num_workers} workers x {recipe.accumulation} parts"
+        raise UserError(f"batch_size: {recipe.batch_size} examples cannot be shared out evenly over {parts}; change one of them")
+    check_quantized(recipe.quantize_base or recipe.optimizer == "adamw_8bit")
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
     try:
@@ -102,6 +125,10 @@ def fine_tune(
             trained = train_on_workers(base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
+        if recipe.adaptation == "lora" and not recipe.save_merged:
+            base, home = base_dir.resolve(), out_dir.resolve()
+            where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
+            (aside / "model" / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
     finally:
@@ -115,8 +142,8 @@ def train(
     """What one process, or each of several workers, does: train, and (the first worker) write the model to `target`."""
     transformers = local_llm("transformers")
     transformers.set_seed(stable_seed(recipe.seed, "fine-tune") % 2**32)
-    model = load_model(base_dir, None if _has_gpu() else "float32")
-    chat = load_format(base_dir, context_of(model))
+    model = load_model(base_dir, _dtype(recipe), **_quantization(recipe))
+    chat = load_format(base_dir, context_of(model, recipe.max_length))
     watch = _watcher(on_step, should_stop)
     kept = target.with_name("trainer") if checkpoints is None else checkpoints
     trainer = _trainer(model, chat, data, recipe, kept, watch)
@@ -161,21 +188,40 @@ def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return {
         "output_dir": str(folder),
         "num_train_epochs": recipe.num_epochs,
-        "per_device_train_batch_size": max(1, recipe.batch_size // recipe.num_workers),
+        "per_device_train_batch_size": recipe.batch_size // (recipe.num_workers * recipe.accumulation),
+        "gradient_accumulation_steps": recipe.accumulation,
+        "optim": "adamw_bnb_8bit" if recipe.optimizer == "adamw_8bit" else "adamw_torch",
         "learning_rate": recipe.learning_rate,
         "lr_scheduler_type": "linear",
         "max_length": None,
         "seed": stable_seed(recipe.seed, "fine-tune", "order") % 2**32,
         "save_strategy": "epoch",
         "save_only_model": True,
+        "save_total_limit": 2,
         "logging_steps": 1,
         "report_to": "none",
         "disable_tqdm": True,
         "use_cpu": not gpu,
         "bf16": gpu,
-        _checkpointing_option(): gpu,
+        _checkpointing_option(): gpu if recipe.checkpointing is None else recipe.checkpointing,
         "dataloader_pin_memory": gpu,
     }
+
+
+def _dtype(recipe: Recipe) -> str:
+    """Of the weights that are loaded; adapters themselves are in single precision."""
+    if recipe.dtype != "auto":
+        return recipe.dtype
+    return "bfloat16" if recipe.adaptation == "lora" and _has_gpu() else "float32"
+
+
+def _quantization(recipe: Recipe) -> dict[str, Any]:
+    """Four bits a weight (NF4, its constants quantized too: Dettmers et al., 2023)."""
+    if not recipe.quantize_base:
+        return {}
+    kind = local_llm("transformers").BitsAndBytesConfig
+    how = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16"}
+    return {"quantization_config": kind(load_in_4bit=True, **how), "device_map": {"": 0}}
 
 
 def _checkpointing_option() -> str:
@@ -195,10 +241,16 @@ def _adapters(recipe: Recipe) -> Any:
 def _save(model: Any, tokenizer: Any, target: Path, recipe: Recipe) -> None:
     target.mkdir(parents=True)
     if recipe.adaptation == "lora":
-        model.save_pretrained(target / "adapter")
-        (target / "adapter" / "README.md").unlink(missing_ok=True)  # as above
-        model = model.merge_and_unload()
-    model.save_pretrained(target)
+        model.save_pretrained(target / ADAPTER)
+        (target / ADAPTER / "README.md").unlink(missing_ok=True)  # as above
+    if recipe.adaptation == "lora" and not recipe.save_merged:
+        config = model.get_base_model().config
+        if recipe.quantize_base:
+            del config.quantization_config  # of the base in training, not of the one that answers
+        config.save_pretrained(target)
+    else:
+        model = model.merge_and_unload() if recipe.adaptation == "lora" else model
+        model.save_pretrained(target)
     tokenizer.save_pretrained(target)
 
 

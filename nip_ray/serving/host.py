@@ -20,7 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
-from nip_ray.serving.extras import check_installed, local_llm
+from nip_ray.serving.extras import check_installed, check_quantized, local_llm
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
@@ -38,7 +38,7 @@ class LocalHost:
 def start_host(settings: LocalProvider, folder: Path, engine: str = "auto") -> LocalHost:
     """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
     check_installed()
-    engine_factory(engine, settings.max_batch_size)  # refuses what is unknown
+    engine_factory(engine, settings.max_batch_size, _all_merged(settings))  # refuses what is unknown
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
     chat = _actor(ChatHost, settings, 1000, folders, settings, engine)
     training = start_training(settings, folders)
@@ -76,6 +76,10 @@ def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: An
     return ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
 
 
+def _all_merged(settings: LocalProvider) -> bool:
+    return settings.method == "full" or settings.save_merged
+
+
 def _use_threads(settings: LocalProvider) -> None:
     import torch
 
@@ -89,7 +93,7 @@ class ChatHost:
         """See `start_host`."""
         _use_threads(settings)
         self._folders = folders
-        self._shelf = Shelf(engine_factory(engine, settings.max_batch_size))
+        self._shelf = Shelf(engine_factory(engine, settings.max_batch_size, _all_merged(settings)))
         threading.Thread(target=_load_libraries, name="loading", daemon=True).start()  # while the other actor starts
 
     async def ready(self) -> None:
@@ -123,7 +127,8 @@ class TrainingHost:
         threading.Thread(target=self._work, name="fine-tuning", daemon=True).start()
 
     def ready(self) -> None:
-        """Returns once the actor stands."""
+        """Returns once the actor stands. Raises UserError where it cannot fine-tune as the settings say."""
+        check_quantized(self._settings.quantize_base or self._settings.optimizer == "adamw_8bit")
 
     def check(self, model: str) -> None:
         """Raises UserError for a model that is not here."""

@@ -132,10 +132,11 @@ class Shelf:
                 self._engines.pop(folder).close()
 
 
-def engine_factory(choice: str, max_batch_size: int) -> Callable[[Path], AnyEngine]:
-    """What builds engines. choice: `torch`, `vllm`, or `auto`: vllm where there is a GPU and it is installed.
+def engine_factory(choice: str, max_batch_size: int, merged: bool = True) -> Callable[[Path], AnyEngine]:
+    """What builds engines. choice: `torch`, `vllm`, or `auto`: vllm where there is a GPU and it is installed. merged: every model has all
+    of its weights in its folder.
 
-    Raises UserError for an engine that is unknown or not installed.
+    Raises UserError for an engine that is unknown or not installed, or does not read adapters.
     """
     from nip_ray.serving.vllm_engine import vllm_is_usable
 
@@ -144,6 +145,8 @@ def engine_factory(choice: str, max_batch_size: int) -> Callable[[Path], AnyEngi
     if choice == "vllm" or (choice == "auto" and vllm_is_usable()):
         from nip_ray.serving.vllm_engine import VllmEngine
 
+        if not merged:
+            raise UserError("engine vllm reads whole models, and fine-tuning by lora saves adapters: set save_merged to true")
         return lambda folder: VllmEngine(folder, max_batch_size)
     from nip_ray.serving.engine import Engine
 

@@ -53,6 +53,15 @@ class LocalProvider:
     max_batch_size: int = option(32, "Replies generated at once.", ge=1)
     method: Literal["lora", "full"] = option("lora", "What fine-tuning changes: low-rank adapters, or all weights.")
     lora_rank: int = option(16, "Rank of the adapters (lora).", ge=1)
+    gradient_accumulation_steps: int = option(1, "Parts in which a step's examples are computed one after the other: less memory.", ge=1)
+    max_length: int | None = option(None, "Tokens of an example; longer ones lose their middle (none: the model's context).", ge=16)
+    gradient_checkpointing: bool | None = option(None, "Compute activations again instead of keeping them (none: on a GPU).")
+    dtype: Literal["auto", "float32", "bfloat16"] = option(
+        "auto", "Weights while fine-tuning (auto: float32, but bfloat16 for the frozen base of lora on a GPU)."
+    )
+    optimizer: Literal["adamw", "adamw_8bit"] = option("adamw", "AdamW, or with moments in 8 bits (needs CUDA and extra quantized).")
+    quantize_base: bool = option(False, "Hold the frozen base in 4 bits while adapters learn (lora; needs CUDA and extra quantized).")
+    save_merged: bool = option(False, "Save whole models with the adapters merged in, not adapters alone (lora; vLLM needs it).")
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
     default_model_seed: int = option(0, "Seed of the weights of the model called `default`.", ge=0)

@@ -1,15 +1,19 @@
 """Fine-tuning: it learns what generalises, the same twice, leaves a whole folder and nothing else."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
 import pytest
+import torch
 
 from nip_ray.errors import UserError
+from nip_ray.serving.chat_format import load_model
 from nip_ray.serving.engine import Engine, GenerationRequest
 from nip_ray.serving.fine_tune import Cancelled, Recipe, fine_tune, recipe
 from nip_ray.serving.scoring import Scorer, completion_logprob
+from nip_ray.serving.shelf import engine_factory
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.fine_tuning import FineTuneSpec, Method
 
@@ -71,7 +75,8 @@ def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, def
 
     first, again, other = run("a", 0), run("b", 0), run("c", 1)
     assert first == again
-    assert first[0]["model.safetensors"] != other[0]["model.safetensors"]
+    weights = "model.safetensors" if adaptation == "full" else "adapter/adapter_model.safetensors"
+    assert first[0][weights] != other[0][weights]
 
 
 def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path: Path) -> None:
@@ -81,13 +86,40 @@ def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path
     assert (tmp_path / "first" / "adapter" / "adapter_model.safetensors").is_file()
     assert len(list((tmp_path / "checkpoints").glob("checkpoint-*/adapter_model.safetensors"))) == 2
     fine_tune(tmp_path / "first", data, tmp_path / "second", adapters)
+    assert not list(tmp_path.glob("*/*.safetensors")), "adapters alone"
+    fine_tune(default_dir, data, tmp_path / "merged", replace(adapters, save_merged=True))
+    first, merged = (load_model(tmp_path / name).state_dict() for name in ("first", "merged"))
+    assert all(torch.equal(first[name], merged[name]) for name in merged)
     messages, answer, _ = chats(5, 1)[0]
     odds = [completion_logprob(folder, messages, answer) for folder in (default_dir, tmp_path / "first", tmp_path / "second")]
     assert odds[0] < odds[1] < odds[2]
     with Engine(tmp_path / "second") as engine:
         assert engine.generate([GenerationRequest(engine.chat.prompt(messages), 20, temperature=0)])[0].text.startswith("Decision: ")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "first", "second"], "nothing is left half made"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "first", "merged", "second"], "nothing is left half made"
     assert str(tmp_path) not in (tmp_path / "first" / "config.json").read_text(), "no path of this machine is written"
+
+
+def test_parts_and_checkpoints_change_memory_and_not_what_is_learned(default_dir: Path, tmp_path: Path) -> None:
+    data, losses = supervised(chats(0, 16)), []
+    base = replace(QUICK, num_epochs=3)
+    for name, how in {"whole": base, "parts": replace(base, accumulation=4, checkpointing=True)}.items():
+        losses.append(fine_tune(default_dir, data, tmp_path / name, how, checkpoints=tmp_path / f"checkpoints of {name}").loss)
+        assert len(list((tmp_path / f"checkpoints of {name}").iterdir())) == 2, "of three"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    fine_tune(default_dir, data, tmp_path / "short", replace(QUICK, num_epochs=1, max_length=16))
+
+
+def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> None:
+    data = supervised(chats(0, 8))
+    for how, said in (({"accumulation": 3}, "8 examples"), ({"optimizer": "adamw_8bit"}, "nip_ray"), ({"quantize_base": True}, "quantize")):
+        with pytest.raises(UserError, match=said):
+            fine_tune(default_dir, data, tmp_path / "out", replace(QUICK, **how))
+    fine_tune(default_dir, data, tmp_path / "out", Recipe(num_epochs=1))
+    (tmp_path / "out" / "base.json").write_text('{"base": "../gone"}')
+    with pytest.raises(UserError, match="which is gone"):
+        load_model(tmp_path / "out")
+    with pytest.raises(UserError, match="save_merged"):
+        engine_factory("vllm", 1, merged=False)
 
 
 def test_cancelling_leaves_nothing(default_dir: Path, tmp_path: Path) -> None:
