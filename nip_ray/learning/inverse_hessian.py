@@ -76,14 +76,15 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
     adds 0.1 rho I to it, which biases every result), so the same H_k is brought to its eigenvalues here: W = U L U^T, B = |L|^-1/2 U^T C
     over the eigenvalues that are not rounding errors, H_k = B^T sign(L) B, and a QR decomposition of B^T. Directions of H_k that are not
     curved upwards count by the size of their eigenvalue, as in Dauphin et al., "Identifying and attacking the saddle point problem in
-    high-dimensional non-convex optimization", NeurIPS 2014. If a product is not finite, the result is not a number; nothing is raised.
+    high-dimensional non-convex optimization", NeurIPS 2014. All but the products is computed in double precision: along curved
+    directions most of v / rho cancels. If a product is not finite, the result is not a number; nothing is raised.
     """
     chosen_K = torch.randperm(like.numel(), generator=generator, device=generator.device)[:rank].to(like.device)
     if not len(chosen_K):
         return lambda v: v / damping
     rows_KP = torch.stack([hvp(_unit(like, index)) for index in chosen_K])
     poison = 0.0 * rows_KP.sum()  # 0, or not a number, in which case the decompositions below would raise
-    rows_KP = torch.nan_to_num(rows_KP, posinf=0.0, neginf=0.0)
+    rows_KP = torch.nan_to_num(rows_KP, posinf=0.0, neginf=0.0).double()
     cross_KK = rows_KP[:, chosen_K]
     values_K, vectors_KK = torch.linalg.eigh((cross_KK + cross_KK.T) / 2)
     sizes_K = values_K.abs()
@@ -94,7 +95,12 @@ def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, gener
     directions_PK = basis_PK @ turn_KK
     damped_K = eigenvalues_K + damping
     curvature_K = torch.where(damped_K > _LEAST_CURVATURE * damping, damped_K, eigenvalues_K.abs() + damping)
-    return lambda v: v / damping + directions_PK @ ((1 / curvature_K - 1 / damping) * (directions_PK.T @ v)) + poison
+
+    def inverse(v: Tensor) -> Tensor:
+        coefficient_K = (1 / curvature_K - 1 / damping) * (directions_PK.T @ v.double())
+        return (v.double() / damping + directions_PK @ coefficient_K).to(v.dtype) + poison
+
+    return inverse
 
 
 def inverse_hessian(settings: StackelbergSettings, hvp: Product, like: Tensor, generator: torch.Generator) -> Product:
