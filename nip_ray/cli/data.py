@@ -1,4 +1,4 @@
-"""`nip-ray data ...`: data sets are made."""
+"""`nip-ray data ...`: generate data sets."""
 
 import json
 import sys
@@ -10,18 +10,18 @@ import typer
 from nip_ray.cli.common import AsJson, app, errors, number, numbers, print_table, progress_bar
 from nip_ray.errors import UserError
 
-data_app = typer.Typer(help="Make data sets.", no_args_is_help=True)
+data_app = typer.Typer(help="Generate data sets.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
-Force = Annotated[bool, typer.Option("--force", help="Replace data sets that are there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
 
 
 @data_app.command("graph-isomorphism")
 def graph_isomorphism(
-    pairs: Annotated[int, typer.Option(min=1, help="Pairs to make.", show_default=False)],
+    pairs: Annotated[int, typer.Option(min=1, help="Number of pairs.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="PATH", help="A .npz file, or a folder.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same pairs.")] = 0,
-    test_pairs: Annotated[int, typer.Option(min=0, help="Held-out pairs to make as well.")] = 0,
+    test_pairs: Annotated[int, typer.Option(min=0, help="Number of held-out pairs.")] = 0,
     exclude: Annotated[Path | None, typer.Option(metavar="FILE", help="A data set whose pairs must not occur.", show_default=False)] = None,
     sizes: Annotated[
         str | None, typer.Option(metavar="N,N,...", help="Numbers of nodes (default: 7,8,9,10,11)", show_default=False)
@@ -32,7 +32,7 @@ def graph_isomorphism(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make pairs of graphs with the published composition; splits never share a pair."""
+    """Generate pairs of graphs with the published composition; splits never share a pair."""
     with errors():
         chosen: dict[str, Any] = {}
         if sizes is not None:
@@ -63,7 +63,7 @@ def graph_isomorphism(
 
 @data_app.command("code-validation")
 def code_validation(
-    items: Annotated[int, typer.Option(min=2, help="Items to make.", show_default=False)],
+    items: Annotated[int, typer.Option(min=2, help="Number of items.", show_default=False)],
     out: Annotated[Path, typer.Option(metavar="FILE", help="A .jsonl file.", show_default=False)],
     seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same items.")] = 0,
     split: Annotated[str, typer.Option(help="train or test; the two never share a family of problems.")] = "train",
@@ -73,7 +73,7 @@ def code_validation(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make small Python problems with correct solutions and wrong ones."""
+    """Generate small Python problems with correct and incorrect solutions."""
     with errors():
         from nip_ray.text.code_data import write_code_items
 

@@ -1,4 +1,4 @@
-"""`nip-ray evaluate` and `nip-ray cross-play`: what a verifier can do, against liars, and among strangers."""
+"""`nip-ray evaluate` and `nip-ray cross-play`."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -25,9 +25,11 @@ def evaluate(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of sampled actions (default: the run's)", show_default=False)] = None,
     all_checkpoints: Annotated[
-        bool, typer.Option("--all-checkpoints", help="Examine every checkpoint, and keep the figures in RUN_DIR/reruns.")
+        bool, typer.Option("--all-checkpoints", help="Evaluate every checkpoint; results go to RUN_DIR/reruns.")
     ] = False,
-    attack: Annotated[bool, typer.Option("--attack", help="Train liars against the verifier, and say whether they fool it.")] = False,
+    attack: Annotated[
+        bool, typer.Option("--attack", help="Train adversarial provers against the verifier and report their success rate.")
+    ] = False,
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="A.B=C", help="Change a key of evaluation, as in evaluation.attack.seeds=4", show_default=False),
@@ -35,7 +37,7 @@ def evaluate(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Examine the verifier of a checkpoint, or of all, on held-out instances."""
+    """Evaluate the verifier of a checkpoint, or of all, on held-out instances."""
     with errors():
         from nip_ray.runs.mirror import local_run
         from nip_ray.runs.sources import run_folder
@@ -83,13 +85,13 @@ def cross_play(
     ] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="Sampled actions instead of the most likely ones.")] = False,
     max_instances: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="So many instances only, drawn at random", show_default=False)
+        int | None, typer.Option(metavar="N", min=1, help="Use N instances, drawn at random", show_default=False)
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of drawn instances, sampled actions and intervals.")] = 0,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let the verifiers of some runs meet the provers of others."""
+    """Play the verifiers of some runs against the provers of others."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
@@ -111,7 +113,7 @@ def cross_play(
         names = [run["name"] for run in found["runs"]]
         print_table(["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names])
         rows = [[f"{row['verifiers']} with {row['provers']}", _interval(row["accuracy"])] for row in found["by_group"]]
-        print_table(["interquartile mean of accuracy among strangers", ""], rows)
+        print_table(["IQM accuracy against other runs' provers", ""], rows)
 
 
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:

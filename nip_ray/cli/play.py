@@ -1,4 +1,4 @@
-"""`nip-ray match`: two players of a game against each other."""
+"""`nip-ray match`: two players of Hironaka's game."""
 
 from typing import Annotated
 
@@ -31,7 +31,7 @@ def match(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Let two players of Hironaka's game play: the more games in so many rounds, the stronger the host."""
+    """Play two players of Hironaka's game: the more games in so many rounds, the stronger the host."""
     with errors():
         from nip_ray.runs.matches import play_match
 

@@ -1,4 +1,4 @@
-"""`nip-ray report`, `compare` and `watch`: the page of a run, of several, and of one that is going on."""
+"""`nip-ray report`, `compare` and `watch`: pages of finished runs, of several runs, of a running one."""
 
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +16,7 @@ def report(
         typer.Option(metavar="NAME", help="Which transcripts to show, as in 000050 (default: the newest)", show_default=False),
     ] = None,
 ) -> None:
-    """Write report.html of a run anew."""
+    """Rebuild report.html of a run."""
     with errors():
         check_run_dir(run_dir)
         from nip_ray.evaluation.report import write_report
@@ -34,7 +34,7 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)
     ] = None,
 ) -> None:
-    """Put several runs on one page: curves with their seeds' bands, figures with intervals."""
+    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
@@ -48,7 +48,7 @@ def watch(
     run_dir: RunDir,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
 ) -> None:
-    """Serve the page of a run that is going on, on 127.0.0.1, until Ctrl-C."""
+    """Serve a live report of a running experiment on 127.0.0.1, until Ctrl-C."""
     with errors():
         check_run_dir(run_dir)
         from nip_ray.runs.watch import watch as serve

@@ -16,7 +16,7 @@ def run(
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train learners on the copies of an environment, Gymnasium's or an experiment's, by the driver that RUNNER names."""
+    """Train on copies of an environment, Gymnasium's or an experiment's, with the driver that RUNNER names."""
     folder: Path | None = run_dir
     with errors(lambda: folder):
         from nip_ray.drivers.runner import folder_of, run_runner

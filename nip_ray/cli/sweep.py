@@ -1,4 +1,4 @@
-"""`nip-ray sweep`: many runs and what came of them."""
+"""`nip-ray sweep`."""
 
 import json
 import sys
@@ -17,19 +17,15 @@ from nip_ray.errors import UserError
 @app.command(cls=ConfigCommand)
 def sweep(
     config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
-    resume_dir: Annotated[
-        Path | None, typer.Option("--resume", metavar="DIR", help="Go on with the sweep in DIR instead.", show_default=False)
-    ] = None,
+    resume_dir: Annotated[Path | None, typer.Option("--resume", metavar="DIR", help="Resume the sweep in DIR.", show_default=False)] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
-    storage: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Instead of the file's sweep.storage_path.", show_default=False)
-    ] = None,
+    storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Override the file's sweep.storage_path.", show_default=False)] = None,
     or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the sweep of this name where there is one.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, say what would be run, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, print what would run, and stop.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every setting of FILE with every seed, and say which is best."""
+    """Run every setting of FILE with every seed and report the best."""
     folder = resume_dir
     with errors():
         if (config is None) == (resume_dir is None):

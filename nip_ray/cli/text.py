@@ -1,4 +1,4 @@
-"""`nip-ray judge` and `nip-ray serve-model`: language models that judge, and one that is served from here."""
+"""`nip-ray judge` and `nip-ray serve-model`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +18,10 @@ def judge(
     ] = None,
     model: Annotated[str | None, typer.Option(help="The judge's model (default: the verifier's)", show_default=False)] = None,
     iteration: Annotated[int | None, typer.Option(metavar="N", help="Iteration (default: the last)", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say how many calls it takes and what they can cost, and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print how many calls it takes and what they can cost, and stop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a language model judge what the agents of a run said."""
+    """Have a language model judge the agents' messages of a run."""
     with errors():
         check_run_dir(run_dir)
         from nip_ray.text.judge_run import judge_run
@@ -38,7 +38,7 @@ def judge(
 def serve_model(
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port (0: a free one).", show_default=False)],
     model: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of a model (default: a small one made here)", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Folder of a model (default: a small built-in one)", show_default=False)
     ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Where files, jobs and fine-tuned models are kept.")] = Path("served"),
@@ -49,7 +49,7 @@ def serve_model(
         str | None, typer.Option(metavar="NAME", help="Environment variable with the key that callers must show", show_default=False)
     ] = None,
 ) -> None:
-    """Serve a local language model by the OpenAI protocol: chat, files, fine-tuning jobs."""
+    """Serve a local language model through an OpenAI-compatible API: chat, files, fine-tuning jobs."""
     with errors():
         if model is not None and not (model / "config.json").is_file():
             raise UserError(f"--model {model}: no model here (a folder with a config.json), name one")

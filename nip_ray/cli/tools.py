@@ -1,4 +1,4 @@
-"""`nip-ray doctor` and `nip-ray schema`: the machine, and what configs may say."""
+"""`nip-ray doctor` and `nip-ray schema`."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ def doctor(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say whether a local run would work here, and what to mend."""
+    """Check this machine and say how to fix it."""
     from nip_ray.runs import doctor as examination
 
     findings = examination.examine(storage)

@@ -1,4 +1,4 @@
-"""`nip-ray train` and `nip-ray resume`: a run begins, a run goes on."""
+"""`nip-ray train` and `nip-ray resume`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,8 +14,8 @@ from nip_ray.errors import UserError
 @app.command(cls=ConfigCommand)
 def train(
     config: Annotated[str, typer.Argument(metavar="CONFIG", help="YAML config, run folder or wandb:...", show_default=False)],
-    iterations: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
-    seed: Annotated[int | None, typer.Option(help="Instead of the config's.", show_default=False)] = None,
+    iterations: Annotated[int | None, typer.Option(help="Override the config's iterations.", show_default=False)] = None,
+    seed: Annotated[int | None, typer.Option(help="Override the config's seed.", show_default=False)] = None,
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
@@ -78,7 +78,7 @@ def resume(
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Go on with an interrupted run: the same numbers as if there had been no interruption (CPU, same seed)."""
+    """Resume a run; results are identical to an uninterrupted one (CPU, same seed)."""
     folder: Path | None = None
     with errors(lambda: folder):
         from nip_ray.runs.mirror import local_run

@@ -175,7 +175,7 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
     if not base.run_dir:
         yield "base_run.run_dir: missing, name the folder of another run"
     elif not (Path(base.run_dir) / "state.json").is_file():
-        yield f"base_run.run_dir: {base.run_dir}: no run of language models here (it has no state.json), name the folder of one"
+        yield f"base_run.run_dir: {base.run_dir}: not a run of language models (it has no state.json), name the folder of one"
     if config.algorithm.rehearsal:
         yield f"algorithm.rehearsal: got {config.algorithm.rehearsal}, but models of a base run know the form already, leave it out"
     if base.kind == "rerun_tests" and config.algorithm.test_scheme == "none":

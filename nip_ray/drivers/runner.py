@@ -87,7 +87,7 @@ def folder_of(settings: RunnerSettings, run_dir: Path | str | None = None) -> Pa
 
 @interruptible()
 def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: bool = False) -> RunnerResult:
-    """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start where there is none yet).
 
     overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation, what is kept.
     Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more timesteps are done already.

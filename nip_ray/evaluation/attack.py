@@ -3,7 +3,7 @@
 Decisions that matter here:
 - the attacker that counts is chosen on training instances that no attacker trained on, and is then measured once on the held-out ones.
   So no choice enters its interval, which is the exact one of a share. Every other attacker is measured as well, for the table, and with
-  them the harder question how often the verifier is right against all of them at once (`any_attacker`: each instance has its own liar);
+  them the harder question how often the verifier is right against all of them at once (`any_attacker`: each has its own);
 - a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
 - on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others go on as they were
   trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
@@ -92,7 +92,7 @@ def attacked(victim: Victim, settings: AttackSettings, report: Report | None = N
 def refuse_unfit(protocol: Protocol) -> None:
     """Raises UserError for a protocol in which nobody can be fooled, or nobody could do it."""
     if protocol.verifier is None:
-        raise UserError(f"--attack: {protocol.name} is a game without a verifier, whom nobody can fool; leave it out")
+        raise UserError(f"--attack: {protocol.name} has no verifier, so --attack does not apply; leave it out")
     if not protocol.provers:
         raise UserError(f"--attack: {protocol.name} has no prover who could fool the verifier; leave it out")
 

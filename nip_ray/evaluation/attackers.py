@@ -1,4 +1,4 @@
-"""Liars: provers trained against a verifier that no longer learns, and scripts that need no training.
+"""Adversarial provers: provers trained against a verifier that no longer learns, and scripts that need no training.
 
 Decisions that matter here:
 - an attacker is trained by proximal policy optimisation, with the losses and advantages of every experiment's PPO, in this process. Only

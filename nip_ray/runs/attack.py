@@ -1,4 +1,4 @@
-"""`attack`: the attack on a run's verifier, with liars made after the run's own provers.
+"""`attack`: the attack on a run's verifier, with adversarial provers made after the run's own provers.
 
 What an attack is stands in `nip_ray.evaluation.attack`; here stands what it takes from a config: the networks of attackers, and the scripts
 that the scenario has.

@@ -95,7 +95,7 @@ def cross_play(
 def check_fit(run_dirs: Sequence[Path | str]) -> None:
     """Raises UserError, in one line, for runs that cannot meet: before torch has built anything."""
     if len(run_dirs) < 2:
-        raise UserError("cross-play: one run alone meets nobody; name at least two")
+        raise UserError("cross-play: needs at least two runs")
     if len(run_dirs) > _MAX_RUNS:
         raise UserError(f"cross-play: {len(run_dirs)} runs are {len(run_dirs) ** 2} pairs; name at most {_MAX_RUNS} runs")
     first: ExperimentConfig | None = None

@@ -72,7 +72,7 @@ def run_experiment(
 def resume_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
-    """Go on with the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
 
     iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``learners.num_learners=2``.
     Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total

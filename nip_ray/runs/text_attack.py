@@ -1,4 +1,4 @@
-"""`attack_text_run`: liars among language models. The prover of a run is trained on, by expert iteration, on what fooled its verifier.
+"""`attack_text_run`: adversarial language models. A run's prover is trained further, by expert iteration, on what fooled its verifier.
 
 Decisions that matter here:
 - the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all

@@ -1,4 +1,4 @@
-"""`watch`: the page of a run that is going on, served on this machine alone, written anew as the run goes on.
+"""`watch`: the live report of a running experiment, served on this machine alone and rebuilt as the run proceeds.
 
 Decisions that matter here:
 - nothing is served but the page and its mark, to GET and HEAD; no file of the run folder can be named from outside, and nothing is

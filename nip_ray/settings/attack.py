@@ -1,4 +1,4 @@
-"""How a finished verifier is attacked: which liars are trained against it, for how long, and what it is asked as."""
+"""How a finished verifier is attacked: which adversarial provers are trained against it, for how long, and what it is asked as."""
 
 from dataclasses import dataclass
 from typing import Literal

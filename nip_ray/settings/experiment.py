@@ -45,7 +45,7 @@ class EvaluationSettings:
     worst_case_episodes: int = option(
         5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0
     )
-    attack: AttackSettings = option(AttackSettings, "Liars trained against the finished verifier.")
+    attack: AttackSettings = option(AttackSettings, "Adversarial provers trained against the finished verifier.")
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def free_folder(spec: SweepSpec) -> Path:
 
 @interruptible()
 def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
-    """Go on with the sweep in `folder`: finished trials stay, the others go on from their newest checkpoints.
+    """Resume the sweep in `folder`: finished trials stay, the others resume from their newest checkpoints.
 
     Raises UserError when there is no sweep in `folder`, or another process is at it; TrainingError as `run_sweep` does.
     """
@@ -127,7 +127,7 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
 
 
 def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> SweepResult:
-    """Go on with the sweep in `folder`, which must be that of `spec`, or begin it where its folder is empty.
+    """Resume the sweep in `folder`, which must be that of `spec`, or begin it where its folder is empty.
 
     Raises UserError when it is another sweep, and as `resume_sweep` does.
     """

@@ -53,7 +53,7 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
 def resume_text_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
-    """Go on with the run in `run_dir` from the stage that was begun last.
+    """Resume the run in `run_dir` from the stage that was begun last.
 
     iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``budget.usd=50``.
     Raises UserError as `run_text_experiment` does, and for a setting that may not change.
@@ -170,6 +170,6 @@ def changed_config(folder: RunFolder, overrides: Sequence[str]) -> TextExperimen
     if overrides:
         config = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), overrides))
     if not isinstance(config, TextExperimentConfig):
-        raise UserError(f"{folder.path}: no run of language agents")
+        raise UserError(f"{folder.path}: not a run of language models")
     check(config)
     return config

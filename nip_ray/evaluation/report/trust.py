@@ -1,4 +1,4 @@
-"""Whether a better liar can fool the verifier: attacks, the worst case, calibration, what messages are worth, and cross-play.
+"""Can a stronger prover fool the verifier? Attacks, the worst case, calibration, the value of messages, cross-play.
 
 Reads evaluation.json and cross_play.json as docs/evaluation.md lays them out. Every part may be missing, and then is not shown; that no
 attack was made is said, with the command that makes one.
