@@ -121,6 +121,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     @override(AlgorithmConfig)
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
         """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after ``rule``."""
+        config_dict = dict(config_dict.items())  # RLlib hands over whole configs, too, which cannot be iterated over
         both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
         words = {key: self._word(key) for key in config_dict}
         named = {word: config_dict[key] for key, word in words.items() if word in self._rule_names() and config_dict[key] != both.get(word)}
