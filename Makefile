@@ -38,8 +38,13 @@ $(STAMP): pyproject.toml
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
 
-test: lint
-	@$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS)
+# Types are checked beside the tests, which wait for other processes half of the time; the tests' summary comes last unless types fail.
+test: $(STAMP)
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/pyright > $(VENV)/pyright.log & types=$$!; \
+		$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS); tests=$$?; \
+		wait $$types || { cat $(VENV)/pyright.log; exit 1; }; exit $$tests
 
 test-browser: browser
 
