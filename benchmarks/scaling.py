@@ -10,7 +10,7 @@ Decisions that matter here:
 - bytes are those that Ray serialises: the driver's `SerializationContext` is watched, through which every `ray.put`, every argument of
   an actor's constructor or method and every value that the driver reads passes. What learners send to each other (gradients) does not
   pass the driver, and is counted by size. Runners and learners fetch what was put once for each node;
-- the parts for the model (`nip_ray/runs/scaling.py`) are timed in the main process, by empty calls and by bare all-reduces, never
+- the parts for the model (`benchmarks/_scaling.py`) are timed in the main process, by empty calls and by bare all-reduces, never
   taken from the rows that the model is checked against; only sending weights, which has no smaller parts, is a row's own.
 """
 
@@ -29,6 +29,7 @@ from unittest.mock import patch
 import ray
 import torch
 from _common import config, machine, show, timed, yardstick_ms
+from _scaling import FORMAT, Parts
 from ray._private.serialization import SerializationContext
 from ray._private.worker import Worker
 from ray.actor import ActorClass
@@ -39,7 +40,6 @@ from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.ray_session import start_ray
-from nip_ray.runs.scaling import FORMAT, Parts
 from nip_ray.settings.experiment import RuntimeSettings
 
 Variant = tuple[int, int, int]  # env runners, learners, torch threads of the main process

@@ -1,11 +1,11 @@
 """The expected time of an iteration by number of nodes, from parts that were measured on one machine.
 
-    python scripts/iteration_time.py
-    python scripts/iteration_time.py --experiment message_game --copies 16384 --runners-per-node 8 --nodes 1 2 4 8
-    python scripts/iteration_time.py --learners 4 --gpus 1 --gpu-speedup 20 --bandwidth-gbit 25
+    python benchmarks/iteration_time.py
+    python benchmarks/iteration_time.py --experiment message_game --copies 16384 --runners-per-node 8 --nodes 1 2 4 8
+    python benchmarks/iteration_time.py --learners 4 --gpus 1 --gpu-speedup 20 --bandwidth-gbit 25
 
 The parts come from benchmarks/scaling.json; `benchmarks/scaling.py --out FILE` measures them on your machine. docs/scaling.md explains
-the model, `nip_ray/runs/scaling.py` is it.
+the model, `benchmarks/_scaling.py` is it.
 """
 
 import argparse
@@ -13,10 +13,11 @@ import sys
 from dataclasses import fields, replace
 from pathlib import Path
 
-from nip_ray.errors import UserError
-from nip_ray.runs import scaling
+import _scaling as scaling
 
-MEASURED = Path(__file__).resolve().parents[1] / "benchmarks" / "scaling.json"
+from nip_ray.errors import UserError
+
+MEASURED = Path(__file__).with_name("scaling.json")
 
 
 def main() -> None:
