@@ -23,7 +23,7 @@ from nip_ray.settings.hironaka import SCRIPTED, HironakaSettings
 if TYPE_CHECKING:
     from nip_ray.scenarios.hironaka.players import Player, Role
 
-_GAME = ("dimension", "max_points", "max_value", "polytope", "reposition", "scale_state")  # what two players must agree on
+_GAME = ("dimension", "starts", "max_points", "max_value", "polytope", "reposition", "scale_state")  # what two players must agree on
 
 
 def play_match(

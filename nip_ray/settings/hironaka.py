@@ -17,6 +17,8 @@ SCRIPTED: dict[str, tuple[str, ...]] = {
     "agent": ("random", "choose_first", "choose_last"),
 }
 """Role -> the players without weights, by name."""
+THOM = {4: 4, 7: 19}
+"""Dimension -> number of points of the start that belongs to a Thom polynomial; see `nip_ray.scenarios.hironaka.thom`."""
 Script = Literal["random", "random_all", "all_coordinates", "zeillinger", "weak_spivakovsky", "choose_first", "choose_last"]
 
 
@@ -70,6 +72,11 @@ class HironakaSettings:
 
     name: Literal["hironaka"] = option("hironaka", "The task.")
     dimension: int = option(3, "Coordinates of a point.", ge=2, le=MAX_DIMENSION)
+    starts: Literal["random", "thom", "thom_homogeneous"] = option(
+        "random",
+        "What games begin with: random points, or always the published points of a Thom polynomial (dimension 4 or 7), as they are or "
+        "made homogeneous.",
+    )
     max_points: int = option(20, "Points of a random start, and the most a game can have.", ge=2, le=MAX_POINTS)
     max_value: int = option(
         19, "Largest coordinate of a random start; they are whole numbers from 0 to this, both included.", ge=1, le=2**20
@@ -104,7 +111,13 @@ class HironakaSettings:
 
 def hironaka_faults(settings: HironakaSettings) -> Iterator[str]:
     """What is wrong with the starts and with who plays, each fault with the key, below `scenario`, that it is about."""
-    if settings.reduce_start and not _can_begin(settings):
+    if settings.starts != "random":
+        if THOM.get(settings.dimension, settings.max_points + 1) > settings.max_points:
+            expected = " or ".join(f"dimension {d} with max_points of at least {n}" for d, n in THOM.items())
+            yield f"starts: {settings.starts} needs {expected}, got dimension {settings.dimension} with {settings.max_points}"
+        if settings.max_value != HironakaSettings().max_value:
+            yield f"max_value: starts {settings.starts} are no random numbers and have no use for it, leave it out"
+    elif settings.reduce_start and not _can_begin(settings):
         yield (
             f"max_points: got {settings.max_points}, with max_value {settings.max_value} almost every random start is over at once, "
             "take fewer points or a larger max_value"

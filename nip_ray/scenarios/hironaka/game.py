@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, polytope, rules
+from nip_ray.scenarios.hironaka.thom import thom_points
 from nip_ray.settings.hironaka import MAX_POINTS, HironakaSettings
 
 
@@ -84,6 +85,8 @@ class Game:
         self.settings, self.device = settings or HironakaSettings(), torch.device(device)
         if self.settings.max_points > MAX_POINTS:
             raise UserError(f"max_points: got {self.settings.max_points}, expected at most {MAX_POINTS}")
+        if self.settings.starts != "random":
+            thom_points(self.settings)  # raises where there are none
         self.dtype = torch.float32 if self.settings.precision == "single" else torch.float64
         self.choices_KD = encode.choices(self.settings.dimension).to(self.device)
         self._reduce: Callable[[Tensor], Tensor] = rules.minimal_ordered
@@ -100,10 +103,16 @@ class Game:
         return self._start(points_BMD)
 
     def random_points(self, games: int, generator: torch.Generator) -> Tensor:
-        """(games, max_points, d): whole numbers from 0 to `max_value`, uniform and independent."""
+        """(games, max_points, d): whole numbers from 0 to `max_value`, uniform and independent; or `same_points`."""
+        if self.settings.starts != "random":
+            return self.same_points(games)
         shape = (self.settings.max_points, self.settings.dimension, games)
         high = self.settings.max_value + 1
         return rules.from_planes(torch.randint(high, shape, generator=generator, device=self.device, dtype=self.dtype))
+
+    def same_points(self, games: int) -> Tensor:
+        """(games, points, d): the points that all games begin with where `starts` is not random."""
+        return torch.tensor(thom_points(self.settings), dtype=self.dtype, device=self.device).repeat(games, 1, 1)
 
     def random_start(self, games: int, generator: torch.Generator) -> State:
         """Games that start from `random_points`. Some may be over at once, after the reduction."""

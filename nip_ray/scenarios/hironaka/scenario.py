@@ -35,6 +35,7 @@ class Hironaka(Scenario):
     def __init__(self, protocol: Protocol, settings: HironakaSettings) -> None:
         self.protocol = replace(protocol, max_rounds=2 * settings.max_rounds)
         self.settings = settings
+        self.held_out = settings.starts == "random"
         self.agents = {role: settings.agents.get(role, settings.agents.get("_default", HironakaAgentSettings())) for role in ROLES}
         self.moves = {"host": encode.num_choices(settings.dimension), "agent": settings.dimension}
         self.num_symbols = max(self.moves.values())

@@ -38,8 +38,10 @@ def uniform(x: Tensor) -> Tensor:
 
 
 def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tensor:
-    """(N, max_points, d) of the game's number type: whole numbers from 0 to `max_value`, uniform and independent."""
+    """(N, max_points, d) of the game's number type: whole numbers from 0 to `max_value`, uniform and independent, or the same for all."""
     settings = game.settings
+    if settings.starts != "random":
+        return game.same_points(len(id_N))
     shape = (settings.max_points, settings.dimension)
     key_N = mixed(mixed(id_N + stable_seed(seed, "hironaka", attempt)))
     place_M = torch.arange(shape[0] * shape[1], device=id_N.device)
