@@ -47,7 +47,7 @@ Report = Callable[[int, str], None]
 
 
 @dataclass(frozen=True)
-class Victim:
+class AttackTarget:
     """Who is attacked, with what the attack may use.
 
     networks: of all agents, as they are. fresh: makes attackers. scripts: name -> networks of provers that need no training, beside the
@@ -62,7 +62,7 @@ class Victim:
     seed: int
 
 
-def attacked(victim: Victim, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
+def attacked(victim: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
     """The entries that an attack adds to `evaluation.json`: those of `ENTRIES`, and `attack`.
 
     docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
@@ -140,7 +140,7 @@ def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 class _Attack:
     """One goal: its instances, and everybody who tries."""
 
-    def __init__(self, victim: Victim, settings: AttackSettings, goal: str) -> None:
+    def __init__(self, victim: AttackTarget, settings: AttackSettings, goal: str) -> None:
         self.victim, self.settings, self.goal = victim, settings, goal
         self.label = LABELS[goal]
         self.wanted = 1 - self.label

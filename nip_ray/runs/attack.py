@@ -14,7 +14,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import Victim, attacked, num_iterations, refuse_unfit
+from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import from_settings
 from nip_ray.runs.progress import progress_line
@@ -46,7 +46,7 @@ def attack(
     def fresh(agents: Sequence[str], size: int, seed: int) -> dict[str, nn.Module]:
         return attackers(config, agents, size, seed)
 
-    victim = Victim(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
+    victim = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
     with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
         return attacked(victim, settings, lambda done, what: show(done, {"stage": what}))
 

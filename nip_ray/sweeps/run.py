@@ -46,8 +46,8 @@ from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.records import Status, TrialRecord
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
 from nip_ray.sweeps.summary import Summary, as_json, summarise
-from nip_ray.sweeps.told import values_of
-from nip_ray.sweeps.tuning import TRIALS, Curve, Enough, Watch, ended, param_space, place, run_config, trainable_of, tune_config
+from nip_ray.sweeps.trial_config import values_of
+from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
 
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
 _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
@@ -157,7 +157,7 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         )
         try:
             tuner.fit()
-        except Enough:
+        except StopSweep:
             pass  # of time, or of failures: told below
         except (tune.TuneError, RayError) as error:
             hint = f"`nip-ray sweep --resume {folder}` goes on; see {folder / LOG}"

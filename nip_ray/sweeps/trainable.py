@@ -35,7 +35,7 @@ from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.resources import trial_bundles
 from nip_ray.runs.session import Session
-from nip_ray.sweeps.told import experiment_of, values_of
+from nip_ray.sweeps.trial_config import experiment_of, values_of
 
 POINTER, LINEAGE = "run.json", "lineage.json"
 _LOCK_WAIT_S = 120.0  # for the lock of a trial whose node is gone: a file server gives it back after a while

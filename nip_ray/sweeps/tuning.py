@@ -29,8 +29,8 @@ from nip_ray.runs.progress import say
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
-from nip_ray.sweeps.told import values_of
 from nip_ray.sweeps.trainable import ExperimentTrainable
+from nip_ray.sweeps.trial_config import values_of
 
 TRIALS, TUNE = "trials", "tune"
 PROGRESS_S = 30.0
@@ -39,7 +39,7 @@ PROGRESS_S = 30.0
 Curve = Sequence[tuple[int, float]]
 
 
-class Enough(Exception):
+class StopSweep(Exception):
     """The sweep ends here, with what it has."""
 
 
@@ -235,9 +235,9 @@ def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
 
 
 def _interrupt() -> None:
-    """End Tune's loop as an interrupt does, with its state written. Raises Enough in a thread, where there are no signals."""
+    """End Tune's loop as an interrupt does, with its state written. Raises StopSweep in a thread, where there are no signals."""
     if threading.current_thread() is not threading.main_thread():
-        raise Enough
+        raise StopSweep
     signal.raise_signal(signal.SIGUSR1)
 
 

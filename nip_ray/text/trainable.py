@@ -29,8 +29,8 @@ from nip_ray.errors import UserError
 from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.trackers import check_trackers
-from nip_ray.sweeps.told import experiment_of
 from nip_ray.sweeps.trainable import opened
+from nip_ray.sweeps.trial_config import experiment_of
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities, trial_resources
 from nip_ray.text.run import begin, finish, new_state, num_measured, reopened

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.attack import Victim
+from nip_ray.evaluation.attack import AttackTarget
 from nip_ray.learning.policy import Policy
 from nip_ray.protocols import build
 from nip_ray.scenarios.message_game.scenario import MessageAgent, MessageGame
@@ -48,7 +48,7 @@ def message_game() -> MessageGame:
     return MessageGame(protocol, MessageGameSettings(num_symbols=SYMBOLS), agents)
 
 
-def victim(verifier: nn.Module, prover: nn.Module | None = None, count: int = 100) -> Victim:
+def victim(verifier: nn.Module, prover: nn.Module | None = None, count: int = 100) -> AttackTarget:
     """That verifier, with the first `count` instances held out."""
     scenario = message_game()
 
@@ -58,7 +58,7 @@ def victim(verifier: nn.Module, prover: nn.Module | None = None, count: int = 10
         return {agent: made.build_agent(agent, seed) for agent in agents}
 
     networks = {"prover": Mute() if prover is None else prover, "verifier": verifier}
-    return Victim(scenario, networks, fresh, {}, scenario.ids("test")[:count], seed=0)  # type: ignore[arg-type]
+    return AttackTarget(scenario, networks, fresh, {}, scenario.ids("test")[:count], seed=0)  # type: ignore[arg-type]
 
 
 def prover(seed: int = 0) -> MessageAgent:

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import Victim, _Attack, attacked, attacking_agents
+from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked, attacking_agents
 from nip_ray.evaluation.attackers import Target, train_attacker
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
@@ -181,7 +181,7 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
     def fresh(agents: Any, size: int, seed: int) -> dict[str, nn.Module]:
         return {agent: scenario.build_agent(agent, seed) for agent in agents}
 
-    made = Victim(scenario, networks, fresh, {}, scenario.ids("test"), seed=0)
+    made = AttackTarget(scenario, networks, fresh, {}, scenario.ids("test"), seed=0)
     found = attacked(made, AttackSettings(seeds=1, sizes=(1,), iterations=1, copies=6, minibatch_size=4, max_nodes=500))
     paid = REJECT in build(protocol).payment.goals.values()
     assert ("completeness_under_attack" in found) == paid, "where some prover is paid for a rejection"
@@ -196,7 +196,7 @@ def test_nobody_to_fool_or_nobody_to_do_it_is_one_clear_error(protocol: str) -> 
     scenario = message_game()
     scenario.protocol = build(protocol)
     with pytest.raises(UserError, match="--attack"):
-        attacked(Victim(scenario, {}, lambda *_: {}, {}, scenario.ids("test"), seed=0), QUICK)
+        attacked(AttackTarget(scenario, {}, lambda *_: {}, {}, scenario.ids("test"), seed=0), QUICK)
 
 
 def test_too_few_training_instances_are_one_clear_error() -> None:

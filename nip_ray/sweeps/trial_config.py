@@ -1,4 +1,4 @@
-"""What a trial is told, and the experiment that this describes: the same for networks and for language models."""
+"""The config of a trial and the experiment that it describes, for networks and for language models alike."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from nip_ray.sweeps.spaces import from_tune, parse_space
 from nip_ray.sweeps.spec import config_of
 
 TRIAL_INDEX = "__trial_index__"
-"""Under this key Tune's `Repeater` says the how manieth of a setting's repetitions a trial is."""
+"""Under this key Tune's `Repeater` gives the index of this repetition of the setting."""
 KEYS = ("experiment", "values", "spaces", "run_root", "group", "iterations_per_report", "seeds", TRIAL_INDEX)
 
 
@@ -19,7 +19,7 @@ def experiment_of(config: Mapping[str, Any]) -> AnyConfig:
     unknown = sorted(set(config) - set(KEYS))
     if unknown or "experiment" not in config or "run_root" not in config:
         wrong = f"unknown: {', '.join(unknown)}" if unknown else "experiment and run_root are needed"
-        raise UserError(f"a trial is told {', '.join(KEYS)} ({wrong})")
+        raise UserError(f"the config of a trial takes {', '.join(KEYS)} ({wrong})")
     return config_of(_mapping(config["experiment"]), values_of(config))
 
 
