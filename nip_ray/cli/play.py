@@ -39,4 +39,6 @@ def match(
         if as_json:
             print_json(figures)
         else:
+            error = figures.pop("standard_error")
+            figures["games"] = f"{figures['games']} (standard error {error:.1f}, n {rounds} rounds)"
             print_table(["", ""], [[key, number(value)] for key, value in figures.items() if not isinstance(value, list)])
