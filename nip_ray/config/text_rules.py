@@ -20,6 +20,7 @@ PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts."""
 _OUR_MEMBERS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream", "reasoning_effort",
+    "response_format",
 }  # fmt: skip
 """Members of a request that `extra_body` may not replace."""
 _OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")
@@ -80,6 +81,9 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         elif settings.model == "default" and isinstance(provider, OpenAIProvider | TrainingServiceProvider):
             yield f"{place}.model: default is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
+        in_json = config.scenario.decision_format == "json" and agent == "verifier"
+        if in_json and isinstance(provider, TrainingServiceProvider):
+            yield f"scenario.decision_format: json, but {settings.provider} (of {agent}) cannot hold replies to a schema, set it to text"
         if isinstance(provider, OpenAIProvider) and not provider.fine_tuning and not settings.frozen:
             yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
 

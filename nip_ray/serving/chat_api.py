@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nip_ray.errors import UserError
 from nip_ray.serving.engine import Generation, GenerationRequest, TooLong
+from nip_ray.serving.grammar import parts_of
 from nip_ray.serving.protocol import ApiError
 from nip_ray.serving.shelf import Shelf
 
@@ -50,10 +51,34 @@ class StreamOptions(BaseModel):
 
 
 class TextFormat(BaseModel):
-    """The one form of a reply that there is."""
+    """Any text."""
 
     model_config = _STRICT
     type: Literal["text"]
+
+
+class NamedSchema(BaseModel):
+    """A schema of the kind that `nip_ray.serving.grammar` has; it is always kept to, strict or not."""
+
+    model_config = _STRICT
+    name: str
+    description: str | None = None
+    strict: bool | None = None
+    schema_: dict[str, Any] = Field(alias="schema")
+
+    @field_validator("schema_")
+    @classmethod
+    def _known(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        parts_of(schema)
+        return schema
+
+
+class JsonFormat(BaseModel):
+    """JSON by a schema."""
+
+    model_config = _STRICT
+    type: Literal["json_schema"]
+    json_schema: NamedSchema
 
 
 class ChatBody(BaseModel):
@@ -82,7 +107,7 @@ class ChatBody(BaseModel):
     frequency_penalty: Literal[0] | None = None
     presence_penalty: Literal[0] | None = None
     logprobs: Literal[False] | None = None
-    response_format: TextFormat | None = None
+    response_format: Annotated[TextFormat | JsonFormat, Field(discriminator="type")] | None = None
 
     def generation(self) -> GenerationRequest:
         """All but the prompt. Without a seed the reply is drawn by one of the system's own."""
@@ -94,6 +119,7 @@ class ChatBody(BaseModel):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(62) if self.seed is None else self.seed,
             stop=tuple(stop for stop in stops if stop),
+            schema=self.response_format.json_schema.schema_ if isinstance(self.response_format, JsonFormat) else None,
         )
 
 

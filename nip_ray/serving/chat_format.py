@@ -69,6 +69,16 @@ class ChatFormat:
         return self.tokenizer.decode([token for token in tokens if token not in self._hidden], skip_special_tokens=False)
 
     @cached_property
+    def pieces(self) -> list[str]:
+        """What each token adds to a text, by number. "" for those that are never part of one, for marks of reasoning, and for parts of a
+        character's bytes, of which nobody can tell what they will be.
+        """
+        before = self.tokenizer.encode("x", add_special_tokens=False)  # some tokenizers drop a space at the beginning of a text
+        start = self.text(before)
+        whole = [self.text([*before, token]) for token in range(len(self.tokenizer))]
+        return [text[len(start) :] if text.startswith(start) and "\ufffd" not in text and not MARK.search(text) else "" for text in whole]
+
+    @cached_property
     def opened(self) -> str:
         """The mark of reasoning that the template puts before every reply, else ""."""
         found = OPENED.search(self.tokenizer.decode(self.prompt([{"role": "user", "content": "?"}])))

@@ -10,9 +10,10 @@ Decisions that matter here:
 """
 
 import atexit
+import json
 import threading
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -25,12 +26,15 @@ from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.chat_format import context_of, load_format, load_model
+from nip_ray.serving.grammar import Grammar, Writer
 from nip_ray.serving.sampling import draw, uniforms
 from nip_ray.serving.slots import Slots
 from nip_ray.serving.stream import TextStream
 
 PREFILL = 4096
 """The most tokens of prompts in one forward pass."""
+
+_MOST_GRAMMARS = 16
 
 OnText = Callable[[str], None]
 
@@ -41,7 +45,9 @@ class TooLong(UserError):
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """A prompt and how to go on. temperature 0: the likeliest token. top_p: see `nip_ray.serving.sampling`. stop: texts that end it."""
+    """A prompt and how to go on. temperature 0: the likeliest token. top_p: see `nip_ray.serving.sampling`. stop: texts that end it.
+    schema: what the reply is held to (`nip_ray.serving.grammar`; none: any text).
+    """
 
     prompt: list[int]
     max_tokens: int
@@ -49,11 +55,14 @@ class GenerationRequest:
     top_p: float = 1.0
     seed: int = 0
     stop: tuple[str, ...] = ()
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A reply. tokens: as drawn, with the one that ended it. finish_reason: the model or a stop text ended it, or its limit did."""
+    """A reply. tokens: as drawn, with the one that ended it. finish_reason: the model or a stop text ended it, or its limit did (under a
+    schema a reply that nears its limit is brought to its end, and has this reason).
+    """
 
     text: str
     tokens: list[int]
@@ -75,6 +84,7 @@ class _Row:
     uniform: Tensor
     stream: TextStream
     on_text: OnText | None
+    writer: Writer | None
     tokens: list[int] = field(default_factory=list)
 
 
@@ -88,10 +98,11 @@ class Engine:
         _check_attention(self.model, model_dir)
         self.chat = load_format(model_dir, context_of(self.model, max_context))
         self._ends = self.chat.ends | _ends_of(self.model)
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
         self._slots = Slots(max_batch_size, self.chat.context)
         self._rows: list[_Row] = []
         self._waiting: deque[_Row] = deque()
-        self._wake = threading.Condition()
+        self._wake, self._making = threading.Condition(), threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="generation", daemon=True)
         self._thread.start()
@@ -100,7 +111,8 @@ class Engine:
     def submit(self, request: GenerationRequest, on_text: OnText | None = None) -> "Future[Generation]":
         """Generate soon; cancel the future to stop. on_text: told each new piece of text, from the engine's thread.
 
-        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense.
+        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense, and for a schema that
+        this engine or the model's vocabulary does not have.
         """
         if not request.prompt or request.max_tokens < 1:
             raise UserError("a request needs a prompt of at least one token, and max_tokens of at least 1")
@@ -110,7 +122,8 @@ class Engine:
                 f"but the context of this model is {self.chat.context} tokens; shorten either"
             )
         stream = TextStream(self.chat.text, request.stop)
-        row = _Row(request, Future(), uniforms(request.seed, request.max_tokens), stream, on_text)
+        writer = None if request.schema is None else Writer(self._grammar(request.schema), request.max_tokens, bool(self.chat.opened))
+        row = _Row(request, Future(), uniforms(request.seed, request.max_tokens), stream, on_text, writer)
         with self._wake:
             if self._closed:
                 raise TrainingError("the engine was closed")
@@ -121,6 +134,15 @@ class Engine:
     def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         """All replies, in the order of the requests."""
         return [future.result() for future in [self.submit(request) for request in requests]]
+
+    def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
+        key = json.dumps(schema)
+        with self._making:
+            found = self._grammars.pop(key, None) or Grammar(schema, self.chat.pieces)
+            self._grammars[key] = found
+            while len(self._grammars) > _MOST_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return found
 
     def close(self) -> None:
         """Stop; whoever still waits gets a TrainingError. May be called twice."""
@@ -229,6 +251,11 @@ class Engine:
     def _take(self, logits_BV: Tensor, first: int) -> None:
         """Draw a token for each row from slot `first` on, and let those rows go that are done."""
         rows = self._rows[first:]
+        for index, row in enumerate(rows):
+            if row.writer and (allowed := row.writer.allowed()) is not None:
+                kept = logits_BV[index, allowed.to(self.device)].clone()
+                logits_BV[index] = -torch.inf
+                logits_BV[index, allowed.to(self.device)] = kept
         options = [(row.request.temperature, row.request.top_p, float(row.uniform[len(row.tokens)])) for row in rows]
         temperature, top_p, uniform = torch.tensor(options, dtype=torch.float64, device=self.device).unbind(1)
         drawn = draw(logits_BV, temperature, top_p, uniform).tolist()
@@ -239,16 +266,21 @@ class Engine:
     def _extend(self, row: _Row, token: int) -> bool:
         """Add a token to a reply; True when that was its last."""
         row.tokens.append(token)
+        if row.writer:
+            row.writer.add(token, lambda: self.chat.text(row.tokens))
+        complete = row.writer is not None and row.writer.complete
         ended = token in self._ends
         full = len(row.tokens) >= row.request.max_tokens
         said = row.tokens[:-1] if ended else row.tokens
-        if row.on_text or row.request.stop or ended or full:
-            piece = row.stream.advance(said, final=ended or full)
+        final = ended or full or complete
+        if row.on_text or row.request.stop or final:
+            piece = row.stream.advance(said, final=final)
             if row.on_text and piece:
                 _tell(row, piece)
-        if not (ended or full or row.stream.stopped):
+        if not (final or row.stream.stopped):
             return False
-        reason = "stop" if ended or row.stream.stopped else "length"
+        cut = row.writer.hurried if row.writer and complete else full and not ended
+        reason = "length" if cut and not row.stream.stopped else "stop"
         with suppress(Exception):  # cancelled in the meantime
             row.future.set_result(Generation(row.stream.text, row.tokens, reason, len(row.request.prompt)))
         return True

@@ -102,7 +102,12 @@ class Shelf:
             opened = engine.chat.opened
             if opened and on_text:
                 on_text(opened)
-            made = await asyncio.wrap_future(engine.submit(replace(request, prompt=prompt, max_tokens=limit), on_text))
+            wanted = replace(request, prompt=prompt, max_tokens=limit)
+            if request.schema is None:
+                future = engine.submit(wanted, on_text)
+            else:  # a schema may have to be prepared, which takes seconds with a large vocabulary
+                future = await asyncio.to_thread(engine.submit, wanted, on_text)
+            made = await asyncio.wrap_future(future)
             return replace(made, text=opened + made.text) if opened else made
         finally:
             self._users[folder] -= 1

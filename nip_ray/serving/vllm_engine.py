@@ -74,6 +74,7 @@ class VllmEngine:
 
     async def _generate(self, request: GenerationRequest, on_text: Callable[[str], None] | None) -> Generation:
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import StructuredOutputsParams  # pyright: ignore[reportMissingImports]
 
         options = SamplingParams(
             max_tokens=request.max_tokens,
@@ -81,6 +82,7 @@ class VllmEngine:
             top_p=request.top_p,
             seed=request.seed,
             stop=list(request.stop),
+            structured_outputs=None if request.schema is None else StructuredOutputsParams(json=dict(request.schema)),
         )
         told, output = 0, None
         async for state in self._llm.generate({"prompt_token_ids": request.prompt}, options, request_id=uuid.uuid4().hex):

@@ -86,6 +86,9 @@ class CodeValidationSettings:
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
         "accept_reject", "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; rewards are linear in its confidence."
     )
+    decision_format: Literal["text", "json"] = option(
+        "text", "How the verifier replies: in lines of text, or in JSON that the provider holds to a schema (openai and local)."
+    )
     randomize_prover_stance: bool = option(False, "Each item has its own stance for a single prover (and those of mnip), by a hash.")
     randomize_channel_order: bool = option(True, "The verifier reads two provers' channels in a seeded random order.")
     agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")

@@ -19,7 +19,8 @@ FinishReason = Literal["stop", "length", "content_filter", "unknown"]
 @dataclass(frozen=True)
 class ChatRequest:
     """One call. key: see above. agent: who speaks (for accounts and test doubles). max_tokens: the most tokens of the reply, reasoning
-    included. extra: further members of the request's body (OpenAI protocol).
+    included. extra: further members of the request's body (OpenAI protocol). schema: the JSON schema that the reply is held to (none: any
+    text).
     """
 
     key: str
@@ -31,6 +32,7 @@ class ChatRequest:
     seed: int | None = None
     agent: str = ""
     extra: Mapping[str, Any] = field(default_factory=dict)
+    schema: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class LocalChat:
         seed = stable_seed(0, "reply", request.key) if request.seed is None else request.seed
         temperature = 1.0 if request.temperature is None else request.temperature
         top_p = 1.0 if request.top_p is None else request.top_p
-        wanted = GenerationRequest([], request.max_tokens, temperature, top_p, seed)
+        wanted = GenerationRequest([], request.max_tokens, temperature, top_p, seed, schema=request.schema)
         made = await self._generate(request.model, request.messages, wanted)
         return ChatReply(made.text, made.finish_reason, made.prompt_tokens, made.completion_tokens)
 

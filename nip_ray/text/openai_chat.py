@@ -151,7 +151,10 @@ class OpenAIChat:
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"
         body: dict[str, Any] = {"model": request.model, "messages": request.messages, limit: request.max_tokens}
-        optional = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+        optional: dict[str, Any] = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
+        if request.schema is not None:
+            named = {"name": "reply", "strict": True, "schema": request.schema}
+            optional["response_format"] = {"type": "json_schema", "json_schema": named}
         return {**body, **{name: value for name, value in optional.items() if value is not None}, **request.extra}
 
     def _settle(self, call: _Call, reservation: Reservation, outcome: Any) -> ChatReply | Failure:

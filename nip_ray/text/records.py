@@ -187,6 +187,7 @@ def fingerprint(request: ChatRequest) -> str:
     """16 hexadecimal digits that tell requests apart by all that decides a reply."""
     content = [request.model, request.messages, request.max_tokens, request.temperature, request.top_p, request.seed]
     content += [dict(request.extra)] if request.extra else []
+    content += [{"schema": dict(request.schema)}] if request.schema else []
     return hashlib.blake2b(_dumps(content).encode(), digest_size=8).hexdigest()
 
 

@@ -144,6 +144,7 @@ class Table:
                 seed=seed,
                 agent=agent,
                 extra=voice.settings.extra_members,
+                schema=self.scenario.reply_schema(agent),
             )
             async with self._gate:
                 reply = await self._calls.wait(voice.client.complete(request))

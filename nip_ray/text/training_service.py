@@ -268,6 +268,8 @@ class TrainingServiceChat:
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient`. The same call has the same seed, so that one that is repeated is answered alike."""
+        if request.schema is not None:
+            raise UserError("scenario.decision_format: the training service cannot hold replies to a schema, set it to text")
         sampler = await self._sampler(request.model)
         tokenizer, types, price = sampler.get_tokenizer(), self._link.types, self._prices.of(request.model)
         prompt = _prompt(tokenizer, request.messages)

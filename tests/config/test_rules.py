@@ -48,6 +48,11 @@ def spoken(**keys: Any) -> Data:
     return {"scenario": task, "protocol": {"name": "nip"}, "algorithm": {"name": "malt"}, "providers": providers}
 
 
+def spoken_in_json(provider: Data) -> Data:
+    data = spoken()
+    return data | {"scenario": data["scenario"] | {"decision_format": "json"}, "providers": data["providers"] | {"hosted": provider}}
+
+
 UNEQUAL = {"actor": 1, "critic": 0.5}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
 
@@ -59,6 +64,8 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (spoken(extra_body="{"), "scenario.agents.prover.extra_body", "JSON object"),
         (spoken(extra_body="[1]"), "scenario.agents.prover.extra_body", "JSON object"),
         (spoken(extra_body='{"seed": 1, "top_k": 2}'), "scenario.agents.prover.extra_body", "seed has an option of its own"),
+        (spoken(extra_body='{"response_format": {}}'), "scenario.agents.prover.extra_body", "response_format has an option of its own"),
+        (spoken_in_json({"name": "training_service"}), "scenario.decision_format", "hosted (of verifier) cannot hold replies to a schema"),
         (spoken(reasoning_effort="high"), "scenario.agents.prover.max_reasoning_tokens", "leave room"),
         (
             spoken(provider="local", model="default", extra_body='{"top_k": 2}'),

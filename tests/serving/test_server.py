@@ -18,8 +18,11 @@ import httpx2
 import openai
 import pytest
 import ray
+from jsonschema import validate
 
 from nip_ray.errors import UserError
+from nip_ray.scenarios.code_validation.scales import SCALES
+from nip_ray.scenarios.code_validation.structured import reply_schema
 from nip_ray.serving.app import ServerSettings, free_port, serve_model, server_settings, start_server
 from nip_ray.serving.protocol import ApiError, multipart, page
 from nip_ray.serving.shelf import ModelFolders
@@ -28,6 +31,7 @@ from nip_ray.settings.providers import LocalProvider
 from .data import chats, supervised
 
 KEY = "key-of-the-test"
+SCHEMA = reply_schema({"main": "message"}, SCALES["accept_reject"])
 ASK: Any = [{"role": "user", "content": "Is it right?"}]
 HYPER: Any = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": 8}}}
 
@@ -93,6 +97,16 @@ def test_stream(client: openai.OpenAI) -> None:
     assert chunks[-1].usage == whole.usage
 
 
+def test_a_reply_is_held_to_a_schema(client: openai.OpenAI) -> None:
+    """The default model knows nothing of JSON. A stream is the same text."""
+    form: Any = {"type": "json_schema", "json_schema": {"name": "reply", "strict": True, "schema": SCHEMA}}
+    options: Any = {"model": "default", "messages": ASK, "max_tokens": 60, "seed": 3, "response_format": form}
+    whole = client.chat.completions.create(**options).choices[0].message.content or ""
+    validate(json.loads(whole), SCHEMA)
+    chunks = list(client.chat.completions.create(**options, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
+
+
 def test_a_stop_text(client: openai.OpenAI) -> None:
     options: Any = {"model": "default", "messages": ASK, "max_tokens": 40, "seed": 3}
     whole = client.chat.completions.create(**options).choices[0].message.content or ""
@@ -143,6 +157,9 @@ def test_idempotency(client: openai.OpenAI) -> None:
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x " * 20_000}]}, "context of this model is 8192"),
         ({"max_tokens": 9000}, "context of this model is 8192"),
+        ({"response_format": {"type": "json_object"}}, "response_format: "),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "any", "schema": {"type": "object"}}}}, "schema: .*expected"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}}, "max_tokens: 5, but the schema"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -28,7 +28,18 @@ from aiohttp import web
 
 API_KEY = "sk-canary-5f1d0c2b9a7e4e6d8c3b"
 MODELS = ("gpt-4o-mini", "gpt-4o", "o4-mini", "ft:gpt-4o-mini:org:prover:abc123")
-FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "reasoning_effort", "top_k"}
+FIELDS = {
+    "model",
+    "messages",
+    "max_tokens",
+    "max_completion_tokens",
+    "temperature",
+    "top_p",
+    "seed",
+    "reasoning_effort",
+    "top_k",
+    "response_format",
+}
 STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "520": 520, "529": 529}
 
 

@@ -186,7 +186,9 @@ def test_reasoning_comes_beside_and_members_of_the_body_pass(server: ChatServer)
     reply = complete(server, request(extra={"reasoning_effort": "low", "top_k": 20}))
     assert (reply.reasoning, server.attempts[0].body["top_k"]) == ("Well, well.", 20)
     assert "Well" not in (reply.content or "")
-    assert complete(server, request("other")).reasoning == ""
+    assert complete(server, request("other", schema={"type": "object"})).reasoning == ""
+    named = {"name": "reply", "strict": True, "schema": {"type": "object"}}
+    assert server.attempts[1].body["response_format"] == {"type": "json_schema", "json_schema": named}
 
 
 @pytest.mark.parametrize("fault", ["no_usage", "500", "503", "520", "529"])

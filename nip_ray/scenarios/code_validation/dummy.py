@@ -11,6 +11,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_rules import rulebook
 from nip_ray.scenarios.code_validation.scales import MARK
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.scenarios.code_validation.structured import write_reply
 from nip_ray.seeding import stable_seed
 
 NUM_LETTERS = 20
@@ -20,9 +21,13 @@ def dummy_reply(scenario: CodeValidation, dialogue: Dialogue, agent: str, seed: 
     """A valid reply of `agent` in the round about to be played. It depends on the arguments alone; give each branch its own seed."""
     r = len(dialogue.rounds)
     random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
+    fields = scenario.reply_fields(agent)
     if agent in scenario.protocol.deciders and random.randrange(5) < 2:
-        return f"{MARK} {random.choice(list(scenario.scale.confidences))}"
+        stated = random.choice(list(scenario.scale.confidences))
+        return write_reply(fields, {}, scenario.scale, scenario.scale.confidences[stated]) if fields else f"{MARK} {stated}"
     channels = rulebook(scenario.protocol).speakers(r, dialogue.seed)[agent]
+    if fields:
+        return write_reply(fields, {channel: _letters(random) for channel in channels}, scenario.scale)
     headers = scenario.roles[agent].headers
     return "\n".join(f"{headers.get(channel, 'Answer:')} {_letters(random)}" for channel in channels)
 

@@ -39,6 +39,8 @@ VARIABLES = {
     "stance_word": "the same as accept or reject, empty for the verifier",
     "stances": "agent -> accept or reject, as far as this agent may know it, else empty",
     "stance_is_random": "whether the item draws the provers' stance",
+    "decision_format": "text, or json for a verifier whose replies are JSON",
+    "reply_fields": "channel -> the field of this agent's message there (empty for text)",
     "scale": "name of the verdict scale: accept_reject, one_to_seven or percent",
     "accept_decision": "the decision that is surest to accept, word for word",
     "reject_decision": "the decision that is surest to reject, word for word",

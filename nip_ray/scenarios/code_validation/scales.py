@@ -33,10 +33,13 @@ class Scale:
             stated = stated[: -len(self.unit)].rstrip()
         return self.confidences.get(stated)
 
+    def nearest(self, confidence: float) -> str:
+        """The entry nearest to `confidence` (the lower of two)."""
+        return min(self.confidences, key=lambda stated: abs(self.confidences[stated] - confidence))
+
     def decision(self, confidence: float) -> str:
-        """The decision text of the entry nearest to `confidence` (the lower of two)."""
-        nearest = min(self.confidences, key=lambda stated: abs(self.confidences[stated] - confidence))
-        return f"{MARK} {nearest}"
+        """The decision text of the entry nearest to `confidence`."""
+        return f"{MARK} {self.nearest(confidence)}"
 
 
 SCALES = {

@@ -22,6 +22,7 @@ from nip_ray.scenarios.code_validation.parse import read_reply
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
 from nip_ray.scenarios.code_validation.scales import SCALES, Scale
+from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply, reply_schema, write_reply
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
 
@@ -60,8 +61,22 @@ class CodeValidation:
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+        fields = self.reply_fields(agent)
+        if fields:
+            return read_json_reply(reply, channels, fields, self.roles[agent].headers, self.scale)
         scale = self.scale if agent in self.protocol.deciders else None
         return read_reply(reply, channels, self.roles[agent].headers, scale)
+
+    def reply_fields(self, agent: str) -> dict[str, str]:
+        """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; empty for all others."""
+        if self.settings.decision_format == "text" or agent not in self.protocol.deciders:
+            return {}
+        return field_names(rulebook(self.protocol).writes(agent), self.roles[agent].headers)
+
+    def reply_schema(self, agent: str) -> dict[str, Any] | None:
+        """The JSON schema of `agent`'s replies, None for one that replies in text."""
+        fields = self.reply_fields(agent)
+        return reply_schema(fields, self.scale) if fields else None
 
     def stance(self, item: CodeItem, agent: str) -> int | None:
         """The verdict that `agent` argues for and is paid for; None for a verifier, and for a prover that nothing is paid to."""
@@ -104,7 +119,8 @@ class CodeValidation:
 
     def verdict_text(self, label: int) -> str:
         """The reply that decides for `label` (REJECT or ACCEPT) with full confidence."""
-        return self.scale.decision(float(label))
+        fields = self.reply_fields(self.protocol.verifier or "")
+        return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
     def with_verdict(self, chat: Chat, label: int) -> Chat:
         """`chat`, answered by a decision for `label`: an example of what the verifier ought to have said."""
@@ -181,8 +197,15 @@ def check_prompts(scenario: CodeValidation) -> None:
     for agent, name in zip(speaking, names):
         for stance in (REJECT, ACCEPT):
             item = replace(SAMPLE, prover_stance=stance)
-            if not scenario.prompts.render(name, prompt_variables(scenario, item, agent)):
+            made = scenario.prompts.render(name, prompt_variables(scenario, item, agent))
+            if not made:
                 raise UserError(f"{scenario.prompts.templates[name].file}, line 1: the template makes an empty prompt")
+            for named in scenario.reply_fields(agent).values():
+                if f'"{named}"' not in made:
+                    raise UserError(
+                        f"{scenario.prompts.templates[name].file}, line 1: scenario.decision_format is json, but the prompt does not name "
+                        f'the field "{named}"; include _parts/json_reply.j2, or set decision_format to text'
+                    )
 
 
 def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> dict[str, Any]:
@@ -207,6 +230,8 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "stance_word": "" if stance is None else DECISIONS[stance],
         "stances": {prover: _known_stance(scenario, item, agent, prover) for prover in protocol.provers},
         "stance_is_random": is_random,
+        "decision_format": "json" if scenario.reply_fields(agent) else "text",
+        "reply_fields": scenario.reply_fields(agent),
         "scale": scenario.scale.name,
         "accept_decision": scenario.verdict_text(ACCEPT),
         "reject_decision": scenario.verdict_text(REJECT),

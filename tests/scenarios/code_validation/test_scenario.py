@@ -1,6 +1,7 @@
 """What each agent is shown, under every protocol, and a protocol of one's own with templates of one's own."""
 
 import asyncio
+import json
 import pickle
 import re
 from collections import Counter
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jsonschema import validate
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
@@ -29,8 +31,10 @@ ITEM = CodeItem(3, "Add two numbers.", "print(sum(map(int, input().split())))", 
 SETTINGS = settings(max_examples=60, deadline=None, database=None)
 
 
-def made(name: str = "nip", randomize_prover_stance: bool = False, verdict_scale: Any = "accept_reject", **params: Any) -> CodeValidation:
-    chosen = CodeValidationSettings(randomize_prover_stance=randomize_prover_stance, verdict_scale=verdict_scale)
+def made(
+    name: str = "nip", randomize_prover_stance: bool = False, verdict_scale: Any = "accept_reject", form: Any = "text", **params: Any
+) -> CodeValidation:
+    chosen = CodeValidationSettings(randomize_prover_stance=randomize_prover_stance, verdict_scale=verdict_scale, decision_format=form)
     return build_text_scenario(build(name, **params), chosen)
 
 
@@ -209,9 +213,10 @@ def test_unusable_turns_are_not_trained_on() -> None:
             scenario.training_chat(dialogue, agent, r)
 
 
+@pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
-def test_a_replaced_guess_reads_as_the_true_verdict(scale: str) -> None:
-    scenario = made(verdict_scale=scale)
+def test_a_replaced_guess_reads_as_the_true_verdict(scale: str, form: str) -> None:
+    scenario = made(verdict_scale=scale, form=form)
     dialogue = talked(scenario, 2)
     for label in (REJECT, ACCEPT):
         chat, _ = scenario.training_chat(talked(scenario, 3), "verifier", 2)
@@ -231,8 +236,9 @@ def test_stances() -> None:
 
 @pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
 @pytest.mark.parametrize("name", NAMES)
-def test_dummy_replies_are_valid_and_seeded(name: str, scale: str) -> None:
-    scenario = made(name, verdict_scale=scale)
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_dummy_replies_are_valid_and_seeded(name: str, scale: str, form: str) -> None:
+    scenario = made(name, verdict_scale=scale, form=form)
     for seed in range(10):
         dialogue = start_dialogue(ITEM, seed)
         while not dialogue.ended:
@@ -240,6 +246,8 @@ def test_dummy_replies_are_valid_and_seeded(name: str, scale: str) -> None:
             for agent in rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed):
                 reply = dummy_reply(scenario, dialogue, agent, seed)
                 assert reply == dummy_reply(scenario, dialogue, agent, seed)
+                if schema := scenario.reply_schema(agent):
+                    validate(json.loads(reply), schema)
                 parsed = scenario.parse(dialogue, agent, reply)
                 turns.append(Turn(agent, reply, parsed.messages, parsed.decision, parsed.confidence))
             dialogue = advance(scenario, dialogue, turns)
