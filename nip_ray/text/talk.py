@@ -17,6 +17,7 @@ from typing import TypeVar
 from nip_ray.play.chats import Shape, shape_chat
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
+from nip_ray.protocols import ACCEPT
 from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.seeding import stable_seed
@@ -134,17 +135,19 @@ class Table:
             key, seed = self.sitting.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
             if voice.client is None:
                 return Answer(self.invent(dialogue, agent, seed))
+            schema = self.scenario.reply_schema(agent)
+            form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2  # tokens of names and quotation marks, about
             request = ChatRequest(
                 key=key,
                 model=voice.model,
                 messages=shape_chat(chat, voice.shape),
-                max_tokens=voice.settings.reply_tokens,
+                max_tokens=voice.settings.reply_tokens + form,
                 temperature=voice.settings.temperature,
                 top_p=voice.settings.top_p,
                 seed=seed,
                 agent=agent,
                 extra=voice.settings.extra_members,
-                schema=self.scenario.reply_schema(agent),
+                schema=schema,
             )
             async with self._gate:
                 reply = await self._calls.wait(voice.client.complete(request))
