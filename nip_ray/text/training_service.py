@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Awaitable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch import Tensor
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.folder import write_atomically
 from nip_ray.seeding import generator, stable_seed
+from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.text.budget import Purse
 from nip_ray.text.chat import ChatReply, ChatRequest
@@ -387,7 +389,13 @@ def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -
 
 
 def _prompt(tokenizer: Any, chat: list[dict[str, str]]) -> list[int]:
-    return list(tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=True, return_dict=False))
+    """The tokens of a chat, made as for local models."""
+    return _format(tokenizer).prompt(chat)
+
+
+@lru_cache(maxsize=8)
+def _format(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(tokenizer, 0)  # the service minds the context
 
 
 def _tensor(data: Any) -> Tensor:

@@ -46,16 +46,23 @@ class Tokenizer:
     """Bytes, and one mark for the end."""
 
     eos_token_id = END
+    chat_template = "<{{ role }}>{{ content }}"
+    all_special_tokens: tuple[str, ...] = ()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         assert not add_special_tokens
         return list(text.encode())
 
-    def apply_chat_template(self, chat: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool, return_dict: bool) -> list[int]:
+    def apply_chat_template(
+        self, chat: list[dict[str, str]], add_generation_prompt: bool, tokenize: bool, return_dict: bool = False
+    ) -> Any:
         assert add_generation_prompt
-        assert tokenize
         assert not return_dict
-        return list("".join(f"<{message['role']}>{message['content']}" for message in chat).encode() + b"<assistant>")
+        text = "".join(f"<{message['role']}>{message['content']}" for message in chat) + "<assistant>"
+        return list(text.encode()) if tokenize else text
 
     def decode(self, tokens: list[int], skip_special_tokens: bool) -> str:
         assert skip_special_tokens
