@@ -253,8 +253,8 @@ def test_or_resume_begins_resumes_and_says_that_it_has_finished(tmp_path: Path) 
     small = ["--set", "play.num_copies=32", "--set", "algorithm.minibatch_size=32", "--set", "evaluation.max_instances=8"]
     again = ["train", ROOT / "tune_configs" / "message_game.yaml", *small, "--run-dir", tmp_path / "run", "--or-resume"]
     assert call(*again, "--iterations", "1").exit_code == 0
-    ended = call(*again, "--iterations", "1")
-    assert (ended.exit_code, "the run is finished, all 1 iterations are done" in ended.stderr) == (0, True)
+    for ended in (call(*again, "--iterations", "1"), call("resume", tmp_path / "run")):
+        assert (ended.exit_code, "the run is finished, all 1 iterations are done" in ended.stderr) == (0, True)
     assert call(*again, "--iterations", "2").exit_code == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
     assert "algorithm.lr=0.5: a resumed run can change" in one_line_error(call(*again, "--set", "algorithm.lr=0.5"))

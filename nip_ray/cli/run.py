@@ -6,25 +6,28 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import Quiet, app, errors, number, print_table
+from nip_ray.cli.common import Quiet, app, errors, is_run, number, print_table
 
 
 @app.command()
 def run(
     runner: Annotated[Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)],
     run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)] = None,
+    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in its folder where there is one.")] = False,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
     quiet: Quiet = False,
 ) -> None:
     """Train on copies of an environment, Gymnasium's or an experiment's, with the driver that RUNNER names."""
     folder: Path | None = run_dir
     with errors(lambda: folder):
-        from nip_ray.drivers.runner import folder_of, run_runner
+        from nip_ray.drivers.runner import folder_of, resume_as, run_runner
         from nip_ray.drivers.spec import load_runner
+        from nip_ray.runs.folder import only_begun
 
         checked = load_runner(runner, settings or [])
         folder = folder_of(checked, run_dir)
-        result = run_runner(checked, folder, quiet=quiet)
+        resumed = or_resume and is_run(folder) and not only_begun(folder)
+        result = (resume_as if resumed else run_runner)(checked, folder, quiet=quiet)
         _print_result(result.run_dir, result.metrics, quiet)
 
 

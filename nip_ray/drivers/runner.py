@@ -28,6 +28,7 @@ from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.runs.experiment import changes_of
 from nip_ray.runs.fingerprint import run_fingerprint
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.interrupts import Interrupted, finishing, interruptible
@@ -110,6 +111,11 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
                 agents = [found.tensors[f"agent_{name}"] for name in names_of(settings)]
                 driver.load_state_dict({**found.tensors["driver"], "agents": agents})
                 start = found.iteration
+            elif rows := folder.metrics():
+                repeated = f"{rows[-1]['iteration']} timesteps are done again"
+                say(f"warning: {folder.checkpoints}: there is no checkpoint, the run begins anew; {repeated}")
+            if start >= settings.driver.timesteps and not quiet:
+                say(f"{run_dir}: the run is finished, all {start} timesteps are done")
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
             every = write_interval(settings)
@@ -118,6 +124,15 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
             return _run(folder, settings, driver, experiment)
         finally:
             driver.close()
+
+
+def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = False) -> RunnerResult:
+    """Resume the run in `run_dir`, which `settings` are those of, with what they say otherwise.
+
+    Raises UserError where they differ in what a resumed run may not change.
+    """
+    stored = load_runner(RunFolder.open(run_dir).path)
+    return resume_runner(run_dir, list(changes_of(plain(stored), plain(settings))), quiet=quiet)
 
 
 def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -> None:

@@ -97,6 +97,12 @@ def resume_experiment(
             config = config.model_copy(update={"iterations": iterations})
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
+        whole = checkpoint is None or checkpoint.iteration == config.iterations
+        if whole and (ended := ended_run(folder, config, quiet)):
+            return ended
+        if checkpoint is None and (rows := folder.metrics()):
+            repeated = f"{rows[-1]['iteration']} iterations are done again"
+            session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins anew; {repeated}")
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         try:
             session.start(checkpoint)
@@ -118,21 +124,30 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     wanted = with_absolute_paths(config)
     if type(config) is not type(stored):
         raise UserError(f"{run_dir}: holds a run of another kind; name another folder")
-    changes = list(_changes(plain(stored), plain(wanted)))
-    if not changes and is_finished(folder):
-        if not quiet:
-            say(f"{run_dir}: the run is finished, all {config.iterations} iterations are done")
-        return ExperimentResult(folder.path, folder.figures(), config.iterations)
+    changes = list(changes_of(plain(stored), plain(wanted)))
+    if not changes and (ended := ended_run(folder, stored, quiet)):
+        return ended
     settings = [change for change in changes if not change.startswith("iterations=")]
     return resume_experiment(run_dir, iterations=config.iterations if settings != changes else None, settings=settings, quiet=quiet)
 
 
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def ended_run(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
+    """What a run came to that is finished under its present config, which is said; None where something is left to be done."""
+    from nip_ray.config.load import config_to_yaml
+
+    if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
+        return None
+    if not quiet:
+        say(f"{folder.path}: the run is finished, all {config.iterations} iterations are done; --iterations adds more")
+    return ExperimentResult(folder.path, folder.figures(), config.iterations)
+
+
+def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Overrides ("a.b=c") that make `new` of `old`."""
     for key in {**old, **new}:
         was, wanted = old.get(key), new.get(key)
         if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
-            yield from _changes(was, wanted, f"{prefix}{key}.")
+            yield from changes_of(was, wanted, f"{prefix}{key}.")
         elif was != wanted:
             yield f"{prefix}{key}={json.dumps(wanted)}"
 

@@ -12,7 +12,7 @@ from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yam
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.runs.experiment import ExperimentResult
+from nip_ray.runs.experiment import ExperimentResult, ended_run
 from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.runs.interrupts import interruptible
 from nip_ray.runs.paths import with_absolute_paths
@@ -60,6 +60,8 @@ def resume_text_experiment(
     """
     with RunFolder.open(run_dir, write=True) as folder:
         config = changed_config(folder, [*settings, *([f"iterations={iterations}"] if iterations is not None else [])])
+        if ended := ended_run(folder, config, quiet):
+            return ended
         check_trackers(config.tracking)
         if not (folder.path / STATE).is_file():  # killed before the first stage began
             save_state(folder, new_state(config))

@@ -6,7 +6,9 @@ from typing import Any
 import gymnasium
 import pytest
 import yaml
+from typer.testing import CliRunner
 
+from nip_ray.cli import app
 from nip_ray.config.load import load_config
 from nip_ray.drivers.runner import DRIVERS, EVALUATION, falls_over_timesteps, fingerprint_of, make_driver, resume_runner, run_runner
 from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
@@ -131,6 +133,23 @@ def test_a_run_may_become_longer_where_nothing_falls_over_its_timesteps(tmp_path
     assert again.timesteps == 60
     assert same(final_state(tmp_path / "whole"), final_state(tmp_path / "run"))
     assert plain_rows(whole.run_dir) == plain_rows(again.run_dir)
+
+
+def test_one_command_begins_resumes_and_says_that_the_run_is_finished(tmp_path: Path) -> None:
+    (tmp_path / "file.yaml").write_text(yaml.safe_dump(TINY))
+    again = ["run", str(tmp_path / "file.yaml"), "--run-dir", str(tmp_path / "run"), "--or-resume"]
+    said = []
+    for kept in (40, 20, 0):
+        done = CliRunner().invoke(app, again)
+        assert done.exit_code == 0
+        said.append(done.stderr)
+        assert final_state(tmp_path / "run")["driver"]["timestep"] == 40
+        rewind_checkpoints(tmp_path / "run" / "checkpoints", kept)
+    assert ["finished, all 40 timesteps" in text for text in said] == [False, True, False]
+    anew = CliRunner().invoke(app, again)
+    assert "there is no checkpoint, the run begins anew; 40 timesteps are done again" in anew.stderr
+    other = CliRunner().invoke(app, [*again, "--set", "seed=7"])
+    assert (other.exit_code, "seed=7: a resumed run can change driver" in other.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,15 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     assert outcome(run) == outcome(finished)
 
 
+def test_a_run_that_has_lost_all_checkpoints_says_that_it_begins_anew(finished: Path, run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    cut_back(run, 0)
+    (run / "run.json").unlink()  # where it stands that the run is finished
+    resume_experiment(run)
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert said.endswith("there is no checkpoint, the run begins anew; 9 iterations are done again")
+    assert outcome(run) == outcome(finished)
+
+
 def test_without_an_undamaged_checkpoint_nothing_is_touched(run: Path) -> None:
     for path in (run / "checkpoints").rglob("training.pt"):
         path.write_bytes(b"")
