@@ -220,6 +220,11 @@ def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
     assert distance(expected, baseline) > 1e-4
 
 
+def test_a_dumped_config_keeps_settings_that_are_as_by_rllibs_default() -> None:
+    config = config_of(algorithm=dict(gamma=AlgorithmConfig().gamma, lr=AlgorithmConfig().lr, num_epochs=AlgorithmConfig().num_epochs))
+    assert ProtocolPPOConfig().update_from_dict(config.to_dict()).settings() == config.settings() != config_of().settings()
+
+
 def test_minibatches_in_copies(baseline: Weights) -> None:
     """8 copies of 4 rounds are 32 frames."""
     config = config_of(algorithm=dict(minibatch_size=64)).training(minibatch_copies=8)

@@ -124,7 +124,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         config_dict = dict(config_dict.items())  # RLlib hands over whole configs, too, which cannot be iterated over
         both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
         words = {key: self._word(key) for key in config_dict}
-        named = {word: config_dict[key] for key, word in words.items() if word in self._rule_names() and config_dict[key] != both.get(word)}
+        ours = {word: config_dict[key] for key, word in words.items() if word in self._rule_names()}
+        named = {word: value for word, value in ours.items() if word in _RLLIB_NAMES or value != both.get(word)}
         super().update_from_dict({key: config_dict[key] for key, word in words.items() if word not in {*self._rule_names(), "rule"}})
         for key, value in {**config_dict.get("rule", {}), **named}.items():
             if key != "name":
