@@ -216,6 +216,7 @@ def test_flags_and_settings_reach_the_config() -> None:
         (["nowhere.yaml"], "nowhere.yaml: no such file"),
         ([QUICKSTART.replace("start", "strat")], f"did you mean {QUICKSTART}?"),
         ([QUICKSTART, "--set", "algorithm.epochs=1"], "error: command line: algorithm.epochs: unknown key"),
+        ([QUICKSTART, "--set", "algoritm.epochs=1"], "error: command line: algoritm: unknown key, did you mean algorithm?"),
         ([QUICKSTART, "--set", "algorithm.name=PPO"], "did you mean ppo?"),
         ([QUICKSTART, "--diff"], "--diff: goes with --dry-run"),
         ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),

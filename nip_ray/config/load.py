@@ -68,6 +68,8 @@ def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
     """Put the file's `name` before the faults of a UserError, "command line" before those about a key that `overrides` set."""
     keys = [override.partition("=")[0].strip() for override in overrides]
     patterns = [(r"(?<![\w.])" if "." in key else "^") + re.escape(key) + r"(?!\w)" for key in keys]
+    above = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
+    patterns += [f"^{re.escape(key)}: unknown key" for key in above]
     by_hand = re.compile("|".join(patterns) or "(?!)")
     try:
         yield
