@@ -25,7 +25,12 @@ _NO_REGRESSION = MessageRegressionSettings()
 
 
 class Examination:
-    """The instances that are asked, in a fixed order, and how they are played."""
+    """The instances that are asked, in a fixed order, and how they are played.
+
+    alone: (pairs judged rightly, pairs) by a verifier that was trained alone, where that was measured on this split.
+    """
+
+    alone: tuple[int, int] | None = None
 
     def __init__(self, scenario: Scenario, seed: int, max_instances: int | None = None, split: str = "test") -> None:
         """max_instances: a seeded sample of the split instead of all of it."""
@@ -58,12 +63,19 @@ class Examination:
         said = symbol_distance(self.scenario, rollout)
         if said is not None:
             figures[f"{prefix}/simulator/symbol_distance"] = said[0]
-        bound, baseline = self.scenario.wl_bound(self.split), self.scenario.solo_baseline(self.split)
+        bound, (baseline, _) = self.scenario.wl_bound(self.split), self.baseline()
         if bound is not None:
             figures["eval/verifier/wl_bound"] = bound
         if baseline is not None:
             figures["eval/verifier/solo_baseline"] = baseline[0] / baseline[1]
         return figures
+
+    def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
+        """((instances judged rightly, instances) of the split without a prover, by whom): by the better of the scenario's and `alone`."""
+        fitted = self.scenario.solo_baseline(self.split)
+        if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
+            return self.alone, "verifier trained alone"
+        return fitted, None if fitted is None else "fitted classifier"
 
     def trained_with(self) -> torch.Tensor | None:
         """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are."""
@@ -132,7 +144,7 @@ class Examination:
 
         episodes: with what `depth` finds, of so many episodes (None: without).
         """
-        baseline = self.scenario.solo_baseline(self.split)
+        baseline, by = self.baseline()
         trained_B = self.trained_with()
         overlap = None if trained_B is None else int(trained_B.sum())
         document: dict[str, Any] = {
@@ -143,6 +155,7 @@ class Examination:
             "overlap": overlap,
             "wl_bound": self.scenario.wl_bound(self.split),
             "solo_baseline": None if baseline is None else proportion(*baseline).record(),
+            "solo_baseline_by": by,
         }
         rollouts = {"greedy": self.rollout(networks, greedy=True)} if greedy else {}
         if sampled:

@@ -26,6 +26,7 @@ from nip_ray.runs.folder import CONFIG, RunFolder
 from nip_ray.runs.kept_attack import can_be_kept, keep
 from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
+from nip_ray.runs.solo_run import solo_run_score
 from nip_ray.scenarios.registry import played_scenario
 
 _MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
@@ -58,8 +59,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
     (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
-    run_dir, iteration, dataset, num_instances, held_out, overlap, seed. Then the parts of docs/evaluation.md: greedy, sampled,
-    unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
+    run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md: greedy,
+    sampled, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
     with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
 
     dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
@@ -158,6 +159,7 @@ def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[
     settings = made.config.evaluation
     episodes = settings.worst_case_episodes if deep else None
     networks = players(made.config, made.networks)
+    made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
     return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
 
 
@@ -170,6 +172,7 @@ def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
         "num_instances": document["num_instances"],
         "held_out": document["held_out"],
         "overlap": document["overlap"],
+        **{key: document[key] for key in ("solo_baseline_by",) if document[key] is not None},
         "seed": made.seed,
         **dict(_figures(document)),
     }

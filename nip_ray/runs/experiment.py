@@ -22,6 +22,7 @@ from nip_ray.runs.paths import with_absolute_paths
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.progress import say, say_stage
 from nip_ray.runs.session import Session, is_finished, to_the_end
+from nip_ray.runs.solo_run import solo_run_score
 from nip_ray.runs.trackers import check_trackers
 
 CHANGEABLE = sections(ExperimentConfig, "resumable", True)
@@ -174,6 +175,7 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
     run_dir: the folder that it will have, beside which artifacts are kept that had to be fetched (none: they are not kept).
     Raises UserError for what cannot be read or does not fit.
     """
+    solo_run_score(config)
     if config.evaluation.attack.enabled:
         from nip_ray.runs.attack import check_attack_at_end
 

@@ -29,6 +29,7 @@ from nip_ray.runs.players import players
 from nip_ray.runs.process import prepare_process
 from nip_ray.runs.profiling import profiler
 from nip_ray.runs.progress import progress_line, say, say_stage
+from nip_ray.runs.solo_run import solo_run_score
 from nip_ray.runs.trackers import Tracker, open_trackers
 from nip_ray.runs.trackers.base import RunInfo
 
@@ -280,7 +281,9 @@ class Session:
     def _examination(self) -> Any:
         from nip_ray.evaluation.examine import Examination
 
-        return Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
+        examination = Examination(self.algorithm.scenario, self.config.seed, self.config.evaluation.max_instances)
+        examination.alone = solo_run_score(self.config)
+        return examination
 
     def _attack(self) -> dict[str, Any]:
         from nip_ray.runs.attack import attack

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.message_regression import MessageRegressionSettings
-from nip_ray.settings.options import FORBID_UNKNOWN, FREE, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,12 @@ class EvaluationSettings:
     sampled: bool = option(True, "Evaluate with sampled actions.")
     max_instances: int | None = option(None, "Use at most so many held-out instances (none: all).", ge=1)
     num_transcripts: int = option(20, "Episodes written out at each evaluation.", ge=0)
+    solo_run: str | None = option(
+        None,
+        "Folder of a finished run of the same verifier alone on the same data: `solo_baseline` is its accuracy where that is above the "
+        "fitted classifier's (graph isomorphism; none: the fitted classifier's alone).",
+        meaning=FILE,
+    )
     message_regression: MessageRegressionSettings = option(MessageRegressionSettings, "What agents' first messages say of the label.")
     worst_case_episodes: int = option(
         5, "Episodes for each held-out instance, of which the final evaluation counts the worst (0: none).", ge=0

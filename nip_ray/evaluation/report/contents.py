@@ -8,7 +8,7 @@ from typing import Any
 
 from nip_ray.evaluation.report.describe import describe
 from nip_ray.evaluation.report.episodes import browser, short
-from nip_ray.evaluation.report.findings import Findings, exact_figures, held_out, played_figures
+from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
@@ -143,7 +143,7 @@ def _cite(source: RunSource) -> str:
 def _alone(source: RunSource, findings: Findings) -> str:
     """What a verifier can do alone: measured, and the loose upper bound."""
     measured, bound = findings.baseline, finite(source.evaluation.get("wl_bound"))
-    parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured{sure_words(measured)}"]
+    parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
     parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
     return "; ".join(parts)
 

@@ -57,7 +57,7 @@ def find(source: RunSource) -> Findings:
     assert accuracy is not None
     shown, not_shown, tone = _claims(source, accuracy, chance, baseline)
     right = f"On {_instances(source, accuracy)} the verifier decided {percent_words(accuracy.estimate)} correctly"
-    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(accuracy, chance, baseline)}."
+    sentence = f"{right} ({_how_sure(accuracy, mode)}): {_comparison(source, accuracy, chance, baseline)}."
     if (error := soundness_error(source)) is not None:
         sentence += f" {_whoever(source)} {percent_words(error.estimate)} of false claims are accepted{sure_words(error)}."
     return Findings(
@@ -77,6 +77,11 @@ def solo_baseline(source: RunSource) -> Figure | None:
         return figure_of(source.evaluation.get("solo_baseline"))
     key = "eval/verifier/solo_baseline"
     return next((Figure(row[key]) for row in reversed(source.rows) if key in row), None)
+
+
+def baseline_by(source: RunSource) -> str:
+    """Who reached that baseline: the fitted classifier unless the evaluation says otherwise, as it does once the run has ended."""
+    return "verifier trained alone" if source.evaluation.get("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
@@ -182,7 +187,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
     return shown, not_shown, tone
 
 
-def _comparison(accuracy: Figure, chance: float, baseline: Figure | None) -> str:
+def _comparison(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> str:
     words = {"above": "above", "below": "below", "beside": "not distinguishable from" if accuracy.lower is not None else "beside"}
     first = accuracy.against(chance)
     text = f"{words[first]} chance ({percent_words(chance)})"
@@ -190,7 +195,7 @@ def _comparison(accuracy: Figure, chance: float, baseline: Figure | None) -> str
         return text
     second = accuracy.against(baseline)
     joint = "but" if first == "above" and second != "above" else "and"
-    return f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover"
+    return f"{text} {joint} {words[second]} the {percent_words(baseline.estimate)} measured without a prover ({baseline_by(source)})"
 
 
 def _how_sure(accuracy: Figure, mode: str) -> str:
