@@ -6,15 +6,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from nip_ray.learning.ppo import critic
 from nip_ray.play.rollout import Rollout
 from nip_ray.plugins import register_algorithm
-from nip_ray.rllib.algorithms import ProtocolAlgorithmConfig
-from nip_ray.rllib.learners.base import ProtocolLearner
-from nip_ray.rllib.learners.rows import AgentData, agent_data, normalised_like
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, normalised_like
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.ppo import PolicyGradientSettings
 
@@ -31,23 +29,24 @@ class AWRSettings(PolicyGradientSettings):
 class AWRLearner(ProtocolLearner):
     """Makes moves likelier by the exponential of their advantage."""
 
-    def metric_names(self) -> tuple[str, ...]:
-        return ("objective", "critic", "entropy")  # logged as learn/<agent>/objective ...
-
-    def prepare(self, rollout: Rollout) -> dict[str, AgentData]:
+    def prepare(self, rollout: Rollout) -> Prepared:
         """Rows, advantages and value targets of every agent that learns and had a turn."""
         found = {agent: agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings) for agent in sorted(self.updated)}
-        return {agent: data for agent, data in found.items() if data is not None}
+        return Prepared({agent: data for agent, data in found.items() if data is not None})
 
-    def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
+    def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
         """-mean min(exp(A / temperature), 20) log pi, and the critic's loss, over the rows `own`."""
         policy, value_N = self.networks[agent](data.rows.obs_of(own))
         advantage_N = normalised_like(data.advantage_N[own], data.advantage_N[all_rows])
         weight_N = (advantage_N / self.settings.temperature).exp().clamp(max=20)
         objective = -(weight_N * policy.log_prob(data.rows.action_of(own))).mean()
         value_loss = self.settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], self.settings)
-        self.sums.setdefault(agent, []).append(torch.stack([objective, value_loss, policy.entropy().mean()]).detach())
-        return objective + value_loss
+        metrics = {
+            "objective": objective,
+            "critic": value_loss,
+            "entropy": policy.entropy().mean(),
+        }  # logged as learn/<agent>/objective ...
+        return Loss(objective + value_loss, metrics)  # logged as learn/<agent>/objective ...
 
 
 class AWRConfig(ProtocolAlgorithmConfig):  # an RLlib config, like those that ship

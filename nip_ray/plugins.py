@@ -24,7 +24,7 @@ from nip_ray.protocols import register as register_protocol
 from nip_ray.scenarios.registry import SCENARIOS
 
 if TYPE_CHECKING:
-    from nip_ray.rllib.algorithms import ProtocolAlgorithmConfig
+    from nip_ray.rllib.config import ProtocolAlgorithmConfig
 
 __all__ = ["register_algorithm", "register_protocol", "register_scenario"]
 
@@ -50,7 +50,8 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     """
     import ray.cloudpickle
 
-    from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithmConfig
+    from nip_ray.rllib.config import ProtocolAlgorithmConfig
+    from nip_ray.rllib.registry import ALGORITHMS
 
     if not (isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")):
         raise UserError(f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class")

@@ -132,7 +132,7 @@ def _forget_plugins() -> None:
     from nip_ray.config.members import ADDED, forget
     from nip_ray.config.plugins import is_plugin_file
 
-    tables = {"scenario": ("nip_ray.scenarios.registry", "SCENARIOS"), "algorithm": ("nip_ray.rllib.algorithms", "ALGORITHMS")}
+    tables = {"scenario": ("nip_ray.scenarios.registry", "SCENARIOS"), "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS")}
     for part, names in ADDED.items():
         module, table = tables[part]
         for name in list(names):

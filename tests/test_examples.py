@@ -111,8 +111,8 @@ def test_own_scenario_trains_and_is_resumed(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_own_algorithm_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    from nip_ray.rllib.algorithms import ALGORITHMS
     from nip_ray.rllib.conformance import check_algorithm
+    from nip_ray.rllib.registry import ALGORITHMS
 
     monkeypatch.chdir(EXAMPLES.parent)
     config = load_config("examples/own_algorithm.yaml", ["algorithm.temperature=0.25"])

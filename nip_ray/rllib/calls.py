@@ -7,7 +7,7 @@ learner is gone is mostly noticed first by another one, as an error of the conne
 # pyright: basic, reportAttributeAccessIssue=false
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -15,6 +15,7 @@ from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayEr
 from ray.rllib.core import COMPONENT_RL_MODULE
 
 from nip_ray.errors import LearnerLost, TrainingError, UserError
+from nip_ray.play.exploration import Exploration
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.samples import RolloutSamples
 
@@ -160,11 +161,22 @@ class TakeWeights:
         runner.set_state({COMPONENT_RL_MODULE: ray.get(self.weights[0]), "weights_seq_no": self.number})
 
 
-class Update:
-    """To a learner: learn from these samples."""
+class RollOut:
+    """To an env runner: play these workers' shares of a roll-out. opponents: role -> (who plays it,)."""
 
-    def __init__(self, samples: ray.ObjectRef, arguments: dict[str, Any]) -> None:
-        self.samples, self.arguments = [samples], arguments
+    def __init__(self, plan: Exploration, workers: tuple[int, ...], opponents: Mapping[str, tuple[ray.ObjectRef, ...]]) -> None:
+        self.plan, self.workers, self.opponents = plan, workers, dict(opponents)
+
+    def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:
+        opponents = {role: ray.get(place[0]).to(runner.device) for role, place in self.opponents.items()}
+        return [runner.roll_out(self.plan, worker, opponents) for worker in self.workers], runner.get_metrics()
+
+
+class Update:
+    """To a learner: learn from what was played, which its `update` takes under this name."""
+
+    def __init__(self, name: str, played: ray.ObjectRef, arguments: dict[str, Any]) -> None:
+        self.name, self.played, self.arguments = name, [played], arguments
 
     def __call__(self, learner: Any) -> Any:
-        return learner.update(episodes=ray.get(self.samples[0]), **self.arguments)
+        return learner.update(**{self.name: ray.get(self.played[0])}, **self.arguments)

@@ -12,7 +12,7 @@ def build_algorithm(config: ExperimentConfig) -> Any:
     """The RLlib algorithm of `config`, ready to train."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     start_ray(config)
-    from nip_ray.rllib.algorithms import ALGORITHMS
+    from nip_ray.rllib.registry import ALGORITHMS
 
     for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
         logging.getLogger(name).setLevel(logging.ERROR)

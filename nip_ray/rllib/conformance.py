@@ -16,8 +16,8 @@ from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
-from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
 
 _GAME: dict[str, Any] = {
     "protocol": {"name": "message_game", "max_rounds": 4},
@@ -55,7 +55,7 @@ def _experiment(config: type[ProtocolAlgorithmConfig], base: Mapping[str, Any]) 
 
 
 def _settings_faults(config: type[ProtocolAlgorithmConfig]) -> Iterator[str]:
-    from nip_ray.rllib.algorithms import ALGORITHMS
+    from nip_ray.rllib.registry import ALGORITHMS
 
     name = config.settings_class().name
     if ALGORITHMS.get(name) is not config:
@@ -112,7 +112,7 @@ def _resting_faults(config: type[ProtocolAlgorithmConfig], experiment: Experimen
 def _figure_faults(algorithm: ProtocolAlgorithm) -> Iterator[str]:
     learned = {key: value for key, value in algorithm.row.items() if key.startswith("learn/")}
     if not learned:
-        yield "logs no figure; append a tensor to self.sums[agent] for every minibatch"
+        yield "logs no figure; give metrics with the Loss of agent_loss"
     for key, value in learned.items():
         if not torch.tensor(float(value)).isfinite():
             yield f"{key} is {value}"

@@ -14,7 +14,7 @@ from nip_ray.play.game import GameRules, position_at
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Judgement, Protocol
 from nip_ray.protocols.spec import Payment
-from nip_ray.rllib.learners.rows import agent_data
+from nip_ray.rllib.learner import agent_data
 from nip_ray.settings.ppo import PPOSettings
 
 PLAYERS = ("first", "second")

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.registry import ALGORITHMS
 
 Weights = dict[str, dict[str, Tensor]]
 

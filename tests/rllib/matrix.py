@@ -7,7 +7,8 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.evaluation.examine import Examination
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.registry import ALGORITHMS
 from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
 from tests.builders import one_thread
 from tests.rllib.experiments import distance, train, weights

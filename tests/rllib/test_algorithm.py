@@ -16,7 +16,7 @@ from ray import tune
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.rllib.algorithms import ProtocolPPO, ProtocolPPOConfig
+from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from tests.rllib.experiments import Weights, built, distance, experiment, message_game, train, trained, weights
 
 FLOAT_SUMS = 2e-4  # float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3

@@ -1,7 +1,8 @@
 """`check_algorithm` passes what ships and says what is wrong with a rule that does not keep its promises."""
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import pytest
@@ -11,9 +12,11 @@ from torch import Tensor
 from nip_ray.config.members import forget
 from nip_ray.errors import UserError
 from nip_ray.plugins import register_algorithm
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithmConfig
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.conformance import check_algorithm
-from nip_ray.rllib.learners.ppo import PPOLearner
+from nip_ray.rllib.learner import Loss
+from nip_ray.rllib.ppo import PPOLearner
+from nip_ray.rllib.registry import ALGORITHMS
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.ppo import PPOSettings
 from tests.builders import one_thread
@@ -65,18 +68,22 @@ def test_a_rule_of_ones_own_passes() -> None:
     check_algorithm(odd(PPOLearner))
 
 
+def scaled(loss: Loss, factor: Any) -> Loss:
+    return replace(loss, value=loss.value * factor)
+
+
 class Lazy(PPOLearner):
-    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
-        return super().agent_loss(agent, data, own, all_rows) * 0
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
+        return scaled(super().agent_loss(agent, data, own, all_rows), 0)
 
 
 class Drawing(PPOLearner):
     calls = 0
 
-    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
         Drawing.calls += 1
         noise = torch.rand((), generator=torch.Generator().manual_seed(Drawing.calls))
-        return super().agent_loss(agent, data, own, all_rows) * (1 + noise)
+        return scaled(super().agent_loss(agent, data, own, all_rows), 1 + noise)
 
 
 class Forgetful(PPOLearner):
@@ -86,17 +93,18 @@ class Forgetful(PPOLearner):
         super().build()
         self.count = 0
 
-    def after_update(self, prepared: Any) -> None:
+    def after_update(self, prepared: Any, steps: Any) -> None:
         self.count += 1
 
-    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
         policy, value_N = self.networks[agent](data.rows.obs_of(own))
         loss = super().agent_loss(agent, data, own, all_rows)
-        return loss + self.count * ((value_N - 1) ** 2).mean() - self.count * policy.entropy().mean()
+        more = self.count * ((value_N - 1) ** 2).mean() - self.count * policy.entropy().mean()
+        return replace(loss, value=loss.value + more)
 
 
 class Restless(PPOLearner):
-    def after_update(self, prepared: Any) -> None:
+    def after_update(self, prepared: Any, steps: Any) -> None:
         with torch.no_grad():
             for network in self.networks.values():
                 for parameter in network.parameters():
@@ -104,8 +112,8 @@ class Restless(PPOLearner):
 
 
 class Infinite(PPOLearner):
-    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
-        return super().agent_loss(agent, data, own, all_rows) / 0
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
+        return scaled(super().agent_loss(agent, data, own, all_rows), math.inf)
 
 
 @pytest.mark.parametrize(

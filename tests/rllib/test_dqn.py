@@ -12,8 +12,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.dqn import GreedyPlayer
-from nip_ray.rllib.algorithms import ProtocolDQN, ProtocolDQNConfig
-from nip_ray.rllib.algorithms.dqn import chunks
+from nip_ray.rllib.dqn import ProtocolDQN, ProtocolDQNConfig, chunks
 from nip_ray.runs.players import players
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame

@@ -12,11 +12,12 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 
 from nip_ray.errors import UserError
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule
 from nip_ray.rllib.options import CHECKED_APART, INTERNAL, OPTIONS, REFUSED_CALLS, options_markdown, refuse_unhonoured
+from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.protocol_env import ProtocolEnv
+from nip_ray.rllib.registry import ALGORITHMS
 from tests.rllib.experiments import Weights, distance, message_game, train, trained, weights
 from tests.rllib.test_dqn import dqn
 

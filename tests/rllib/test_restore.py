@@ -9,8 +9,8 @@ import torch
 from ray.rllib.algorithms.algorithm import Algorithm
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.rllib.algorithms import ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from tests.rllib.experiments import TINY, Weights, built, distance, experiment, message_game, runner_weights, train, trained, weights
 
 Travel = Callable[[ProtocolPPO, ProtocolPPO, Path], None]

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from nip_ray.play.batch import own_rows
-from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.registry import ALGORITHMS
 from tests.rllib.experiments import distance, experiment, message_game, train, weights
 
 NIP = dict(name="nip", max_rounds=4)
@@ -66,7 +67,7 @@ def test_rewards_to_go_end_with_their_episode() -> None:
     (samples,) = algorithm._play()
     learner = learner_of(algorithm)
     learner.updated = frozenset(learner.optimizers)
-    prepared = learner.prepare(samples.rollout)
+    prepared = learner.prepare(samples.rollout).agents
     for index, agent in enumerate(algorithm.scenario.protocol.agents):
         rows = own_rows(algorithm.scenario, samples.rollout, agent)
         reward_BR = samples.rollout.reward_BRA[:, :, index].tolist()

@@ -9,7 +9,7 @@ from ray.rllib.algorithms.ppo import PPO, PPOConfig
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.rllib.algorithms.config import agent_is_module
+from nip_ray.rllib.config import agent_is_module
 from nip_ray.rllib.module import module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import scenario_of

@@ -204,7 +204,8 @@ class ProtocolAgent(BaseAgent):
 
 def check_drivable(name: str) -> None:
     """Raises UserError for an algorithm whose iterations are more than a rollout and an update."""
-    from nip_ray.rllib.algorithms import ALGORITHMS, ProtocolAlgorithm
+    from nip_ray.rllib.algorithm import ProtocolAlgorithm
+    from nip_ray.rllib.registry import ALGORITHMS
 
     drivable = [key for key, made in ALGORITHMS.items() if made().algo_class.training_step is ProtocolAlgorithm.training_step]  # type: ignore[union-attr]
     if name not in drivable:
@@ -216,7 +217,7 @@ def check_drivable(name: str) -> None:
 
 def _build(config: ExperimentConfig) -> Any:
     """The algorithm, alone in this process."""
-    from nip_ray.rllib.algorithms import ALGORITHMS
+    from nip_ray.rllib.registry import ALGORITHMS
 
     for name in ("ray", "ray.rllib", "ray.tune"):  # after the imports, which set levels of their own
         logging.getLogger(name).setLevel(logging.ERROR)

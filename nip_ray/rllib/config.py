@@ -27,6 +27,7 @@ from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
 from nip_ray.rllib.calls import PROBE_S
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.learner import ProtocolLearner
 from nip_ray.rllib.module import AgentModule, module_spec
 from nip_ray.rllib.options import refuse_unhonoured
 from nip_ray.rllib.protocol_env import ProtocolEnv
@@ -56,7 +57,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     settings_class: type[Any]
 
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
-        from nip_ray.rllib.algorithms.base import ProtocolAlgorithm
+        from nip_ray.rllib.algorithm import ProtocolAlgorithm
 
         super().__init__(algo_class=algo_class or ProtocolAlgorithm)
         self.schedules: dict[str, UpdateSchedule] = {}
@@ -250,8 +251,6 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
 
     def _check_modules(self) -> None:
         """Classes of one's own are derived from ours, which is what the rest of ours talks to."""
-        from nip_ray.rllib.learners.base import ProtocolLearner
-
         for key, given, ours in (
             ("env_runner_cls", self.env_runner_cls, ProtocolEnvRunner),
             ("learner_class", self.learner_class, ProtocolLearner),

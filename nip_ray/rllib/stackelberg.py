@@ -1,6 +1,6 @@
 """Opponent shaping from rollouts: SPG, LOLA, SOS and their clipped variants.
 
-The mathematics is in `nip_ray.learning.shaping`; here stands what is done with which rows.
+The mathematics is in `nip_ray.learning.shaping`; here stand the config, what is done with which rows, and the update.
 
 Decisions that matter here:
 - an agent's objective depends on everyone's actions, so every agent's critic judges every round, not only its own turns, and its
@@ -19,6 +19,10 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner import Learner
+from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 
 from nip_ray.learning.advantages import own_turn_advantages
@@ -30,9 +34,35 @@ from nip_ray.learning.published_shaping import published_directions, published_l
 from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_follower_map
 from nip_ray.play.batch import AgentRows, live_rows
 from nip_ray.play.rollout import Rollout
-from nip_ray.rllib.learners.base import JointMinibatch, ProtocolLearner
-from nip_ray.rllib.learners.rows import normalised_like, rewards_with_cuts
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.learner import JointMinibatch, Prepared, ProtocolLearner, Step, normalised_like, rewards_with_cuts
 from nip_ray.seeding import generator
+from nip_ray.settings.stackelberg import StackelbergSettings
+
+
+class StackelbergPGConfig(ProtocolAlgorithmConfig):
+    """Config of `StackelbergPG`; settings: `StackelbergSettings`."""
+
+    settings_class = StackelbergSettings
+
+    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        super().__init__(algo_class=algo_class or StackelbergPG)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Learner]:
+        """Our opponent-shaping learner."""
+        return StackelbergLearner
+
+
+class StackelbergPG(ProtocolAlgorithm):
+    """Leaders who foresee how followers learn; the update is `StackelbergLearner`'s."""
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> StackelbergPGConfig:
+        """A `StackelbergPGConfig`."""
+        return StackelbergPGConfig()
 
 
 @dataclass(frozen=True)
@@ -70,14 +100,8 @@ class StackelbergLearner(ProtocolLearner):
             groups = [group for group in made if group.part == "actor" and group.lr_factor > 0]
             self.actors[agent] = [parameter for group in groups for parameter in group.parameters]
             self.step_factors[agent] = max((group.lr_factor for group in groups), default=0.0)
-        self.rollout: Rollout | None = None
-        self.minibatch_number = 0
         self.iteration_lr = self.settings.lr
         self.inverses: Inverses = {}
-
-    def metric_names(self) -> tuple[str, ...]:
-        """Means over minibatches; `direction_norm` is that of the actor's direction before the critic's gradient is added."""
-        return ("entropy", "critic", "direction_norm")
 
     def set_learning_rates(self, lr: float) -> None:
         """Also remembered as the step that followers are supposed to take."""
@@ -85,10 +109,9 @@ class StackelbergLearner(ProtocolLearner):
         self.iteration_lr = lr
 
     @torch.no_grad()
-    def prepare(self, rollout: Rollout) -> dict[str, ShapedData]:
+    def prepare(self, rollout: Rollout) -> Prepared:
         """Rows, values and advantages of every agent that learns, in all rounds played."""
-        settings, prepared = self.settings, {}
-        self.rollout, self.minibatch_number = rollout, 0
+        settings, agents = self.settings, {}
         for index, agent in enumerate(self.scenario.protocol.agents):
             if agent not in self.updated:
                 continue
@@ -99,33 +122,38 @@ class StackelbergLearner(ProtocolLearner):
             learning_mode(network)
             advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
             at = (rows.copy_N, rows.round_N)
-            prepared[agent] = ShapedData(rows, rollout.turn_BRA[at][:, index], value_N, target_BR[at], advantage_BR)
-        return prepared
+            agents[agent] = ShapedData(rows, rollout.turn_BRA[at][:, index], value_N, target_BR[at], advantage_BR)
+        return Prepared(agents)
 
-    def minibatch_gradients(self, prepared: Mapping[str, ShapedData], minibatch: JointMinibatch) -> None:
-        """Directions of all actors, and the plain gradients of critics on top."""
-        agents = list(prepared)
-        scores = self._scores(prepared, minibatch)
-        self.stepping = {agent: self.optimizers[agent] for agent in agents}
+    def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
+        """A step of all agents: actors along their directions, and everything along the plain gradients of critics on top.
+
+        direction_norm is that of the actor's direction before the critic's gradient is added.
+        """
+        data: Mapping[str, ShapedData] = prepared.agents
+        scores = self._scores(data, minibatch)
         published = self.settings.estimator == "published"
-        extra = {agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent] for agent in agents}
-        for agent, loss in self.similarity_losses(minibatch).items():
+        extra = {agent: scores.critic[agent] + self._bonus(scores, agent) if published else scores.critic[agent] for agent in data}
+        for agent, loss in self.similarity_losses(prepared, minibatch).items():
             extra[agent] = extra[agent] + loss
-        plain = {agent: self._plain_gradient(agent, extra[agent]) for agent in agents}
-        advantage_KRA = self._advantages(prepared, minibatch)
-        shaped = (self._published if published else self._foreseeing)(prepared, scores, advantage_KRA, minibatch)
-        for agent in agents:
+        plain = {agent: self._plain_gradient(agent, extra[agent]) for agent in data}
+        advantage_KRA = self._advantages(data, minibatch)
+        shaped = (self._published if published else self._foreseeing)(data, scores, advantage_KRA, minibatch)
+        for agent in data:
             self._set_gradients(agent, shaped[agent], plain[agent])
-        self._log(prepared, scores, shaped)
-        self.minibatch_number += 1
+        norms, steps = self._step(data), {}
+        for agent in data:
+            metrics = {"entropy": scores.entropy[agent].detach(), "critic": scores.critic[agent].detach()}
+            steps[agent] = Step({**metrics, "direction_norm": torch.linalg.vector_norm(shaped[agent].detach())}, norms[agent])
+        return steps
 
     # ------------------------------------------------------------------------------------------------------ directions
 
     def _foreseeing(
-        self, prepared: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
+        self, data: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
     ) -> dict[str, Tensor]:
         """By automatic differentiation of per-sample surrogates."""
-        total, live_KR = len(minibatch.all_copies), self._live(minibatch.own_copies)
+        total, live_KR = len(minibatch.all_copies), _live(data, minibatch.own_copies)
         world, rank = self._world()
         place_K = torch.arange(rank, total, world, device=self._device)  # of the own copies among all: halves do not depend on learners
         first = total // 2 if self.settings.independent_halves and total > 1 else total
@@ -133,28 +161,28 @@ class StackelbergLearner(ProtocolLearner):
         def losses(of_K: Tensor, count: int) -> dict[str, Tensor]:
             shares = (scores.log_prob_KRA, advantage_KRA, live_KR & of_K[:, None], self.settings.gamma)
             found_A = dice_losses(*shares, *self._clipping(scores), copies=count)
-            return {agent: found_A[self._index(agent)] + self._bonus(scores, agent) for agent in prepared}
+            return {agent: found_A[self._index(agent)] + self._bonus(scores, agent) for agent in data}
 
-        actors, followers, step_sizes, draw = self._rule(list(prepared))
+        actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
         independent = losses(place_K >= first, total - first) if first < total else None
-        rule = (actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(), independent)
+        rule = (actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(minibatch), independent)
         return directions(losses(place_K < first, first), *rule)
 
     def _published(
-        self, prepared: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
+        self, data: Mapping[str, ShapedData], scores: _Scores, advantage_KRA: Tensor, minibatch: JointMinibatch
     ) -> dict[str, Tensor]:
         """By the published products of batch means."""
         losses_A, score = published_losses(
             scores.log_prob_KRA,
             advantage_KRA,
-            self._live(minibatch.own_copies),
+            _live(data, minibatch.own_copies),
             *self._clipping(scores),
-            frames=self._live(minibatch.all_copies).sum(),
+            frames=_live(data, minibatch.all_copies).sum(),
         )
-        losses = {agent: losses_A[self._index(agent)] for agent in prepared}
-        actors, followers, step_sizes, draw = self._rule(list(prepared))
+        losses = {agent: losses_A[self._index(agent)] for agent in data}
+        actors, followers, step_sizes, draw = self._rule(list(data), minibatch)
         return published_directions(
-            losses, score, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses()
+            losses, score, actors, followers, self.settings, step_sizes, draw, self._sum_over_learners, self._inverses(minibatch)
         )
 
     def _clipping(self, scores: _Scores) -> tuple[Tensor | None, float | None]:
@@ -163,17 +191,17 @@ class StackelbergLearner(ProtocolLearner):
         return None, None
 
     def _rule(
-        self, agents: list[str]
+        self, agents: list[str], minibatch: JointMinibatch
     ) -> tuple[dict[str, list[nn.Parameter]], dict[str, tuple[str, ...]], dict[str, float], torch.Generator]:
         """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
-        draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, self.minibatch_number, device=self._device)
+        draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, minibatch.number, device=self._device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
 
-    def _inverses(self) -> Inverses:
+    def _inverses(self, minibatch: JointMinibatch) -> Inverses:
         """Products with inverse Hessians to be used again: nystrom's for some minibatches, the others' never."""
-        if self.settings.ihvp != "nystrom" or self.minibatch_number % self.settings.ihvp_refresh == 0:
+        if self.settings.ihvp != "nystrom" or minibatch.number % self.settings.ihvp_refresh == 0:
             self.inverses = {}
         return self.inverses
 
@@ -186,28 +214,27 @@ class StackelbergLearner(ProtocolLearner):
 
     # --------------------------------------------------------------------------------------------------------- networks
 
-    def _scores(self, prepared: Mapping[str, ShapedData], minibatch: JointMinibatch) -> _Scores:
-        assert self.rollout is not None
-        copies, num_rounds = minibatch.own_copies, self.rollout.num_rounds
-        place_B = torch.full((self.rollout.num_copies,), -1, device=self._device)
+    def _scores(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> _Scores:
+        copies, (num_copies, num_rounds) = minibatch.own_copies, _row_grid(data).shape
+        place_B = torch.full((num_copies,), -1, device=self._device)
         place_B[copies] = torch.arange(len(copies), device=self._device)
         empty = torch.zeros(len(copies), num_rounds, device=self._device)
         grids, old_grids = dict.fromkeys(self.scenario.protocol.agents, empty), dict.fromkeys(self.scenario.protocol.agents, empty)
         entropy, critics = {}, {}
-        for agent, data in prepared.items():
-            rows, all_rows = data.rows.of_copies(copies), data.rows.of_copies(minibatch.all_copies)
-            turns = rows[data.turn_N[rows]]
+        for agent, own in data.items():
+            rows, all_rows = own.rows.of_copies(copies), own.rows.of_copies(minibatch.all_copies)
+            turns = rows[own.turn_N[rows]]
             entropy[agent] = empty.sum()
             if len(turns):
-                policy = self._log_policy(agent, data.rows, turns)
-                at = (place_B[data.rows.copy_N[turns]], data.rows.round_N[turns])
-                grids[agent] = empty.index_put(at, policy.log_prob(data.rows.action_of(turns)))
-                old_grids[agent] = empty.index_put(at, data.rows.log_prob_N[turns])
-                entropy[agent] = policy.entropy().sum() / data.turn_N[all_rows].sum()
+                policy = self._log_policy(agent, own.rows, turns)
+                at = (place_B[own.rows.copy_N[turns]], own.rows.round_N[turns])
+                grids[agent] = empty.index_put(at, policy.log_prob(own.rows.action_of(turns)))
+                old_grids[agent] = empty.index_put(at, own.rows.log_prob_N[turns])
+                entropy[agent] = policy.entropy().sum() / own.turn_N[all_rows].sum()
             critics[agent] = empty.sum()
             if len(rows):
-                _, value_N = self.networks[agent](data.rows.obs_of(rows), False, True)
-                distance = critic(value_N, data.value_N[rows], data.target_N[rows], self.settings)
+                _, value_N = self.networks[agent](own.rows.obs_of(rows), False, True)
+                distance = critic(value_N, own.value_N[rows], own.target_N[rows], self.settings)
                 critics[agent] = self.settings.critic_coefficient * distance * (len(rows) / len(all_rows))
         return _Scores(torch.stack(list(grids.values()), -1), torch.stack(list(old_grids.values()), -1), entropy, critics)
 
@@ -226,14 +253,14 @@ class StackelbergLearner(ProtocolLearner):
         parts = [torch.zeros_like(p).reshape(-1) if g is None else g.reshape(-1) for g, p in zip(found, parameters, strict=True)]
         return self._sum_over_learners(torch.cat(parts))
 
-    def _advantages(self, prepared: Mapping[str, ShapedData], minibatch: JointMinibatch) -> Tensor:
+    def _advantages(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> Tensor:
         """(K, R, A): advantages of the own copies, normalised over the rounds played of all copies of the minibatch."""
-        own_KR, all_KR = self._live(minibatch.own_copies), self._live(minibatch.all_copies)
+        own_KR, all_KR = _live(data, minibatch.own_copies), _live(data, minibatch.all_copies)
         columns = []
         for agent in self.scenario.protocol.agents:
             column = torch.zeros(own_KR.shape, device=self._device)
-            if agent in prepared:
-                advantage_BR = prepared[agent].advantage_BR
+            if agent in data:
+                advantage_BR = data[agent].advantage_BR
                 column = advantage_BR[minibatch.own_copies]
                 if self.settings.normalize_advantage:
                     scaled = normalised_like(column[own_KR], advantage_BR[minibatch.all_copies][all_KR])
@@ -241,22 +268,12 @@ class StackelbergLearner(ProtocolLearner):
             columns.append(column)
         return torch.stack(columns, -1)
 
-    def _live(self, copies: Tensor) -> Tensor:
-        assert self.rollout is not None
-        return torch.arange(self.rollout.num_rounds, device=self._device) < self.rollout.length_B[copies][:, None]
-
     def _set_gradients(self, agent: str, shaped: Tensor, plain: Tensor) -> None:
         """Actors move along `shaped`, and everything along `plain`."""
         gradients = dict(zip(self.optimizers[agent].parameters, plain.split([p.numel() for p in self.optimizers[agent].parameters])))
         for parameter, piece in zip(self.actors[agent], shaped.split([p.numel() for p in self.actors[agent]]), strict=True):
             gradients[parameter] = gradients[parameter] + piece
         self.optimizers[agent].set_gradients([gradients[parameter] for parameter in self.optimizers[agent].parameters])
-
-    @torch.no_grad()
-    def _log(self, prepared: Mapping[str, ShapedData], scores: _Scores, shaped: Mapping[str, Tensor]) -> None:
-        for agent in prepared:
-            parts = (scores.entropy[agent], scores.critic[agent], torch.linalg.vector_norm(shaped[agent]))
-            self.sums.setdefault(agent, []).append(torch.stack([part.detach() for part in parts]))
 
     def _bonus(self, scores: _Scores, agent: str) -> Tensor:
         return -self.settings.entropy_coefficient * scores.entropy[agent]
@@ -268,6 +285,16 @@ class StackelbergLearner(ProtocolLearner):
         if self.distributed:
             torch.distributed.all_reduce(vector)
         return vector
+
+
+def _row_grid(data: Mapping[str, ShapedData]) -> Tensor:
+    """(B, R): the rows of any agent, since all have one for every round that was played; -1 where none was."""
+    return next(iter(data.values())).rows.row_BR
+
+
+def _live(data: Mapping[str, ShapedData], copies: Tensor) -> Tensor:
+    """(K, R): the rounds that were played in these copies."""
+    return _row_grid(data)[copies] >= 0
 
 
 def default_sequence(agents: tuple[str, ...], deciders: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:

@@ -35,9 +35,9 @@ from torch import nn
 
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.rllib.algorithms.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
 from nip_ray.rllib.compat import actors_of, local_learner, remote_learners, runners_by_value
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
@@ -225,13 +225,15 @@ class ProtocolAlgorithm(Algorithm):
         arguments = {"iteration": self.train_iteration, "lr": self.config.base_lr(self.train_iteration)}
         if self.config.schedules or self.config.policies_to_train is not None:
             arguments["updated"] = self.config.who_learns(self.train_iteration)
-        if self.learner_group.is_local:
-            results = [local_learner(self.learner_group).update(episodes=samples, **arguments)]
-        else:
-            results = self._foreach_learner(Update(ray.put(samples), arguments))
-        flat = self._learned(results, arguments.get("updated", self.scenario.protocol.agents))
+        flat = self._learned(self._update("episodes", samples, arguments), arguments.get("updated", self.scenario.protocol.agents))
         flat["learn/lr"] = arguments["lr"]
         return flat
+
+    def _update(self, name: str, played: Any, arguments: dict[str, Any]) -> list[Any]:
+        """What all learners say of their `update` with these arguments, and with `played` under this name."""
+        if self.learner_group.is_local:
+            return [local_learner(self.learner_group).update(**{name: played}, **arguments)]
+        return self._foreach_learner(Update(name, ray.put(played), arguments))
 
     def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
         """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
@@ -275,21 +277,28 @@ class ProtocolAlgorithm(Algorithm):
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
         state = self._first_learner(methodcaller("training_state"))
-        return {**state, "counters": {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}}
+        return {**state, "counters": self.counters()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
         self._foreach_learner(methodcaller("load_training_state", {key: state[key] for key in ("modules", "optimizers", "extra")}))
-        self.train_iteration = int(state["counters"]["iteration"])
-        self.env_steps_total = int(state["counters"]["env_steps_total"])
+        self.load_counters(state["counters"])
         self.send_weights()
+
+    def counters(self) -> dict[str, Any]:
+        """What goes on beside tensors, as plain data."""
+        return {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}
+
+    def load_counters(self, counters: Mapping[str, Any]) -> None:
+        """The inverse of `counters`."""
+        self.train_iteration, self.env_steps_total = int(counters["iteration"]), int(counters["env_steps_total"])
 
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
-        state["nip_ray"] = {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, "extra": extra}
+        state["nip_ray"] = {**self.counters(), "extra": extra}
         return state
 
     @override(Algorithm)
@@ -299,7 +308,7 @@ class ProtocolAlgorithm(Algorithm):
         with self._no_needless_ray():
             super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
-            self.train_iteration, self.env_steps_total = ours["iteration"], ours["env_steps_total"]
+            self.load_counters(ours)
             self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
         self._share_modules()
         self.send_weights()

@@ -7,7 +7,8 @@ Decisions that matter here:
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
-  whether everything stayed finite is asked once per update.
+  whether everything stayed finite is asked once per update;
+- what one part finds for another it returns: `prepare` gives `Prepared`, `losses` a `Loss` for each agent, `minibatch_step` a `Step`.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -15,9 +16,9 @@ Decisions that matter here:
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -30,39 +31,73 @@ from ray.rllib.utils.metrics import NUM_ENV_STEPS_TRAINED, NUM_ENV_STEPS_TRAINED
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
+from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.learning.modes import learning_mode, refresh_norms
+from nip_ray.play.batch import AgentRows, final_rows, own_rows
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
-from nip_ray.rllib.learners.simulation import Compared, compared_turns, similarity_losses
 from nip_ray.rllib.shared import scenario_of
+from nip_ray.rllib.similarity import Compared, compared_turns, similarity_losses
 from nip_ray.seeding import generator, stable_seed
+from nip_ray.settings.ppo import PolicyGradientSettings
+
+Metrics = Mapping[str, Tensor]
+"""Name -> scalar."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is logged once per
+    update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it in)."""
+
+    agents: Mapping[str, Any]
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)
+    compared: Compared | None = None
 
 
 @dataclass(frozen=True)
 class JointMinibatch:
-    """The copies of one joint minibatch: all of them, and those that this learner works on."""
+    """The copies of one joint minibatch: all of them, and those that this learner works on. number: counted from 0 in an update."""
 
+    number: int
     all_copies: Tensor
     own_copies: Tensor
+
+
+@dataclass(frozen=True)
+class Loss:
+    """An agent's loss on a minibatch. value: what is minimised, a scalar; metrics: logged as means over minibatches.
+
+    sums: over this learner's rows, without a graph: what `after_minibatch` and `after_update` go on with.
+    """
+
+    value: Tensor
+    metrics: Metrics = field(default_factory=dict)
+    sums: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """An agent's optimizer step: metrics and sums of its loss without their graph, and the gradient's norm before clipping (scalar)."""
+
+    metrics: Metrics
+    norm: Tensor
+    sums: Tensor | None = None
 
 
 class ProtocolLearner(TorchLearner):
     """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`)."""
 
     def build(self) -> None:
-        """Modules, optimizers, and the statistics of the current update."""
+        """Modules, optimizers, and whose update this is."""
         super().build()
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.scenario: Scenario = scenario_of(self.experiment, self._device)
         self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
-        self.sums: dict[str, list[Tensor]] = {}  # what `losses` logged, a tensor per minibatch
-        self.norms: dict[str, list[Tensor]] = {}  # gradient norms before clipping
-        self.once: dict[str, dict[str, Tensor]] = {}  # figures that there is one of per update
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
-        self.compared: Compared | None = None  # under zero knowledge: the turns whose similarity is paid for
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
@@ -74,49 +109,58 @@ class ProtocolLearner(TorchLearner):
         return self.config.settings()
 
     @abstractmethod
-    def prepare(self, rollout: Rollout) -> dict[str, Any]:
-        """What the losses need of each agent, with its `AgentRows` as `rows`, computed once per update with the current networks."""
+    def prepare(self, rollout: Rollout) -> Prepared:
+        """What the losses need of each agent in `self.updated` that had a turn, computed once per update with the current networks."""
 
-    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Tensor:
+    def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
         """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch.
 
-        A rule whose agents do not learn apart from each other replaces `minibatch_gradients` instead.
+        A rule whose agents do not learn apart from each other replaces `minibatch_step` instead.
         """
-        raise NotImplementedError(f"{type(self).__name__} has neither a loss for each agent nor its own minibatch_gradients")
+        raise NotImplementedError(f"{type(self).__name__} has neither a loss for each agent nor its own minibatch_step")
 
-    def losses(self, prepared: Mapping[str, Any], minibatch: JointMinibatch) -> dict[str, Tensor]:
-        """Scalar loss per module: the share of this learner's copies in the mean over the whole minibatch."""
+    def losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Loss]:
+        """The loss of each agent: the share of this learner's copies in the mean over the whole minibatch."""
         found = {}
-        for agent, data in prepared.items():
+        for agent, data in prepared.agents.items():
             all_rows = data.rows.of_copies(minibatch.all_copies)
             own = all_rows if len(minibatch.own_copies) == len(minibatch.all_copies) else data.rows.of_copies(minibatch.own_copies)
             if len(own):
-                found[agent] = self.agent_loss(agent, data, own, all_rows) * (len(own) / len(all_rows))
+                loss = self.agent_loss(agent, data, own, all_rows)
+                found[agent] = replace(loss, value=loss.value * (len(own) / len(all_rows)))
             elif len(all_rows):  # another learner has rows: take part in the step
-                found[agent] = torch.zeros((), device=self._device)
-        for agent, loss in self.similarity_losses(minibatch).items():
-            found[agent] = found[agent] + loss if agent in found else loss
+                found[agent] = Loss(torch.zeros((), device=self._device))
+        for agent, value in self.similarity_losses(prepared, minibatch).items():
+            found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
         return found
 
-    def similarity_losses(self, minibatch: JointMinibatch) -> dict[str, Tensor]:
-        """Under zero knowledge, what the two agents that are compared follow besides; see `nip_ray.rllib.learners.simulation`."""
-        if self.compared is None:
+    def similarity_losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Tensor]:
+        """Under zero knowledge, what the two agents that are compared follow besides; see `nip_ray.rllib.similarity`."""
+        if prepared.compared is None:
             return {}
-        return similarity_losses(self.compared, self.networks, minibatch.own_copies, minibatch.all_copies, self.updated)
+        return similarity_losses(prepared.compared, self.networks, minibatch.own_copies, minibatch.all_copies, self.updated)
 
-    @abstractmethod
-    def metric_names(self) -> tuple[str, ...]:
-        """Names of what `losses` appends to `self.sums[module]` (one tensor of that length per minibatch)."""
+    def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
+        """One step of every agent that has a loss, along the gradients of all learners together.
 
-    def minibatch_gradients(self, prepared: Mapping[str, Any], minibatch: JointMinibatch) -> None:
-        """Put the gradients of a minibatch, those of all learners together, into the optimizers of `self.stepping`."""
-        self.compute_gradients(self.losses(prepared, minibatch))
+        An agent without a loss takes none: neither stale gradients nor old momentum move it.
+        """
+        found = self.losses(prepared, minibatch)
+        losses = {agent: found[agent] for agent in self.optimizers if agent in found}
+        total = [loss.value for loss in losses.values() if loss.value.requires_grad]
+        parameters = [p for agent in losses for p in self.optimizers[agent].parameters]
+        gradients = iter(torch.autograd.grad(total, parameters, allow_unused=True) if total else ())
+        for agent in losses:
+            self.optimizers[agent].set_gradients([next(gradients, None) for _ in self.optimizers[agent].parameters])
+        self._all_reduce(losses)
+        norms = self._step(losses)
+        return {agent: Step(_detached(loss.metrics), norms[agent], loss.sums) for agent, loss in losses.items()}
 
-    def after_minibatch(self, prepared: Any) -> None:
-        """Called after each optimizer step."""
+    def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
+        """Called after each minibatch with the steps that it led to."""
 
-    def after_update(self, prepared: Any) -> None:
-        """Called after the last minibatch."""
+    def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
+        """Called after the last minibatch with the steps of all of them."""
 
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
@@ -142,22 +186,22 @@ class ProtocolLearner(TorchLearner):
         lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
-        self.sums, self.norms, self.once = {}, {}, {}
         if not self.updated:
-            return self._results(rollout.env_steps(), iteration)
+            return self._results({}, {}, rollout.env_steps(), iteration)
         for network in self.networks.values():
             learning_mode(network)
-        prepared = self.prepare(rollout)
-        self.compared = compared_turns(self.scenario, rollout)
+        prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
+        steps: dict[str, list[Step]] = {}
         with self._seeded_noise(iteration):
             for minibatch in self.minibatches(rollout, iteration):
-                self.minibatch_gradients(prepared, minibatch)
-                self._step()
-                self.after_minibatch(prepared)
-        for agent in self.updated & prepared.keys():  # the same on every learner
-            refresh_norms(self.networks[agent], prepared[agent].rows.obs)
-        self.after_update(prepared)
-        return self._results(rollout.env_steps(), iteration)
+                found = self.minibatch_step(prepared, minibatch)
+                self.after_minibatch(prepared, found)
+                for agent, step in found.items():
+                    steps.setdefault(agent, []).append(step)
+        for agent in self.updated & prepared.agents.keys():  # the same on every learner
+            refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs)
+        self.after_update(prepared, steps)
+        return self._results(prepared.metrics, steps, rollout.env_steps(), iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
@@ -167,27 +211,11 @@ class ProtocolLearner(TorchLearner):
         count = num_copies // size
         permute = generator(self.experiment["seed"], "minibatches", iteration)
         world, rank = self._world()
-        for _ in range(self.settings.num_epochs):
+        for epoch in range(self.settings.num_epochs):
             order = torch.randperm(num_copies, generator=permute).to(self._device)
             for i in range(count):
                 copies = order[i * size : num_copies if i == count - 1 else (i + 1) * size]
-                yield JointMinibatch(copies, copies[rank::world])
-
-    @override(TorchLearner)
-    def compute_gradients(self, loss_per_module: Mapping[str, Tensor], **kwargs: Any) -> dict[str, Any]:
-        """Gradients of the sum of all losses, laid flat and summed over learners; they are with the optimizers.
-
-        An agent without a loss takes no step: neither stale gradients nor old momentum move it.
-        """
-        total = [loss for loss in loss_per_module.values() if loss.requires_grad]
-        agents = [agent for agent in self.optimizers if agent in loss_per_module]
-        parameters = [p for agent in agents for p in self.optimizers[agent].parameters]
-        found = iter(torch.autograd.grad(total, parameters, allow_unused=True) if total else ())
-        self.stepping = {agent: self.optimizers[agent] for agent in agents}
-        for optimizer in self.stepping.values():
-            optimizer.set_gradients([next(found, None) for _ in optimizer.parameters])
-        self._all_reduce()
-        return {}
+                yield JointMinibatch(epoch * count + i, copies, copies[rank::world])
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -208,7 +236,7 @@ class ProtocolLearner(TorchLearner):
 
     @override(TorchLearner)
     def _make_modules_ddp_if_necessary(self) -> None:
-        """No DDP: every learner starts from the same seeds, and gradients are all-reduced by `compute_gradients`."""
+        """No DDP: every learner starts from the same seeds, and gradients are all-reduced by `minibatch_step`."""
 
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
@@ -260,25 +288,26 @@ class ProtocolLearner(TorchLearner):
         own = self.config.algorithm_config_overrides_per_module.get(agent, {}).get("lr")
         return lr if own is None else own * (lr / self.settings.lr)
 
-    def _step(self) -> None:
-        limit = self.settings.max_grad_norm
+    def _step(self, agents: Iterable[str]) -> dict[str, Tensor]:
+        """Clip the gradients of these agents and take a step of each; their norms before."""
+        stepping, limit = {agent: self.optimizers[agent] for agent in agents}, self.settings.max_grad_norm
         if self.settings.clip_gradients == "joint":
-            norms = dict.fromkeys(self.stepping, clip_gradients(self.stepping.values(), limit))
+            norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit))
         else:
-            norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in self.stepping.items()}
-        for agent, optimizer in self.stepping.items():
+            norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in stepping.items()}
+        for optimizer in stepping.values():
             optimizer.step()
-            self.norms.setdefault(agent, []).append(norms[agent])
+        return norms
 
     def _world(self) -> tuple[int, int]:
         if not self.distributed:
             return 1, 0
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
 
-    def _all_reduce(self) -> None:
+    def _all_reduce(self, agents: Iterable[str]) -> None:
         if not self.distributed:
             return
-        flats = [flat for optimizer in self.stepping.values() for flat in optimizer.flats]
+        flats = [flat for agent in agents for flat in self.optimizers[agent].flats]
         if not flats:
             return
         joint = torch.cat([flat.grad for flat in flats])
@@ -286,19 +315,19 @@ class ProtocolLearner(TorchLearner):
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
             flat.grad = piece
 
-    def _results(self, env_steps: int, iteration: int) -> Any:
-        """Log means over the minibatches, refuse what is not finite, and return the reduced metrics."""
-        names = self.metric_names()
+    def _results(self, once: Mapping[str, Metrics], steps: Mapping[str, list[Step]], env_steps: int, iteration: int) -> Any:
+        """Log means over the steps and what there is `once`, refuse what is not finite, and return the reduced metrics."""
         found: dict[str, dict[str, float]] = {}
         for agent in self.networks:
-            values = found[agent] = {}
-            if agent in self.sums:
-                values |= dict(zip(names, torch.stack(self.sums[agent]).double().mean(0).tolist(), strict=True))
-            if agent in self.norms:
-                values["grad_norm"] = float(torch.stack(self.norms[agent]).double().mean())
-            values |= {name: float(value) for name, value in self.once.get(agent, {}).items()}
+            done, values = steps.get(agent, []), found.setdefault(agent, {})
+            if logged := [step.metrics for step in done if step.metrics]:
+                rows = torch.stack([torch.stack([metrics[name] for name in logged[0]]) for metrics in logged])
+                values |= dict(zip(logged[0], rows.double().mean(0).tolist(), strict=True))
+            if done:
+                values["grad_norm"] = float(torch.stack([step.norm for step in done]).double().mean())
+            values |= {name: float(value) for name, value in once.get(agent, {}).items()}
         if not all(math.isfinite(value) for values in found.values() for value in values.values()):
-            agent = min(found, key=self._first_not_finite)
+            agent = min(found, key=lambda agent: _first_not_finite(once.get(agent, {}), steps.get(agent, [])))
             bad = [name for name, value in found[agent].items() if not math.isfinite(value)]
             raise TrainingError(
                 f"iteration {iteration + 1}: {', '.join(bad)} of agent {agent!r} is not finite; the last checkpoint is untouched. "
@@ -311,15 +340,19 @@ class ProtocolLearner(TorchLearner):
         self.metrics.log_value((ALL_MODULES, NUM_ENV_STEPS_TRAINED_LIFETIME), env_steps, reduce="lifetime_sum")
         return self.metrics.reduce()
 
-    def _first_not_finite(self, agent: str) -> float:
-        """When in the update something of `agent` was first not finite: one agent's trouble reaches others through joint clipping."""
-        if not all(bool(torch.isfinite(value)) for value in self.once.get(agent, {}).values()):
-            return -1.0
-        for position, values in enumerate(self.sums.get(agent, [])):
-            if not bool(torch.isfinite(values).all()):
-                return position
-        bad_norm = not all(bool(torch.isfinite(norm)) for norm in self.norms.get(agent, []))
-        return len(self.sums.get(agent, [])) if bad_norm else math.inf
+
+def _first_not_finite(once: Metrics, steps: list[Step]) -> float:
+    """When in the update something of an agent was first not finite: one agent's trouble reaches others through joint clipping."""
+    if not all(bool(torch.isfinite(value)) for value in once.values()):
+        return -1.0
+    for position, step in enumerate(steps):
+        if not all(bool(torch.isfinite(value)) for value in step.metrics.values()):
+            return position
+    return math.inf if all(bool(torch.isfinite(step.norm)) for step in steps) else len(steps)
+
+
+def _detached(metrics: Metrics) -> Metrics:
+    return {name: value.detach() for name, value in metrics.items()}
 
 
 def cpu_copy(state: Any) -> Any:
@@ -329,3 +362,63 @@ def cpu_copy(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: cpu_copy(value) for key, value in state.items()}
     return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state
+
+
+# ------------------------------------------------------------------------- what most rules make of a rollout first
+
+
+@dataclass(frozen=True)
+class AgentData:
+    """One agent's rows with old values, advantages and value targets, each (N,)."""
+
+    rows: AgentRows
+    value_N: Tensor
+    advantage_N: Tensor
+    target_N: Tensor
+
+
+@torch.no_grad()
+def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: str, settings: PolicyGradientSettings) -> AgentData | None:
+    """The rows of `agent` with generalised advantages over its own turns; None if it had no turn."""
+    rows = own_rows(scenario, rollout, agent)
+    if len(rows.copy_N) == 0:
+        return None
+    network.eval()
+    _, value_N = network(rows.obs, False, True)
+    reward_BR = rewards_with_cuts(scenario, network, rollout, rows, value_N, settings.gamma)
+    advantage_BR, target_BR = own_turn_advantages(reward_BR, rows.spread(value_N), rows.row_BR >= 0, settings.gamma, settings.lam)
+    learning_mode(network)
+    at = (rows.copy_N, rows.round_N)
+    return AgentData(rows, value_N, advantage_BR[at], target_BR[at])
+
+
+@torch.no_grad()
+def rewards_with_cuts(scenario: Scenario, network: nn.Module, rollout: Rollout, rows: AgentRows, value_N: Tensor, gamma: float) -> Tensor:
+    """(B, R): what an agent was paid, and in the last round of a copy that was cut off also what would have followed, by its value.
+
+    Where another agent would have moved next, there is nothing to judge by yet: the value of its last own turn stands in, as in other
+    libraries' time-limit bootstrap. value_N: its values at `rows`.
+    """
+    reward_BR = rollout.reward_BRA[:, :, scenario.protocol.agents.index(rows.agent)]
+    if rollout.cut_B is None:
+        return reward_BR
+    last_B = rows.row_BR.amax(1)  # rows of a copy are numbered in the order of its rounds
+    beyond_B = torch.where(rollout.cut_B & (last_B >= 0), value_N[last_B.clamp_min(0)], 0.0)
+    copy_K, obs = final_rows(scenario, rollout, rows.agent)
+    if len(copy_K):
+        beyond_B[copy_K] = network(obs, False, True)[1]
+    place_B1 = (rollout.length_B - 1)[:, None]
+    return reward_BR.scatter_add(1, place_B1, gamma * beyond_B[:, None])
+
+
+def explained_variance(data: AgentData) -> Tensor:
+    """1 - Var(target - value) / Var(target), scalar."""
+    unexplained = (data.target_N - data.value_N).var(unbiased=False) / data.target_N.var(unbiased=False).clamp_min(1e-6)
+    return 1 - unexplained
+
+
+def normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:
+    """`own_N` by the mean and deviation of `all_N` (the same rows or more)."""
+    if own_N.shape == all_N.shape:
+        return normalise(all_N)
+    return (own_N - all_N.mean()) / all_N.std(unbiased=False).clamp_min(1e-6)

@@ -1,12 +1,16 @@
 """REINFORCE for independent agents: the reward to go within the episode, or advantages of a critic.
 
-The loss is in `nip_ray.learning.reinforce`; here stands what is done with which rows.
+The loss is in `nip_ray.learning.reinforce`; here stand the config, and what is done with which rows.
 """
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
 import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner import Learner
+from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.advantages import returns_to_go
@@ -15,38 +19,60 @@ from nip_ray.learning.ppo import critic
 from nip_ray.learning.reinforce import score_loss
 from nip_ray.play.batch import own_rows
 from nip_ray.play.rollout import Rollout
-from nip_ray.rllib.learners.base import ProtocolLearner
-from nip_ray.rllib.learners.rows import AgentData, agent_data, explained_variance, normalised_like
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised_like
+from nip_ray.settings.reinforce import ReinforceSettings
+
+
+class ReinforceConfig(ProtocolAlgorithmConfig):
+    """Config of `Reinforce`; settings: `ReinforceSettings`."""
+
+    settings_class = ReinforceSettings
+
+    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        super().__init__(algo_class=algo_class or Reinforce)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Learner]:
+        """Our REINFORCE learner."""
+        return ReinforceLearner
+
+
+class Reinforce(ProtocolAlgorithm):
+    """REINFORCE with or without a critic; the update is `ReinforceLearner`'s."""
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> ReinforceConfig:
+        """A `ReinforceConfig`."""
+        return ReinforceConfig()
 
 
 class ReinforceLearner(ProtocolLearner):
     """Independent REINFORCE learners, one per agent, updated in lock-step."""
 
-    def metric_names(self) -> tuple[str, ...]:
-        """Means over minibatches; with a critic also its loss."""
-        return ("objective", "entropy_loss", "entropy", "message_entropy", "decision_entropy", "critic")
-
     @torch.no_grad()
-    def prepare(self, rollout: Rollout) -> dict[str, AgentData]:
+    def prepare(self, rollout: Rollout) -> Prepared:
         """Rows with what their log-probabilities are weighted by: discounted reward to go, or generalised advantages."""
-        prepared = {}
+        agents, metrics = {}, {}
         for index, agent in enumerate(self.scenario.protocol.agents):
             if agent not in self.updated:
                 continue
             if self.settings.baseline == "critic":
                 data = agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
                 if data is not None:
-                    prepared[agent] = data
-                    self.once[agent] = {"explained_variance": explained_variance(data)}
+                    agents[agent] = data
+                    metrics[agent] = {"explained_variance": explained_variance(data)}
                 continue
             rows = own_rows(self.scenario, rollout, agent)
             if len(rows.copy_N):
                 return_N = returns_to_go(rollout.reward_BRA[:, :, index], self.settings.gamma)[rows.copy_N, rows.round_N]
-                prepared[agent] = AgentData(rows, torch.zeros_like(return_N), return_N, return_N)
-                self.once[agent] = {"reward_to_go": return_N.mean()}
-        return prepared
+                agents[agent] = AgentData(rows, torch.zeros_like(return_N), return_N, return_N)
+                metrics[agent] = {"reward_to_go": return_N.mean()}
+        return Prepared(agents, metrics)
 
-    def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
+    def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
         """-mean log pi * weight, minus the entropy bonus, plus the critic's loss where there is one."""
         settings, rows = self.settings, data.rows
         with_critic = settings.baseline == "critic"
@@ -64,6 +90,12 @@ class ReinforceLearner(ProtocolLearner):
         critic_loss = torch.zeros_like(actor)
         if with_critic:
             critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
-        parts = (actor, entropy_loss, message + decision, message, decision, critic_loss)
-        self.sums.setdefault(agent, []).append(torch.stack([part.detach() for part in parts]))
-        return actor + entropy_loss + critic_loss
+        metrics = {
+            "objective": actor,
+            "entropy_loss": entropy_loss,
+            "entropy": message + decision,
+            "message_entropy": message,
+            "decision_entropy": decision,
+            "critic": critic_loss,
+        }
+        return Loss(actor + entropy_loss + critic_loss, metrics)

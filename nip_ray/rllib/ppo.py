@@ -1,0 +1,167 @@
+"""PPO for independent agents, from rollouts: values and advantages over own turns, then joint minibatches.
+
+The losses are in `nip_ray.learning.ppo`; here stand the config, what is done with which rows, and the update.
+"""
+
+# RLlib annotates more narrowly than it behaves:
+# pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from ray.rllib.algorithms.algorithm import Algorithm
+from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
+from ray.rllib.core.learner import Learner
+from ray.rllib.utils.annotations import override
+from torch import Tensor
+
+from nip_ray.learning.policy import LogPolicy
+from nip_ray.learning.ppo import critic, next_beta, next_lr, objective
+from nip_ray.play.rollout import Rollout
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from nip_ray.rllib.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised_like
+from nip_ray.settings.ppo import PPOSettings
+
+
+class ProtocolPPOConfig(ProtocolAlgorithmConfig):
+    """Config of `ProtocolPPO`::
+
+    config = ProtocolPPOConfig().experiment(load_config("tune_configs/quickstart.yaml")).training(lr=1e-3)
+    algorithm = config.build_algo()
+    algorithm.train()
+    """
+
+    settings_class = PPOSettings
+
+    def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
+        super().__init__(algo_class=algo_class or ProtocolPPO)
+
+    @override(AlgorithmConfig)
+    def get_default_learner_class(self) -> type[Learner]:
+        """Our PPO learner."""
+        return PPOLearner
+
+
+class ProtocolPPO(ProtocolAlgorithm):
+    """Independent PPO; the update is `PPOLearner`'s."""
+
+    @classmethod
+    @override(Algorithm)
+    def get_default_config(cls) -> ProtocolPPOConfig:
+        """A `ProtocolPPOConfig`."""
+        return ProtocolPPOConfig()
+
+
+class PPOLearner(ProtocolLearner):
+    """Independent PPO learners, one per agent, updated in lock-step."""
+
+    def build(self) -> None:
+        """Also the coefficients of the KL penalty and the adaptive learning rates, one per agent."""
+        super().build()
+        self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self._device) for agent in self.networks}
+        self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
+
+    def set_learning_rates(self, lr: float) -> None:
+        """The base learning rate, or each agent's own where it adapts."""
+        if not self.settings.adaptive_lr:
+            super().set_learning_rates(lr)
+            return
+        for agent, optimizer in self.optimizers.items():
+            optimizer.set_learning_rate(self.lr[agent])
+
+    @torch.no_grad()
+    def prepare(self, rollout: Rollout) -> Prepared:
+        """Rows, values, advantages and targets of every agent that learns and had a turn."""
+        agents, metrics = {}, {}
+        for agent in self.scenario.protocol.agents:
+            if agent not in self.updated:
+                continue
+            data = agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
+            if data is None:
+                continue
+            agents[agent] = data
+            metrics[agent] = {"explained_variance": explained_variance(data)}
+            if self.settings.loss == "kl_penalty":
+                metrics[agent]["kl_beta"] = self.beta[agent]
+            if self.settings.adaptive_lr:
+                metrics[agent]["lr"] = torch.tensor(self.lr[agent])
+        return Prepared(agents, metrics)
+
+    def agent_loss(self, agent: str, data: AgentData, own: Tensor, all_rows: Tensor) -> Loss:
+        """The PPO loss; advantages are normalised over all rows of the minibatch, whoever works on them.
+
+        value_error is the mean absolute difference of value and target.
+        """
+        settings, rows = self.settings, data.rows
+        obs = rows.obs_of(own)
+        action = rows.action_of(own)
+        policy, value_N = self.networks[agent](obs)
+        if settings.skip_silent_messages:
+            policy = policy.silenced(action)
+        log_policy: LogPolicy = policy.normalised()
+        advantage_N = data.advantage_N[own]
+        if settings.normalize_advantage:
+            advantage_N = normalised_like(advantage_N, data.advantage_N[all_rows])
+        log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
+        actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent])
+        message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
+        entropy = message + decision
+        critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
+        entropy_loss = -settings.entropy_coefficient * entropy
+        metrics = {
+            "objective": actor,
+            "entropy_loss": entropy_loss,
+            "critic": critic_loss,
+            "entropy": entropy,
+            "message_entropy": message,
+            "decision_entropy": decision,
+            "kl": kl,
+            "clip_share": clip_share,
+            "value_error": (value_N - data.target_N[own]).abs().mean(),
+        }
+        moves = settings.loss == "kl_penalty" or settings.adaptive_lr
+        return Loss(actor + entropy_loss + critic_loss, metrics, _divergence((log_prob_N - old_log_prob_N).detach()) if moves else None)
+
+    def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
+        """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
+        if self.settings.loss != "kl_penalty" or not prepared.agents:
+            return
+        seen = {agent: [step] for agent, step in steps.items()}
+        for agent, (total, _, count) in self._over_learners(seen, prepared).items():
+            moved = next_beta(self.beta[agent], total / count.clamp_min(1), self.settings)
+            self.beta[agent] = torch.where(count > 0, moved, self.beta[agent])
+
+    def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
+        """Move the adaptive learning rates, by the mean divergence of the update."""
+        if not self.settings.adaptive_lr:
+            return
+        for agent, (_, total, count) in self._over_learners(steps, prepared).items():
+            if count > 0:
+                self.lr[agent] = next_lr(self.lr[agent], float(total / count), self.settings)
+
+    def extra_state(self) -> dict[str, Any]:
+        """The KL coefficients and the adaptive learning rates."""
+        return {"kl_beta": {agent: float(beta) for agent, beta in self.beta.items()}, "lr": dict(self.lr)}
+
+    def load_extra_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `extra_state`."""
+        self.beta = {agent: torch.tensor(value, device=self._device) for agent, value in state["kl_beta"].items()}
+        self.lr = {**self.lr, **state.get("lr", {})}
+
+    def _over_learners(self, steps: Mapping[str, Sequence[Step]], prepared: Prepared) -> dict[str, Tensor]:
+        """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
+        nothing = torch.zeros(3, device=self._device)
+        seen_A3 = torch.stack(
+            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
+        )
+        if self.distributed:
+            torch.distributed.all_reduce(seen_A3)
+        return dict(zip(prepared.agents, seen_A3.unbind(), strict=True))
+
+
+def _divergence(log_ratio_N: Tensor) -> Tensor:
+    """(3,): sums of -log ratio and of the k3 estimate, which is never negative (Schulman, "Approximating KL divergence", 2020), and N."""
+    unbiased = (log_ratio_N.exp() - 1 - log_ratio_N).sum()
+    return torch.stack([-log_ratio_N.sum(), unbiased, torch.full_like(unbiased, len(log_ratio_N))])
