@@ -25,7 +25,6 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Self
@@ -43,7 +42,17 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.learning_rules import value_learners
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.annealing import rate_at
-from nip_ray.learning.dqn import build_optimizer, dueling, legal_moves, taken, target_is_due, td_loss, td_target, update_target
+from nip_ray.learning.dqn import (
+    build_optimizer,
+    dueling,
+    legal_moves,
+    low_products,
+    taken,
+    target_is_due,
+    td_loss,
+    td_target,
+    update_target,
+)
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.learning.replay import Field, Priorities, Replay
 from nip_ray.play.core import BatchedPlay, play_rollout
@@ -55,6 +64,7 @@ from nip_ray.rllib.calls import RollOut
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import Prepared, ProtocolLearner, Step, cpu_copy
 from nip_ray.rllib.opponents import Opponent, names_of, opponent_of
+from nip_ray.rllib.samples import joined_rows
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.runs.progress import say
 from nip_ray.seeding import generator
@@ -235,7 +245,7 @@ class ProtocolDQN(ProtocolAlgorithm):
             samples = [group.local_env_runner.roll_out(plan, opponents=opponents)]
         self.rollouts += [sample.rollout for sample in samples]
         self.seconds["sample"] += time.perf_counter() - began
-        return _joined([sample.rows for sample in samples])
+        return joined_rows(samples)
 
     def _timed_send(self) -> None:
         began = time.perf_counter()
@@ -273,15 +283,6 @@ def chunks(first: int, settings: DQNSettings, roles: Sequence[str]) -> Iterator[
         if due or step == end - 1:
             yield start, step + 1, due
             start = step + 1
-
-
-def _joined(shares: Sequence[Mapping[str, Rows]]) -> dict[str, Rows]:
-    """The transitions of all shares, in their order."""
-    if len(shares) == 1:
-        return dict(shares[0])
-    roles = dict.fromkeys(role for share in shares for role in share)
-    parts = {role: [share[role] for share in shares if role in share] for role in roles}
-    return {role: {name: torch.cat([part[name] for part in own]) for name in own[0]} for role, own in parts.items()}
 
 
 def _refuse_unfit(scenario: Scenario, role: str) -> None:
@@ -351,7 +352,7 @@ class DQNLearner(ProtocolLearner):
             for role, target in self.targets.items():  # weights may have been put in since, also for those who rest in these steps
                 update_target(target, self.networks[role], 1.0)
         with self._seeded_noise(first):
-            with _low_products(self.settings.precision == "bfloat16" and self._device.type == "cpu"):
+            with low_products(self.settings.precision == "bfloat16" and self._device.type == "cpu"):
                 for role, own in self._steps(roles, range(first, after)).items():
                     self.done.setdefault(role, []).extend(own)
         if not kwargs.get("last", True):
@@ -520,22 +521,6 @@ class DQNLearner(ProtocolLearner):
         for role, saved in state.get("replay", {}).items():
             self._make_buffer(role, saved["ring"]["rows"])
             self.replay[role].load_state_dict(saved)
-
-
-@contextmanager
-def _low_products(wanted: bool) -> Iterator[None]:
-    """Within it matrix products of float32 tensors round their factors to bfloat16, on processors that have instructions for these.
-
-    Faster than autocast, which converts activations and gradients from layer to layer: everything but the products is as it was.
-    """
-    settings = torch.backends.mkldnn.matmul
-    before = settings.fp32_precision
-    if wanted:
-        settings.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        settings.fp32_precision = before
 
 
 def _part(rows: Rows, prefix: str) -> dict[str, Tensor]:

@@ -1,6 +1,9 @@
 """`RolloutSamples`: a batched rollout that RLlib can pass around as if it were an episode."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from nip_ray.play.exploration import Rows
 from nip_ray.play.rollout import Rollout
@@ -33,3 +36,12 @@ class RolloutSamples:
     def slice(self, index: slice, *, len_lookback_buffer: Any = None) -> "RolloutSamples":
         """The same as indexing; for RLlib's sharding of episodes."""
         return self[index]
+
+
+def joined_rows(samples: Sequence[RolloutSamples]) -> dict[str, Rows]:
+    """The transitions of all samples, role by role, in their order."""
+    if len(samples) == 1:
+        return dict(samples[0].rows)
+    roles = dict.fromkeys(role for sample in samples for role in sample.rows)
+    parts = {role: [sample.rows[role] for sample in samples if role in sample.rows] for role in roles}
+    return {role: {name: torch.cat([part[name] for part in own]) for name in own[0]} for role, own in parts.items()}
