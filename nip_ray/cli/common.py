@@ -80,7 +80,8 @@ def check_run_dir(folder: Path) -> None:
         hint = f"did you mean {near}?" if near else "name the folder of a run, for example one in runs/"
         raise UserError(f"{folder}: no such folder, {hint}")
     if not is_run(folder):
-        raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made")
+        sweep = f"; it holds a sweep: `nip-ray sweep --resume {quote(str(folder))}`" if (folder / "sweep.yaml").is_file() else ""
+        raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made{sweep}")
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

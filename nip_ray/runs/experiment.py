@@ -129,6 +129,10 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     if not changes and (ended := ended_run(folder, stored, quiet)):
         return ended
     settings = [change for change in changes if not change.startswith("iterations=")]
+    allowed = sections(type(config), "resumable", True)
+    for key in (change.partition("=")[0] for change in settings):
+        if key.partition(".")[0] not in allowed:
+            raise UserError(f"{run_dir}: was begun with another {key}; a run can change {', '.join(allowed)} only; name another folder")
     return resume_experiment(run_dir, iterations=config.iterations if settings != changes else None, settings=settings, quiet=quiet)
 
 

@@ -4,7 +4,8 @@ Decisions that matter here:
 - schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
   a safe point, where a checkpoint is whole; after that it is cut off where it stands;
 - Ray puts handlers of its own in place whenever a process joins it, of which the one in C++ prints a stack and aborts: `reinstall` puts
-  ours back. A handler that whoever calls us has set is left alone;
+  ours back. A handler that whoever calls us has set is left alone. A blocking call of Ray's raises a plain KeyboardInterrupt in the place
+  of ours, whichever signal it was: it is told by what came last;
 - a second signal cuts off at once.
 """
 
@@ -19,7 +20,8 @@ GRACE_S = 8.0
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _installed: set[int] = set()
 _finishing = False
-_noted: int | None = None
+_noted: int | None = None  # came while work was finishing
+_last: int | None = None
 
 
 class Interrupted(KeyboardInterrupt):
@@ -33,17 +35,21 @@ class Interrupted(KeyboardInterrupt):
 @contextmanager
 def interruptible() -> Iterator[None]:
     """While this holds, both signals raise `Interrupted` in the main thread. Within another such block, or in another thread: nothing."""
-    global _noted
+    global _noted, _last
     if _installed or threading.current_thread() is not threading.main_thread():
         yield
         return
     usual = (signal.default_int_handler, signal.SIG_DFL)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
-    _noted = None
+    _noted = _last = None
     _installed.update(number for number, handler in before.items() if handler in usual)
     reinstall()
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        if isinstance(interrupt, Interrupted) or _last is None:
+            raise
+        raise Interrupted(_last) from interrupt
     finally:
         for number in _installed:
             signal.signal(number, before[number])
@@ -83,7 +89,8 @@ def safe_point() -> None:
 
 
 def _handle(signum: int, frame: FrameType | None) -> None:
-    global _noted
+    global _noted, _last
+    _last = signum
     if _finishing and _noted is None:
         _noted = signum
         signal.signal(signal.SIGALRM, _cut_off)

@@ -122,6 +122,10 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
         raise UserError(f"--resume {folder}: {what} ({SPEC} is missing){hint}")
     spec = load_sweep(folder / SPEC)
     with _claimed(folder, new=False):
+        if (folder / SUMMARY).is_file() and not quiet:
+            statuses = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"]
+            if sum(statuses.values()) == spec.num_trials and not statuses.get("unfinished"):
+                say(f"{folder}: the sweep is finished, all {spec.num_trials} trials have ended")
         _connect(_some_configs(spec))
         return _tuned(spec, folder.resolve(), quiet, resumed=True)
 
@@ -136,10 +140,6 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
         return run_sweep(spec, folder, quiet=quiet)
     if (folder / SPEC).read_text(encoding="utf-8") != sweep_to_yaml(_absolute(spec)):
         raise UserError(f"{folder}: holds a sweep that was begun with other settings ({SPEC}); name another sweep.storage_path or name")
-    if (folder / SUMMARY).is_file():
-        statuses = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))["statuses"]
-        if not quiet and sum(statuses.values()) == spec.num_trials and not statuses.get("unfinished"):
-            say(f"{folder}: the sweep is finished, all {spec.num_trials} trials have ended")
     return resume_sweep(folder, quiet=quiet)
 
 

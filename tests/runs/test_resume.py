@@ -20,6 +20,7 @@ from nip_ray.errors import UserError
 from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.interrupts import Interrupted, interruptible
 from nip_ray.runs.session import Session
 from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed, write_small
 
@@ -254,6 +255,21 @@ def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
     resume_experiment(run, quiet=True)
     found, expected = outcome(run), outcome(finished)
     assert all(found[part] == expected[part] for part in ("metrics", "evaluation", "training", "counters"))
+
+
+def test_an_interrupt_without_a_signal_is_told_by_the_last_signal() -> None:
+    """Ray's blocking calls raise a plain KeyboardInterrupt whatever came."""
+
+    @interruptible()
+    def blocked() -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+
+    with pytest.raises(Interrupted) as caught:
+        blocked()
+    assert caught.value.signum == signal.SIGTERM
 
 
 LASTING = {
