@@ -98,10 +98,11 @@ def resume_experiment(
             config = config.model_copy(update={"iterations": iterations})
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
-        whole = checkpoint is None or checkpoint.iteration == config.iterations
-        if whole and (ended := ended_run(folder, config, quiet)):
+        rows = folder.metrics()
+        reached = {rows[-1]["iteration"] if rows else 0, config.iterations if checkpoint is None else checkpoint.iteration}
+        if reached == {config.iterations} and (ended := ended_run(folder, config, quiet)):
             return ended
-        if checkpoint is None and (rows := folder.metrics()):
+        if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
             session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins anew; {repeated}")
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())

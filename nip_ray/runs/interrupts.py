@@ -4,8 +4,8 @@ Decisions that matter here:
 - schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
   a safe point, where a checkpoint is whole; after that it is cut off where it stands;
 - Ray puts handlers of its own in place whenever a process joins it, of which the one in C++ prints a stack and aborts: `reinstall` puts
-  ours back. A handler that whoever calls us has set is left alone. A blocking call of Ray's raises a plain KeyboardInterrupt in the place
-  of ours, whichever signal it was: it is told by what came last;
+  ours back, and one of Ray's that is there already gives way. A handler that whoever calls us has set is left alone;
+- a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which it was;
 - a second signal cuts off at once.
 """
 
@@ -39,10 +39,9 @@ def interruptible() -> Iterator[None]:
     if _installed or threading.current_thread() is not threading.main_thread():
         yield
         return
-    usual = (signal.default_int_handler, signal.SIG_DFL)
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     _noted = _last = None
-    _installed.update(number for number, handler in before.items() if handler in usual)
+    _installed.update(number for number, handler in before.items() if _gives_way(handler))
     reinstall()
     try:
         yield
@@ -54,6 +53,10 @@ def interruptible() -> Iterator[None]:
         for number in _installed:
             signal.signal(number, before[number])
         _installed.clear()
+
+
+def _gives_way(handler: Any) -> bool:
+    return handler in (signal.default_int_handler, signal.SIG_DFL) or str(getattr(handler, "__module__", "")).startswith("ray.")
 
 
 def reinstall() -> None:

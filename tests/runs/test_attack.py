@@ -166,14 +166,14 @@ def test_a_game_without_a_verifier_cannot_be_attacked(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["evaluate", str(made), "--attack"])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-    assert "game without a verifier" in result.stderr
+    assert "has no verifier" in result.stderr
     assert not {"worst_case", "calibration", "message_value"} & set(evaluation(made))
 
 
 @pytest.mark.parametrize(
     ("base", "overrides", "words"),
     [
-        (MATRIX, [], "game without a verifier"),
+        (MATRIX, [], "has no verifier"),
         (GRAPHS, ["protocol={name: solo_verifier}", "algorithm.minibatch_size=16"], "no prover who could fool"),
         (GRAPHS, ["algorithm={name: solo, agent: verifier, minibatch_size: 16}"], "learns alone"),
     ],
