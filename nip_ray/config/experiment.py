@@ -5,6 +5,7 @@ has keys without a use. The scenario says which it is. Every field, default, bou
 that the core rooms read; unknown keys are refused. Same config and seed, same machine kind, CPU: same numbers.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
 import pydantic_core
@@ -55,6 +56,11 @@ FORMAT_VERSION = 1
 is then a default, which the fingerprint of a run leaves out."""
 
 
+def _part(default: Any, description: str, meaning: Mapping[str, Any]) -> Any:
+    """A field for a part of a config. meaning: see `nip_ray.settings.options`."""
+    return Field(default, description=description, json_schema_extra=dict(meaning))
+
+
 class Experiment(BaseModel):
     """What every experiment has."""
 
@@ -74,9 +80,7 @@ class Experiment(BaseModel):
         json_schema_extra={"path": "plugin"},
     )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
-    tracking: TrackingSettings = Field(
-        TrackingSettings(), description="Where figures go besides the run folder.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
+    tracking: TrackingSettings = _part(TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE)
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
 
@@ -90,24 +94,14 @@ class ExperimentConfig(Experiment):
     initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
     pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")
-    learners: LearnerSettings = Field(
-        LearnerSettings(), description="Where gradients are computed.", json_schema_extra=dict(FREE_AND_RESUMABLE)
+    learners: LearnerSettings = _part(LearnerSettings(), "Where gradients are computed.", FREE_AND_RESUMABLE)
+    evaluation: EvaluationSettings = _part(EvaluationSettings(), "When the verifier is examined on held-out instances.", FREE_AND_RESUMABLE)
+    checkpoint: CheckpointSettings = _part(CheckpointSettings(), "What is kept for resuming.", FREE_AND_RESUMABLE)
+    fault_tolerance: FaultToleranceSettings = _part(
+        FaultToleranceSettings(), "How a run goes on after losing a process.", FREE_AND_RESUMABLE
     )
-    evaluation: EvaluationSettings = Field(
-        EvaluationSettings(), description="When the verifier is examined on held-out instances.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
-    checkpoint: CheckpointSettings = Field(
-        CheckpointSettings(), description="What is kept for resuming.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
-    fault_tolerance: FaultToleranceSettings = Field(
-        FaultToleranceSettings(), description="How a run goes on after losing a process.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
-    profiling: ProfilingSettings = Field(
-        ProfilingSettings(), description="Where its time goes.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
-    runtime: RuntimeSettings = Field(
-        RuntimeSettings(), description="What must not change a result.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
+    profiling: ProfilingSettings = _part(ProfilingSettings(), "Where its time goes.", FREE_AND_RESUMABLE)
+    runtime: RuntimeSettings = _part(RuntimeSettings(), "What must not change a result.", FREE_AND_RESUMABLE)
 
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
@@ -132,11 +126,7 @@ class TextExperimentConfig(Experiment):
         description="Name -> a service that answers for models and fine-tunes them.",
         json_schema_extra=dict(RESUMABLE),
     )
-    budget: BudgetSettings = Field(BudgetSettings(), description="What the run may cost.", json_schema_extra=dict(RESUMABLE))
+    budget: BudgetSettings = _part(BudgetSettings(), "What the run may cost.", RESUMABLE)
     base_run: BaseRunSettings | None = Field(None, description="Another run that this one starts from (none: no other).")
-    talk: TalkSettings = Field(
-        TalkSettings(), description="How many dialogues are held at once, and where.", json_schema_extra=dict(RESUMABLE)
-    )
-    runtime: RuntimeSettings = Field(
-        RuntimeSettings(), description="What must not change a result.", json_schema_extra=dict(FREE_AND_RESUMABLE)
-    )
+    talk: TalkSettings = _part(TalkSettings(), "How many dialogues are held at once, and where.", RESUMABLE)
+    runtime: RuntimeSettings = _part(RuntimeSettings(), "What must not change a result.", FREE_AND_RESUMABLE)

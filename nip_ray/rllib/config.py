@@ -154,8 +154,9 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """RLlib's checks, and ours; the experiment takes the seed of this config. Raises UserError when no experiment was given."""
         if not (self.env_config or {}).get("experiment"):
             raise UserError(f"{type(self).__name__}: call .experiment(ExperimentConfig(...)) before building")
-        self._refuse_unknown()
-        refuse_unhonoured(self, type(self)())
+        defaults = type(self)()
+        self._refuse_unknown(defaults)
+        refuse_unhonoured(self, defaults)
         self._check_game()
         self._check_modules()
         self._check_callbacks()
@@ -212,14 +213,14 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """What stands for `key` among the settings of the learning rule; RLlib's own attributes are left alone."""
         return key if key in vars(self) else word_for(key, self._rule_names())
 
-    def _refuse_unknown(self) -> None:
-        known, rule = {*vars(type(self)()), "class"}, ", ".join(sorted(self._rule_names()))  # RLlib leaves `class` there
+    def _refuse_unknown(self, defaults: Self) -> None:
+        known, rule = {*vars(defaults), "class"}, ", ".join(sorted(self._rule_names()))  # RLlib leaves `class` there
         for key in vars(self):
             if key not in known:
                 near = difflib.get_close_matches(key, {*known, *self._rule_names()}, 1)
                 raise UserError(f"{key}: unknown option, {f'did you mean {near[0]}?' if near else f'there are {rule} and those of RLlib'}")
         for ours, theirs in _RLLIB_NAMES.items():
-            if ours not in self._rule_names() and getattr(self, theirs) != getattr(type(self)(), theirs):
+            if ours not in self._rule_names() and getattr(self, theirs) != getattr(defaults, theirs):
                 raise UserError(f"{theirs}: {self.settings_class().name} has no such setting, there are {rule}")
 
     def _check_game(self) -> None:
