@@ -1,7 +1,8 @@
 """Starts the supervisor of one program, and reads its report.
 
 Decisions that matter here:
-- at the end of the time `life` closes, and the supervisor kills; if it does not say so soon, we kill it and the program's group;
+- at the end of the time `life` closes, and the supervisor kills. Only it can find a process that left the program's group, so where a
+  busy machine lets it be late it gets PATIENCE_S more; after that we kill it and the group;
 - the supervisor's code travels compiled: it starts in half the time, also where no `__pycache__` can be written;
 - the report comes by a pipe that the program does not have, as a few words that are read as such.
 """
@@ -20,7 +21,7 @@ from typing import Any
 
 from nip_ray.errors import TrainingError
 from nip_ray.sandbox.folder import temporary_folder
-from nip_ray.sandbox.pump import GRACE_S, Pump
+from nip_ray.sandbox.pump import Pump
 from nip_ray.sandbox.result import Status
 
 INSIDE = Path(__file__).parent / "inside"
@@ -36,6 +37,10 @@ for name, code in modules:
     exec(code, module.__dict__)
 module.main(request)
 """
+
+
+PATIENCE_S = 2.0
+"""How much longer than its grace a supervisor may take to end and reap what the program left."""
 
 
 class SandboxFailure(TrainingError):
@@ -83,8 +88,8 @@ def execute(job: Job, cancelled: int | None = None) -> Outcome:
         supervisor = stack.enter_context(_Supervisor(job.request["executable"], _request_file(stack, request)))
         streams = (supervisor.stdout, supervisor.stderr)
         pump = Pump(streams, supervisor.report, supervisor.start, job.wall_s, job.output_bytes, supervisor.stop, job.on_stdout)
-        ended = pump.run(cancelled)
-        supervisor.finish(GRACE_S if ended else 0.0, pump.report)
+        pump.run(cancelled)
+        supervisor.finish(pump.report)
         pump.drain()
         return _outcome(pump, time.monotonic() - supervisor.start)
 
@@ -166,10 +171,10 @@ class _Supervisor:
             os.close(self.life)
             self.life = -1
 
-    def finish(self, patience_s: float, report: bytes | bytearray) -> None:
+    def finish(self, report: bytes | bytearray) -> None:
         """Wait for its end, or kill it and the program's process group, as far as the report names one."""
         try:
-            self.process.wait(patience_s)
+            self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -184,7 +189,7 @@ class _Supervisor:
     def __exit__(self, *_: object) -> None:
         self.stop()
         if self.process.poll() is None:  # an exception came between
-            self.finish(GRACE_S, b"")
+            self.finish(b"")
         for stream in (self.process.stdout, self.process.stderr):
             if stream is not None:
                 stream.close()

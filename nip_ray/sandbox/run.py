@@ -29,6 +29,8 @@ from nip_ray.settings.sandbox import SandboxSettings
 def run_program(program: str, stdin: str = "", settings: SandboxSettings = DEFAULTS, files: Mapping[str, bytes] = {}) -> SandboxResult:
     """Run Python source under `settings` and wait for its end, which comes within `wall_s` and half a second.
 
+    On a machine too busy to end what the program started so soon, it comes up to two seconds later, and leaves nothing either.
+
     program: the source. stdin: all that it can read from standard input. files: plain names and contents that lie in its working folder.
 
     Raises UserError when the level of isolation does not work here or a file has no plain name, SandboxFailure (a TrainingError) when

@@ -219,6 +219,7 @@ def _family(root: int) -> list[int]:
 
 def _reap() -> None:
     try:
-        os.waitpid(-1, os.WNOHANG)
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
     except ChildProcessError:
         return

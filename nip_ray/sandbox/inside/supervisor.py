@@ -30,7 +30,8 @@ NOBODY = 2_000_000_000
 INNER_USER = 1000
 OPEN_FILES = 64
 SIGKILL, SIG_DFL = 9, 0
-PATIENCE_S = 1.0
+PATIENCE_S = 1.5
+"""For ending what the program left; less than our parent's patience with us."""
 
 
 def main(request):
