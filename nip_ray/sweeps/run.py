@@ -26,9 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ray import tune
 from ray.exceptions import RayError
-from ray.tune import ResumeConfig
+from ray.tune import TuneError
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
@@ -42,6 +41,7 @@ from nip_ray.runs.progress import say, say_stage
 from nip_ray.runs.ray_session import start_ray
 from nip_ray.runs.resources import check_cluster, trial_bundles
 from nip_ray.runs.trackers import check_trackers
+from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.records import Status, TrialRecord
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
@@ -50,8 +50,6 @@ from nip_ray.sweeps.trial_config import values_of
 from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
 
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
-_RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
-_GO_ON = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
 _LOOKED_AT = 64  # settings whose files, trackers and resources are looked at before anything starts
 _ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # held-out figures come with evaluations, not with every report
@@ -148,18 +146,18 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
     watch, rows = Watch(spec, quiet), _rows(folder) if resumed else {}
     say_stage(f"sweep {folder}", quiet)
     with _aside(folder / LOG), _ended_by_sigterm() as stopped:
-        tuner = tune.Tuner(
+        tuner = compat.tuner(
             trainable_of(spec),
+            resumed=resumed,
             param_space=param_space(spec, folder),
             tune_config=tune_config(spec, {trial: _reported(spec, found) for trial, found in rows.items()}),
             run_config=run_config(spec, folder, watch),
-            _tuner_kwargs={"resume_config": _GO_ON} if resumed else None,
         )
         try:
             tuner.fit()
         except StopSweep:
             pass  # of time, or of failures: told below
-        except (tune.TuneError, RayError) as error:
+        except (TuneError, RayError) as error:
             hint = f"`nip-ray sweep --resume {folder}` goes on; see {folder / LOG}"
             raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {hint}") from error
     late, seconds = watch.late, time.monotonic() - watch.began
@@ -268,7 +266,7 @@ def _storage(spec: SweepSpec) -> Path:
 
 @contextmanager
 def _aside(log: Path) -> Iterator[None]:
-    """While this holds, Tune works by our settings and logs to a file. Puts back the signal handlers, which Tune does not."""
+    """While this holds, Tune works by our settings and logs to a file. Puts back the handler of SIGINT, which Tune does not."""
     handler = logging.FileHandler(log, delay=True)
     handler.addFilter(lambda record: not record.name.startswith("ray.tune.analysis"))  # misses files that we have switched off
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
@@ -276,7 +274,7 @@ def _aside(log: Path) -> Iterator[None]:
     before = [(logger.level, logger.propagate) for logger in loggers]
     unset = {name: value for name, value in _ENVIRONMENT.items() if name not in os.environ}
     in_main = threading.current_thread() is threading.main_thread()
-    signals = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)} if in_main else {}
+    interrupt = signal.getsignal(signal.SIGINT)
     os.environ.update(unset)
     for logger in loggers:
         logger.setLevel(logging.WARNING)
@@ -294,8 +292,8 @@ def _aside(log: Path) -> Iterator[None]:
         handler.close()
         for name in unset:
             os.environ.pop(name, None)
-        for number, handling in signals.items():
-            signal.signal(number, handling)
+        if in_main:
+            signal.signal(signal.SIGINT, interrupt)
 
 
 @contextmanager
@@ -308,7 +306,7 @@ def _ended_by_sigterm() -> Iterator[list[int]]:
 
     def end(signum: int, frame: Any) -> None:
         came.append(signum)
-        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGINT)
 
     before = signal.signal(signal.SIGTERM, end)
     try:

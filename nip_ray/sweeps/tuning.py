@@ -27,6 +27,7 @@ from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater,
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.runs.progress import say
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
+from nip_ray.sweeps.compat import number_trials
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
 from nip_ray.sweeps.trainable import ExperimentTrainable
@@ -159,7 +160,7 @@ class Watch(tune.Callback):
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Between any two events."""
         if self.late or (self.fail_fast and self.failed is not None):
-            _interrupt()
+            _end_tune()
         if not self.quiet and time.monotonic() - self.told >= PROGRESS_S:
             self.told = time.monotonic()
             running = sum(trial.status == "RUNNING" for trial in trials)
@@ -193,7 +194,7 @@ def _search(spec: SweepSpec) -> SearchAlgorithm | Searcher:
     settings, seed = spec.settings, spec.base.get("seed", 0)
     if not isinstance(settings.search, OptunaSearch):
         generator = BasicVariantGenerator(random_state=seed, max_concurrent=settings.max_concurrent or 0)
-        generator._uuid_prefix = ""  # 00000, 00001, ... and not something random before it
+        number_trials(generator)
         return generator
     import optuna
     from optuna.samplers import TPESampler
@@ -211,52 +212,72 @@ def _scheduler(spec: SweepSpec, known: Mapping[str, Curve]) -> TrialScheduler:
     chosen = spec.settings.scheduler
     clock = "text_iteration" if spec.kind is TextExperimentConfig else "iteration"
     if isinstance(chosen, AshaScheduler):
-        asha = ASHAScheduler(
-            time_attr=clock, grace_period=chosen.grace_iterations, reduction_factor=chosen.reduction_factor, max_t=10**9, brackets=1
-        )
-        sign = 1 if spec.settings.mode == "max" else -1
-        for trial_id, curve in known.items():
-            for iteration, figure in curve:
-                named: Any = SimpleNamespace(trial_id=trial_id)
-                asha._brackets[0].on_result(named, iteration, sign * figure)
-        return asha
+        results = {trial: [{clock: iteration, spec.settings.metric: x} for iteration, x in curve] for trial, curve in known.items()}
+        return _Asha(results, time_attr=clock, grace_period=chosen.grace_iterations, reduction_factor=chosen.reduction_factor)
     if isinstance(chosen, PbtScheduler):
         return _Population(
-            time_attr=clock,
-            perturbation_interval=chosen.interval,
+            clock,
+            chosen.interval,
             quantile_fraction=chosen.quantile,
             resample_probability=chosen.resample_probability,
             hyperparam_mutations={"values": {key: to_pbt(space) for key, space in spec.spaces.items()}},
-            custom_explore_fn=_bounded(spec.spaces),
+            custom_explore_fn=bounded(spec.spaces),
             require_attrs=False,
             log_config=False,
         )
     return FIFOScheduler()
 
 
-def _interrupt() -> None:
-    """End Tune's loop as an interrupt does, with its state written. Raises StopSweep in a thread, where there are no signals."""
+def _end_tune() -> None:
+    """End Tune's loop as Ctrl-C does, with its state written. Raises StopSweep in a thread, where there are no signals."""
     if threading.current_thread() is not threading.main_thread():
         raise StopSweep
-    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGINT)
+
+
+class _Asha(ASHAScheduler):
+    """Tune's, which knows of earlier trials. results: what each has reported before this process took over."""
+
+    def __init__(self, results: Mapping[str, Sequence[dict[str, Any]]], **options: Any) -> None:
+        super().__init__(max_t=10**9, brackets=1, **options)
+        self.results = dict(results)
+
+    def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
+        while self.results:  # not before: only now Tune has told which metric counts
+            trial_id, reported = self.results.popitem()
+            earlier: Any = SimpleNamespace(trial_id=trial_id)
+            super().on_trial_add(tune_controller, earlier)
+            for result in reported:
+                super().on_trial_result(tune_controller, earlier, result)
+            super().on_trial_remove(tune_controller, earlier)
+        super().on_trial_add(tune_controller, trial)
 
 
 class _Population(PopulationBasedTraining):
     """Tune's, of which a member that starts again (a lost process, a resumed sweep) is not compared before its next interval is over."""
 
+    def __init__(self, clock: str, interval: int, **options: Any) -> None:
+        super().__init__(time_attr=clock, perturbation_interval=interval, **options)
+        self.clock, self.interval = clock, interval
+        self.due: dict[str, int] = {}  # by trial, the end of the interval in which it started
+
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
         super().on_trial_add(tune_controller, trial)
-        reached = (trial.last_result or {}).get(self._time_attr, 0)
-        self._trial_state[trial].last_perturbation_time = reached - reached % self._perturbation_interval
+        self.due[trial.trial_id] = ((trial.last_result or {}).get(self.clock, 0) // self.interval + 1) * self.interval
+
+    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+        if result.get(self.clock, 0) < self.due[trial.trial_id]:
+            return self.CONTINUE
+        return super().on_trial_result(tune_controller, trial, result)
 
 
-def _bounded(spaces: Mapping[str, Space]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+def bounded(spaces: Mapping[str, Space]) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Puts changed values back into their spaces: else they would go on growing, out of sight, beyond the ends."""
 
-    def bounded(config: dict[str, Any]) -> dict[str, Any]:
+    def explored(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "values": {key: clipped(spaces[key], value) for key, value in config["values"].items()}}
 
-    return bounded
+    return explored
 
 
 def _trial_id(trial: Any) -> str:

@@ -1,8 +1,11 @@
 """Schedulers, searchers and limits of sweeps, each through the real Tuner."""
 
 import json
+import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from nip_ray.runs.folder import RunFolder
 from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.run import resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
-from nip_ray.sweeps.tuning import tune_config
+from nip_ray.sweeps.tuning import bounded, tune_config
 from tests.runs.small import MESSAGES
 
 pytestmark = pytest.mark.usefixtures("ray_session")
@@ -76,9 +79,15 @@ def test_asha_stops_poor_trials_and_lets_good_ones_go_on(tmp_path: Path) -> None
 def test_asha_knows_of_earlier_trials_when_a_sweep_goes_on() -> None:
     sweep = {"scheduler": {"name": "asha", "grace_iterations": 4, "reduction_factor": 2}}
     spec = parse_sweep(config(sweep, lr={"grid": [0.03, 1e-7]}))
-    scheduler: Any = tune_config(spec, {"00000": [(3, 0.1), (4, 0.5), (8, 0.9)], "00001": [(4, 0.7)]}).scheduler
-    recorded = {milestone: found for milestone, found in scheduler._brackets[0]._rungs if found}
-    assert recorded == {4: {"00000": 0.5, "00001": 0.7}, 8: {"00000": 0.9}}
+
+    def decisions(known: dict[str, Any]) -> list[str]:
+        scheduler: Any = tune_config(spec, known).scheduler
+        scheduler.set_search_properties(RETURN, "max")
+        scheduler.on_trial_add(None, new := SimpleNamespace(trial_id="00002"))
+        return [scheduler.on_trial_result(None, new, {"iteration": at, RETURN: figure}) for at, figure in ((3, 0.0), (4, 0.55), (8, 0.8))]
+
+    assert decisions({}) == ["CONTINUE", "CONTINUE", "CONTINUE"]
+    assert decisions({"00000": [(3, 0.1), (4, 0.5), (8, 0.9)], "00001": [(4, 0.7)]}) == ["CONTINUE", "STOP", "STOP"]
 
 
 @pytest.mark.slow
@@ -116,9 +125,9 @@ def steps_of(trial: TrialRecord) -> list[dict[str, Any]]:
 def test_changed_settings_are_put_back_into_their_spaces() -> None:
     """Else a setting that grew for a while, unseen, beyond its end would take as long to come back."""
     sweep = {"num_samples": 2, "scheduler": {"name": "pbt", "interval": 4}}
-    scheduler: Any = tune_config(parse_sweep(config(sweep, lr={"loguniform": [1e-3, 3e-2]})), {}).scheduler
+    spec = parse_sweep(config(sweep, lr={"loguniform": [1e-3, 3e-2]}))
     told = {"values": {"algorithm.lr": 0.05}, "run_root": "x"}
-    assert scheduler._custom_explore_fn(told) == {"values": {"algorithm.lr": 0.03}, "run_root": "x"}
+    assert bounded(spec.spaces)(told) == {"values": {"algorithm.lr": 0.03}, "run_root": "x"}
 
 
 @pytest.mark.slow
@@ -138,10 +147,16 @@ def test_optuna_tries_each_of_its_settings_with_every_seed(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_out_of_time_ends_and_can_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_sweep_that_is_out_of_time_ends_and_can_go_on(tmp_path: Path, in_thread: bool) -> None:
     data = config({"seeds": [3], "time_budget_s": 1.0}, lr=0.02, iterations=6, checkpoint={"interval": 1})
-    began = time.monotonic()
-    late = run_sweep(parse_sweep(data), tmp_path / "late", quiet=True)
+    began, interrupt = time.monotonic(), signal.getsignal(signal.SIGINT)
+    if in_thread:
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(run_sweep, parse_sweep(data), tmp_path / "late", quiet=True).result()
+    else:
+        late = run_sweep(parse_sweep(data), tmp_path / "late", quiet=True)
+    assert signal.getsignal(signal.SIGINT) is interrupt
     assert time.monotonic() - began < 60
     assert not late.interrupted
     assert [trial.status for trial in late.trials] == ["unfinished"]

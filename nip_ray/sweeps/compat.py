@@ -1,0 +1,26 @@
+"""What we use of Ray Tune that is not public: here alone, each name with the version of Ray in which it was read."""
+
+from typing import Any
+
+from ray import tune
+from ray.tune import ResumeConfig
+from ray.tune.search import BasicVariantGenerator
+
+PRIVATE = {"Tuner(_tuner_kwargs)": "2.60.0", "BasicVariantGenerator._uuid_prefix": "2.60.0"}
+"""Held by tests/sweeps/test_compat.py."""
+
+_RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
+
+
+def tuner(*arguments: Any, resumed: bool, **options: Any) -> tune.Tuner:
+    """A Tuner with all that is given. resumed: with the trials of the experiment in its folder, of which finished ones are skipped.
+
+    `Tuner.restore` would take searcher, scheduler and callbacks from a pickle, and not those given.
+    """
+    config = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
+    return tune.Tuner(*arguments, **options, _tuner_kwargs={"resume_config": config} if resumed else None)
+
+
+def number_trials(generator: BasicVariantGenerator) -> None:
+    """Have trials named 00000, 00001, ... without something random in front, so that a trial finds its run folder again."""
+    generator._uuid_prefix = ""
