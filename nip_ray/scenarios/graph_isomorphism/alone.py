@@ -76,7 +76,9 @@ def _baseline(train: _Content, test: _Content, layers: int) -> tuple[int, int]:
     usual = int(2 * label_F.sum() >= len(label_F))  # without training pairs it accepts what looks alike
     right = int(np.count_nonzero(y_H == usual))
     if len(label_F) >= _MIN_FITTED and 0 < label_F.sum() < len(label_F) and len(y_H):
-        guessed_H = _fit(_features(apart, fitted_P, layers), label_F).predict(_features(test.pairs, hidden_P, layers))
+        size = max(train.pairs.num_nodes, test.pairs.num_nodes)
+        boosting = _fit(_features(apart.padded_to(size), fitted_P, layers), label_F)
+        guessed_H = boosting.predict(_features(test.pairs.padded_to(size), hidden_P, layers))
         right = max(right, int(np.count_nonzero(guessed_H == y_H)))
     return right + int(np.count_nonzero(~hidden_P)), len(y_P)
 

@@ -40,6 +40,9 @@ def test_colours_alone_tell_more_of_the_label_than_what_refinement_tells_apart()
     right, count = solo_baseline(train, test, 2)
     assert separated + positive + 10 < right <= 400 * wl_bound(test, 2)
     assert count == 400
+    assert solo_baseline(train, test.padded_to(12), 2) == solo_baseline(train.padded_to(12), test, 2) == (right, 400), (
+        "room for larger graphs"
+    )
     assert solo_baseline(train.select(~torch.isin(train.size_P, torch.tensor([7, 8, 9]))), test, 2)[0] == separated + positive
 
 
