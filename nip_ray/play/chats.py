@@ -23,9 +23,9 @@ SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
 START, GO_ON = "Please begin.", "Please go on."
 """The user message before a reply where nobody has said anything: before the first one, and later."""
 
-MARK = re.compile(r"[<\[◁](/?)(?:think|thinking|thought|reasoning)[>\]▷]", re.IGNORECASE)
-"""Of reasoning. The group is a slash where it ends."""
-OPENED = re.compile(r"[<\[◁](?:think|thinking|thought|reasoning)[>\]▷](?=\s*\Z)", re.IGNORECASE)
+MARK = re.compile(r"(?:<|[\[◁](?=/?think[\]▷]))(/?)(?:think|thinking|thought|reasoning)[>\]▷]", re.IGNORECASE)
+"""Of reasoning; "[Reasoning]" may be a heading. The group is a slash where it ends."""
+OPENED = re.compile(r"(?:<(?:think|thinking|thought|reasoning)>|[\[◁]think[\]▷])(?=\s*\Z)", re.IGNORECASE)
 """A mark that begins reasoning, at the end of a text."""
 
 

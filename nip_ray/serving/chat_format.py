@@ -4,8 +4,9 @@ Decisions that matter here:
 - content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
   agent can end its message and go on as somebody else;
 - the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
-- a chat is shaped as the template needs it (`nip_ray.play.chats`): the first shape of which it shows every word. One that accepts chats
-  as they are gets them so;
+- a chat is shaped as the template needs it (`nip_ray.play.chats`): the first shape of which it shows every word, before a reply and with
+  it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as
+  they are gets them so;
 - the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
   prompt stands at the beginning of the reply;
 - a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
@@ -32,6 +33,7 @@ _TRIAL: Chat = [
     {"role": "system", "content": "sys4"},
 ]
 """All that scenarios do and templates may mind."""
+_REPLY = {"role": "assistant", "content": "ass5"}
 ADAPTER, BASE = "adapter", "base.json"
 """In a model's folder: its adapters; and, where the adapters are not merged, the base's folder, seen from this one."""
 _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
@@ -85,6 +87,11 @@ class ChatFormat:
         return found[0] if found else ""
 
     @cached_property
+    def closing(self) -> list[int]:
+        """The tokens that end the reasoning which the template begins, for replies without any; none where it begins none."""
+        return self.tokenizer.encode(f"{self.opened[0]}/{self.opened[1:]}\n\n", add_special_tokens=False) if self.opened else []
+
+    @cached_property
     def _shape(self) -> Shape | None:
         """The first shape that the template accepts without leaving anything out; None: it takes any chat."""
         trials = (_TRIAL[:1], _TRIAL)
@@ -96,14 +103,15 @@ class ChatFormat:
         return SHAPES[-1]
 
     def _shows(self, chat: Chat) -> bool:
-        """Whether the template accepts a chat and shows every word of it."""
+        """Whether the template accepts a chat, shows every word of it, and does so with a reply, which then stands behind all that."""
         words = {word for message in chat for word in message["content"].split()}
+        plain = [self._plain(message) for message in chat]
         try:
-            plain = [self._plain(message) for message in chat]
             text = self.tokenizer.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+            whole = self.tokenizer.apply_chat_template([*plain, _REPLY], add_generation_prompt=False, tokenize=False)
         except Exception:  # templates are programs: how they refuse is theirs
             return False
-        return all(word in text for word in words)
+        return all(word in text for word in words) and whole.startswith(OPENED.sub("", text).rstrip()) and _REPLY["content"] in whole
 
     @cached_property
     def _hidden(self) -> frozenset[int]:

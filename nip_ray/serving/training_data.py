@@ -6,7 +6,9 @@
 Decisions that matter here:
 - supervised learning is on what assistants say, and on nothing else: each assistant message, from the first token after its role marker to
   the token that ends it, unless its weight is 0;
-- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked;
+- tokens are made by the same `ChatFormat` that answers, so a model learns in the form in which it will be asked. Where the template begins
+  each reply with reasoning, it learns to end that at once and to reply; there the last message of an example is learned alone, since
+  templates show earlier ones without;
 - a chat that is too long loses its middle, as a prompt does.
 """
 
@@ -73,18 +75,26 @@ def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: Ch
     """The tokens by which a model would say `said` after `messages`, with the one that ends it. Half the context is the most."""
     prompt = chat.prompt(messages)
     whole = chat.completed([*messages, {"role": "assistant", "content": said}])
-    return _up_to_end(whole[_common(prompt, whole) :], chat)[: chat.context // 2]
+    return [*chat.closing, *_up_to_end(whole[_common(prompt, whole) :], chat)][: chat.context // 2]
 
 
 def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:
     """All tokens of a chat, up to the end of its last learned message, and which of them are learned."""
     own = [i for i, message in enumerate(messages) if message["role"] == "assistant" and message.get("weight", 1) != 0]
-    ids, learned = chat.completed(messages[: own[-1] + 1]), []
-    for index in own:
-        start = _common(chat.prompt(messages[:index]), ids)
-        end = len(_up_to_end(ids[start:], chat)) + start
-        learned += [False] * (start - len(learned)) + [True] * (end - start)
-    return ids[: len(learned)], learned
+    before = messages[: own[-1]]
+    if chat.opened:
+        prompt, said = chat.prompt(before), completion_tokens(before, messages[own[-1]]["content"], chat)
+        return [*prompt, *said], [False] * len(prompt) + [True] * len(said)
+    ids = chat.completed(messages[: own[-1] + 1])
+    starts = [_common(chat.prompt(messages[:index]), ids) for index in own]
+    ids = [*ids[: starts[-1]], *_up_to_end(ids[starts[-1] :], chat)]
+    learned = [False] * len(ids)
+    for index, start, following in zip(own, starts, [*starts[1:], len(ids)]):
+        end = next((at + 1 for at in range(start, following) if ids[at] in chat.ends), None)
+        if end is None:  # a template that marks where a message begins, and not where it ends
+            end = _common(chat.completed(messages[: index + 1]), ids[:following])
+        learned[start:end] = [True] * (end - start)
+    return ids, learned
 
 
 def _up_to_end(tokens: list[int], chat: ChatFormat) -> list[int]:

@@ -19,6 +19,9 @@ NO_USER = """{% if messages | selectattr('role', 'equalto', 'user') | list | len
 SYSTEM_FIRST = """{% for m in messages %}{% if m['role'] == 'system' and not loop.first %}
 {{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"""
 NO_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+MOVES_SYSTEM = """{% set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' %}{% for m in messages %}
+{% if m['role'] != 'system' %}<{{ m['role'] }}>{{ system if loop.last and m['role'] == 'user' }}{{ m['content'] }}{% endif %}{% endfor %}
+{% if add_generation_prompt %}<assistant>{% endif %}"""
 DROPS_SYSTEM = BODY.replace("in messages", "in messages if m['role'] != 'system'")
 TEMPLATES: dict[str, tuple[str, Shape]] = {
     "no user": (NO_USER + BODY, "openai"),
@@ -26,6 +29,7 @@ TEMPLATES: dict[str, tuple[str, Shape]] = {
     "alternate": (SYSTEM_FIRST + TURNS + BODY, "alternating"),
     "no system": (NO_SYSTEM + TURNS + BODY, "no_system"),
     "drops system": (DROPS_SYSTEM, "no_system"),
+    "moves system": (MOVES_SYSTEM, "no_system"),
 }
 SYSTEM, NOTICE = {"role": "system", "content": "You judge."}, {"role": "system", "content": "Last turn."}
 ONE, TWO = ({"role": "user", "name": f"Expert_{n}", "content": f"say {n}"} for n in (1, 2))
@@ -101,6 +105,7 @@ def test_shapes() -> None:
         ("<think>never ends. Decision: accept", "never ends. Decision: accept", ""),
         ("a</think>b</think>c", "a\nb", "c"),
         ("if a <think: b>", "", "if a <think: b>"),
+        ("[Reasoning] It loops.", "", "[Reasoning] It loops."),
     ],
 )
 def test_reasoning(reply: str, reasoning: str, rest: str) -> None:

@@ -61,6 +61,22 @@ def test_templates_that_end_messages_by_more_than_one_token() -> None:
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
     row = preference_rows(parse_examples(pair, "dpo"), ChatFormat(tokenizer, 100))[0]
     assert row["chosen_ids"][-1] == tokenizer.eos_token_id
+    tokenizer.chat_template = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}{% endfor %}<|assistant|>"
+    tokenizer.chat_template = tokenizer.chat_template.replace("<|assistant|>", "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+    assert learned([ASK, said("Why?"), ASK, said("accept")], ChatFormat(tokenizer, 100)) == "Why?accept<|end|>"
+
+
+def test_templates_that_begin_replies_with_reasoning() -> None:
+    """What is learned follows the prompt as it is asked: the reasoning ends, and the reply, not inside it, is there."""
+    tokenizer = default_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace("'<|assistant|>' }}", "'<|assistant|><think>\n' }}")
+    chat, talk = ChatFormat(tokenizer, 100), [ASK, said("Why?"), ASK]
+    assert learned([*talk, said("accept")], chat) == "</think>\n\naccept<|end|>"
+    row = supervised_rows(parse_examples(line(messages=[*talk, said("accept")]), "supervised"), chat)[0]
+    pair = line(input={"messages": talk}, preferred_output=[said("accept")], non_preferred_output=[said("reject")])
+    both = preference_rows(parse_examples(pair, "dpo"), chat)[0]
+    assert both["prompt_ids"] == chat.prompt(talk)
+    assert [*both["prompt_ids"], *both["chosen_ids"]] == row["input_ids"]
 
 
 def test_long_chats_keep_their_end(chat: ChatFormat) -> None:

@@ -2,7 +2,8 @@
 
 Decisions that matter here:
 - a reply is one object with a field for each channel in which the agent ever writes ("message" where that is one, else the words of the
-  channel's header, as "question_for_expert_1") and the field "decision"; what is not said is null or missing;
+  channel's header, as "question_for_expert_1") and the field "decision". The schema asks for text in the first, which may be empty, and
+  lets the decision be null: were both null the reply would say nothing. Reading takes null, or no field, for empty text;
 - messages stand before the decision, so that a model may give its reasons first. A decision counts whatever stands beside it: as after a
   decision in text, nothing is then written to any channel;
 - others are shown what they would be shown in text: the message behind its header;
@@ -34,13 +35,13 @@ def field_names(channels: Sequence[str], headers: Mapping[str, str]) -> dict[str
 
 
 def reply_schema(fields: Mapping[str, str], scale: Scale) -> dict[str, Any]:
-    """The JSON schema of a reply, in the subset that strict modes of services accept: every field required, null where nothing is said."""
+    """The JSON schema of a reply, in the subset that strict modes of services accept: every field required, a decision of null for none."""
     values = list(map(_value, scale.confidences))
     decision = {"type": "string" if isinstance(values[0], str) else "integer", "enum": values}
-    kinds = {**{name: {"type": "string"} for name in fields.values()}, DECISION: decision}
+    kinds = {**{name: {"type": "string"} for name in fields.values()}, DECISION: {"anyOf": [{"type": "null"}, decision]}}
     return {
         "type": "object",
-        "properties": {name: {"anyOf": [{"type": "null"}, kind]} for name, kind in kinds.items()},
+        "properties": kinds,
         "required": list(kinds),
         "additionalProperties": False,
     }
@@ -48,7 +49,7 @@ def reply_schema(fields: Mapping[str, str], scale: Scale) -> dict[str, Any]:
 
 def write_reply(fields: Mapping[str, str], messages: Mapping[str, str], scale: Scale, confidence: float | None = None) -> str:
     """A reply with these messages, or with the decision nearest to `confidence`."""
-    said = {name: messages.get(channel) for channel, name in fields.items()}
+    said = {name: messages.get(channel, "") for channel, name in fields.items()}
     return json.dumps({**said, DECISION: None if confidence is None else _value(scale.nearest(confidence))}, ensure_ascii=False)
 
 

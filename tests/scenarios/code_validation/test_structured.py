@@ -13,7 +13,7 @@ from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scales import SCALES
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
-from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply
+from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply, reply_schema, write_reply
 from nip_ray.settings.code_validation import CodeValidationSettings
 
 HEADERS = {"a": "Question for Expert_1:", "b": "Question for Expert_2:"}
@@ -68,6 +68,12 @@ def test_numbers_are_no_texts() -> None:
     for reply in ('{"decision": "5"}', '{"decision": 5.0}', '{"decision": 8}'):
         with pytest.raises(InvalidReply, match="null or one of 1, 2"):
             read(reply, "one_to_seven")
+
+
+def test_the_schema_has_no_reply_that_leaves_out_everything() -> None:
+    fields = reply_schema(TWO, SCALES["percent"])["properties"]
+    assert [fields[name] for name in TWO.values()] == [{"type": "string"}] * 2
+    assert json.loads(write_reply(TWO, {}, SCALES["percent"], 1.0)) == {**dict.fromkeys(TWO.values(), ""), "decision": 100}
 
 
 def test_fields_have_names_of_their_own() -> None:
