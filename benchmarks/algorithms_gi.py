@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 from _common import config, machine, show, timed, yardstick_ms
 
+from nip_ray.cluster.process import prepare_process
 from nip_ray.rllib.cluster import build_algorithm
-from nip_ray.runs.process import prepare_process
 
 RULES = ("reinforce", "spg", "pspg", "lola", "pola", "sos", "psos")
 

@@ -12,9 +12,9 @@ from typing import Any
 from _common import machine, show
 
 from nip_ray.config.load import load_stored_config
-from nip_ray.runs.attack import attack
-from nip_ray.runs.evaluate import bench, examine, newest_or
-from nip_ray.runs.folder import CONFIG, RunFolder
+from nip_ray.evaluation.verbs.attack import attack
+from nip_ray.evaluation.verbs.evaluate import bench, examine, newest_or
+from nip_ray.storage.folder import CONFIG, RunFolder
 
 
 def main() -> None:

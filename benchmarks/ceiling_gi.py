@@ -14,8 +14,8 @@ import statistics
 import torch
 from _common import PlainLoop, config, machine, show, timed, yardstick_ms
 
+from nip_ray.cluster.process import prepare_process
 from nip_ray.rllib.cluster import build_algorithm
-from nip_ray.runs.process import prepare_process
 
 
 def main() -> None:

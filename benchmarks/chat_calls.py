@@ -28,12 +28,12 @@ sys.path.insert(0, str(ROOT / "tests" / "text"))
 from chat_server import API_KEY  # noqa: E402
 
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings  # noqa: E402
-from nip_ray.text.budget import Budget, SharedBudget, budget_actor  # noqa: E402
-from nip_ray.text.chat import ChatRequest  # noqa: E402
-from nip_ray.text.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
-from nip_ray.text.openai_chat import OpenAIChat, idempotency_key  # noqa: E402
-from nip_ray.text.openai_service import openai_client  # noqa: E402
-from nip_ray.text.records import RecordedChat, total  # noqa: E402
+from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa: E402
+from nip_ray.text.costs.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
+from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
+from nip_ray.text.providers.chat import ChatRequest  # noqa: E402
+from nip_ray.text.providers.openai_chat import OpenAIChat, idempotency_key  # noqa: E402
+from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]
 LIMITS = (6e6, 6e9)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from _common import config, show, yardstick_ms
 
+from nip_ray.cluster.process import prepare_process
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.process import prepare_process
 
 PLAYERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "alone": ("digits_solo", ()),

@@ -30,13 +30,13 @@ import ray
 import yaml
 from _common import config, machine, show
 
+from nip_ray.cluster.process import prepare_process
+from nip_ray.cluster.ray_session import start_local_ray
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
 from nip_ray.errors import LearnerLost
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.process import prepare_process
-from nip_ray.runs.ray_session import start_local_ray
 from nip_ray.runs.session import Session
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 

@@ -24,8 +24,8 @@ from _common import config, machine, show
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
-from nip_ray.runs.folder import METRICS, RunFolder
 from nip_ray.runs.session import Session
+from nip_ray.storage.folder import METRICS, RunFolder
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 

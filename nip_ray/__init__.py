@@ -7,11 +7,12 @@ Importing this package costs nothing: `run_experiment` and `ExperimentConfig` ar
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from nip_ray.version import __version__
+
 if TYPE_CHECKING:
     from nip_ray.config.experiment import ExperimentConfig
     from nip_ray.runs.experiment import run_experiment
 
-__version__ = "0.1.0"
 __all__ = ["ExperimentConfig", "__version__", "run_experiment"]
 
 _LAZY = {"ExperimentConfig": "nip_ray.config.experiment", "run_experiment": "nip_ray.runs.experiment"}

@@ -24,7 +24,7 @@ def train(arguments: Namespace) -> None:
     """One run for each seed under the role's config; prints a line of JSON for each."""
     from nip_ray import run_experiment
     from nip_ray.config.load import load_config
-    from nip_ray.runs.matches import matches_of_run
+    from nip_ray.evaluation.verbs.matches import matches_of_run
 
     settings = list(arguments.settings) if arguments.iterations is None else [f"iterations={arguments.iterations}", *arguments.settings]
     for seed in arguments.seeds:

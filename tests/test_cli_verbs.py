@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.folder import RunFolder
 from tests.runs.small import write_small
 
 ROOT = Path(__file__).resolve().parents[1]

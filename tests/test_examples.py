@@ -13,8 +13,8 @@ from nip_ray.cli import app
 from nip_ray.config.load import load_config
 from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
-from nip_ray.runs.folder import RunFolder
 from nip_ray.scenarios.registry import build_scenario
+from nip_ray.storage.folder import RunFolder
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 

@@ -17,7 +17,7 @@ import pytest
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_config
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.folder import RunFolder
 from tests.text.provider import API_KEY, provider_thread
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -101,7 +101,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_json(value: Any) -> None:
     """One JSON object; what is not finite becomes null, which every reader knows."""
-    from nip_ray.runs.folder import json_ready
+    from nip_ray.storage.folder import json_ready
 
     typer.echo(json.dumps(json_ready(value), allow_nan=False))
 

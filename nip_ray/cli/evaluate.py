@@ -39,8 +39,8 @@ def evaluate(
 ) -> None:
     """Evaluate the verifier of a checkpoint, or of all, on held-out instances."""
     with errors():
-        from nip_ray.runs.mirror import local_run
-        from nip_ray.runs.sources import run_folder
+        from nip_ray.storage.mirror import local_run
+        from nip_ray.storage.sources import run_folder
 
         if all_checkpoints:
             if checkpoint is not None:
@@ -54,7 +54,7 @@ def evaluate(
         # whatever a library prints: stdout is for the figures
         with run_folder(str(run_dir)) as folder, redirect_stdout(sys.stderr):
             check_run_dir(folder)
-            from nip_ray.runs.evaluate import evaluate_run
+            from nip_ray.evaluation.verbs.evaluate import evaluate_run
 
             figures = evaluate_run(
                 folder,
@@ -100,8 +100,8 @@ def cross_play(
                 f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}; name a file in a folder that does"
             )
         with redirect_stdout(sys.stderr):
-            from nip_ray.runs.cross_play import cross_play as play
-            from nip_ray.runs.folder import write_document
+            from nip_ray.evaluation.verbs.cross_play import cross_play as play
+            from nip_ray.storage.folder import write_document
 
             found = play(run_dirs, dataset=dataset, greedy=not sampled, max_instances=max_instances, seed=seed)
             if out is not None:
@@ -156,7 +156,7 @@ def _interval(record: Mapping[str, Any]) -> str:
 def _rerun(run_dir: Path, dataset: Path | None, seed: int | None, as_json: bool) -> None:
     """Examine all checkpoints of a run and print what came of it."""
     with redirect_stdout(sys.stderr):
-        from nip_ray.runs.rerun import rerun_tests
+        from nip_ray.evaluation.verbs.rerun import rerun_tests
 
         rows = rerun_tests(run_dir, dataset=dataset, seed=seed, quiet=as_json)
     if as_json:

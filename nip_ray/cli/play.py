@@ -33,7 +33,7 @@ def match(
 ) -> None:
     """Play two players of Hironaka's game: the more games in so many rounds, the stronger the host."""
     with errors():
-        from nip_ray.runs.matches import play_match
+        from nip_ray.evaluation.verbs.matches import play_match
 
         figures = play_match(host, agent, rounds, seed, search_starts or search_depth, scale_state)
         if as_json:

@@ -22,7 +22,7 @@ def run(
     with errors(lambda: folder):
         from nip_ray.drivers.runner import folder_of, resume_as, run_runner
         from nip_ray.drivers.spec import load_runner
-        from nip_ray.runs.folder import only_begun
+        from nip_ray.storage.folder import only_begun
 
         checked = load_runner(runner, settings or [])
         folder = folder_of(checked, run_dir)

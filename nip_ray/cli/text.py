@@ -24,7 +24,7 @@ def judge(
     """Have a language model judge the agents' messages of a run."""
     with errors():
         check_run_dir(run_dir)
-        from nip_ray.text.judge_run import judge_run
+        from nip_ray.text.judging.judge_run import judge_run
 
         names = None if judges is None else [name.strip() for name in judges.split(",")]
         figures = judge_run(run_dir, names, provider=provider, model=model, iteration=iteration, dry_run=dry_run)

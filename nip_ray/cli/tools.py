@@ -18,7 +18,7 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Check this machine and say how to fix it."""
-    from nip_ray.runs import doctor as examination
+    from nip_ray.cluster import doctor as examination
 
     findings = examination.examine(storage)
     if as_json:

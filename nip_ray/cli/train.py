@@ -47,7 +47,7 @@ def train(
         if dry_run:
             typer.echo(to_yaml(differences(checked)) if diff else config_to_yaml(checked), nl=False)
             return
-        from nip_ray.runs.folder import only_begun
+        from nip_ray.storage.folder import only_begun
 
         if or_resume and run_dir is not None and is_run(run_dir) and not only_begun(run_dir):
             from nip_ray.runs.experiment import resume_as
@@ -81,7 +81,7 @@ def resume(
     """Resume a run; results are identical to an uninterrupted one (CPU, same seed)."""
     folder: Path | None = None
     with errors(lambda: folder):
-        from nip_ray.runs.mirror import local_run
+        from nip_ray.storage.mirror import local_run
 
         folder = local_run(run_dir, new_run_dir)
         check_run_dir(folder)
@@ -100,7 +100,7 @@ def resume(
 
 def _new_run_dir(folder: Path) -> Path:
     """`folder`, which must be new or empty, but for what a killed process (hidden files) or a run that failed at once has left."""
-    from nip_ray.runs.folder import only_begun
+    from nip_ray.storage.folder import only_begun
 
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--run-dir {folder}: is a file, name a new or empty folder")

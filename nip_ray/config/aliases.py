@@ -6,7 +6,7 @@ from typing import Any
 
 from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.errors import UserError
-from nip_ray.runs.progress import say
+from nip_ray.progress import say
 
 ALIASES = {
     "learning_rate": "lr",

@@ -10,13 +10,13 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
 from nip_ray.learning.schedules import is_updated
 from nip_ray.protocols.tables import SHIPPED, table_of
-from nip_ray.runs.sources import is_artifact
 from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
 from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
+from nip_ray.storage.sources import is_artifact
 
 _SCHEDULE_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
 

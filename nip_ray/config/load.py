@@ -29,9 +29,9 @@ from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, valu
 from nip_ray.config.rules import check
 from nip_ray.config.strict import refuse_missing, refuse_missing_tags
 from nip_ray.errors import UserError
-from nip_ray.runs.sources import config_file, is_artifact
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
+from nip_ray.storage.sources import config_file, is_artifact
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
 _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")

@@ -6,6 +6,7 @@ What needs the environment or the network (keys, models, methods) is checked whe
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
@@ -39,6 +40,12 @@ def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
     for agent, settings in language_agents(config).items():
         made.setdefault(agent if settings.group is None else settings.group, []).append(agent)
     return made
+
+
+def speaking_providers(config: TextExperimentConfig) -> dict[str, Any]:
+    """Provider name -> settings, of those that speak."""
+    names = {agent.provider for agent in language_agents(config).values()}
+    return {name: provider for name, provider in config.providers.items() if name in names}
 
 
 def chat_shapes(config: TextExperimentConfig) -> dict[str, Shape]:

@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from nip_ray.cluster.interrupts import safe_point
 from nip_ray.drivers.contract import Agent, Tracker, Transition, rows, stack
 from nip_ray.drivers.environments import Copies, Recipe, copies_of, num_copies_of, recipe_of
 from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from nip_ray.errors import UserError
-from nip_ray.runs.interrupts import safe_point
 from nip_ray.settings.drivers import DriverSettings, EnvironmentSettings
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.config.load import apply_overrides, config_from_dict, load_config, plain
+from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.drivers.contract import Agent, arrays
 from nip_ray.drivers.environments import Recipe
@@ -33,10 +34,9 @@ from nip_ray.errors import UserError
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids
 from nip_ray.play.scenario import Scenario
+from nip_ray.progress import say
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.rllib.shared import scenario_of
-from nip_ray.runs.paths import with_absolute_paths
-from nip_ray.runs.progress import say
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import ExperimentAgentSettings, ExperimentEnvironmentSettings, RunnerSettings
 

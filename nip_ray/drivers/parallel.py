@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from nip_ray.cluster.interrupts import safe_point
 from nip_ray.drivers.contract import Agent, Transition
 from nip_ray.drivers.core import Core, Environment, Pending, as_recipe, learners_and_scopes, own_part
 from nip_ray.drivers.environments import Recipe
@@ -22,8 +23,7 @@ from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.scopes import Scope
 from nip_ray.drivers.sequential import SequentialDriver, described
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.runs.interrupts import safe_point
-from nip_ray.runs.progress import progress_line
+from nip_ray.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
 
 _START_S, _END_S = 300.0, 5.0
@@ -349,7 +349,7 @@ def _ensure_ray(num_cpus: int) -> bool:
     import ray
 
     if not ray.is_initialized():
-        from nip_ray.runs.ray_session import start_local_ray
+        from nip_ray.cluster.ray_session import start_local_ray
 
         start_local_ray(num_cpus=num_cpus, include_dashboard=False)
         return True

@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent
@@ -27,13 +29,11 @@ from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.progress import say
 from nip_ray.runs.experiment import changes_of
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
-from nip_ray.runs.interrupts import Interrupted, finishing, interruptible
-from nip_ray.runs.progress import say
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
+from nip_ray.storage.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
 
 Driver = SequentialDriver | ParallelDriver
 DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelDriver, "step": StepDriver, "manual": ManualDriver}

@@ -8,7 +8,7 @@ from typing import Any
 from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.core import Core, Environment, Part, as_recipe, learners_and_scopes, make_parts, own_part
 from nip_ray.drivers.reports import SILENT, Reports
-from nip_ray.runs.progress import progress_line
+from nip_ray.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
 
 
@@ -86,7 +86,7 @@ class SequentialDriver:
         return [own_part(recipe, agent, scope, name, num_copies) for agent, scope, name in named]
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training depends on, in values that `nip_ray.runs.checkpoint` holds."""
+        """Everything that training depends on, in values that `nip_ray.storage.checkpoint` holds."""
         return self.core.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

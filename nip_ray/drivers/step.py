@@ -3,12 +3,12 @@
 from contextlib import ExitStack
 from typing import Any
 
+from nip_ray.cluster.interrupts import safe_point
 from nip_ray.drivers.contract import stack
 from nip_ray.drivers.core import Core, evaluation_core
 from nip_ray.drivers.reports import SILENT, Reports
 from nip_ray.drivers.sequential import SequentialDriver
-from nip_ray.runs.interrupts import safe_point
-from nip_ray.runs.progress import progress_line
+from nip_ray.progress import progress_line
 
 _STEPS_PER_REPORT = 64
 Step = tuple[Any, Any, Any, Any, Any]

@@ -35,13 +35,13 @@ from torch import nn
 
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.progress import say
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
 from nip_ray.rllib.compat import actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
-from nip_ray.runs.progress import say
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
 

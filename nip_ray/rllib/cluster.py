@@ -4,8 +4,8 @@ import logging
 import os
 from typing import Any
 
+from nip_ray.cluster.resources import check_cluster, worker_bundles
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.runs.resources import check_cluster, worker_bundles
 
 
 def build_algorithm(config: ExperimentConfig) -> Any:
@@ -23,13 +23,13 @@ def build_algorithm(config: ExperimentConfig) -> Any:
 
 
 def start_ray(config: ExperimentConfig) -> None:
-    """Join or start Ray where remote workers are asked for; see `nip_ray.runs.ray_session`.
+    """Join or start Ray where remote workers are asked for; see `nip_ray.cluster.ray_session`.
 
     Raises UserError when the cluster can never hold them; inside a trial of Tune they have their places already.
     """
     import ray
 
-    from nip_ray.runs import ray_session
+    from nip_ray.cluster import ray_session
 
     bundles = worker_bundles(config)
     workers = config.play.num_env_runners + config.learners.num_learners

@@ -9,33 +9,24 @@ Decisions that matter here:
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nip_ray.cluster.interrupts import interruptible
+from nip_ray.cluster.process import prepare_process
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import sections
+from nip_ray.config.paths import with_absolute_paths
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
-from nip_ray.runs.interrupts import interruptible
-from nip_ray.runs.paths import with_absolute_paths
-from nip_ray.runs.process import prepare_process
-from nip_ray.runs.progress import say, say_stage
-from nip_ray.runs.session import Session, is_finished, to_the_end
-from nip_ray.runs.solo_run import solo_run_score
-from nip_ray.runs.trackers import check_trackers
+from nip_ray.evaluation.solo_run import solo_run_score
+from nip_ray.progress import say, say_stage
+from nip_ray.runs.session import Session, to_the_end
+from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.identity import ExperimentResult, is_finished
+from nip_ray.tracking import check_trackers
 
 CHANGEABLE = sections(ExperimentConfig, "resumable", True)
 """What a resumed run may change, besides the number of iterations: where and how fast it runs and what is kept of it."""
-
-
-@dataclass(frozen=True)
-class ExperimentResult:
-    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how many were done."""
-
-    run_dir: Path
-    metrics: dict[str, Any]
-    iterations: int
 
 
 @interruptible()
@@ -47,7 +38,7 @@ def run_experiment(
     Raises UserError for a config or a folder that cannot work, before Ray starts; TrainingError when training breaks down.
     """
     if isinstance(config, TextExperimentConfig):
-        from nip_ray.text.run import run_text_experiment
+        from nip_ray.runs.text_run import run_text_experiment
 
         return run_text_experiment(config, run_dir, quiet=quiet)
     from nip_ray.config.load import config_to_yaml
@@ -84,7 +75,7 @@ def resume_experiment(
     with RunFolder.open(run_dir) as folder:
         config = load_config(folder.path / CONFIG, checked=False)
     if isinstance(config, TextExperimentConfig):
-        from nip_ray.text.run import resume_text_experiment
+        from nip_ray.runs.text_run import resume_text_experiment
 
         return resume_text_experiment(run_dir, iterations=iterations, settings=settings, quiet=quiet)
     config = _changed(config, settings)
@@ -182,7 +173,7 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
     """
     solo_run_score(config)
     if config.evaluation.attack.enabled:
-        from nip_ray.runs.attack import check_attack_at_end
+        from nip_ray.evaluation.verbs.attack import check_attack_at_end
 
         check_attack_at_end(config)
     data = getattr(config.scenario, "data", None)

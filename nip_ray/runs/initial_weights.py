@@ -12,15 +12,15 @@ from typing import Any
 from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.players import agent_settings, rounds_of
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import Checkpoint, load_checkpoint
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import CONFIG, RunFolder
-from nip_ray.runs.sources import run_folder
 from nip_ray.scenarios.registry import played_scenario
 from nip_ray.settings.schedule import WeightSource
+from nip_ray.storage.checkpoint import Checkpoint, load_checkpoint
+from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.storage.sources import run_folder
 
 _SHAPES_SHOWN = 3
 _FREE = ("lr_factor", "initialisation", "initialisation_gain", "noise_sigma", "dropout", "input_bias")  # ends of names

@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import nip_ray
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
 from nip_ray.config.plugins import import_plugins
@@ -32,10 +31,11 @@ from nip_ray.evaluation.intervals import proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.supervised import accuracy, decision_loss
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.runs.folder import write_atomically
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
+from nip_ray.storage.folder import write_atomically
+from nip_ray.version import __version__
 
 FORMAT = "nip_ray.pretrained"
 VERSION = 1
@@ -223,7 +223,7 @@ def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
     own = asdict(agent_settings(config, pupil.agent))
     protocol = pupil.scenario.protocol
     facts = {
-        "version": [FORMAT, VERSION, nip_ray.__version__],
+        "version": [FORMAT, VERSION, __version__],
         "device": pupil.scenario.label_I.device.type,
         "seed": config.seed,
         "agent": [pupil.agent, {name: value for name, value in own.items() if not name.endswith("lr_factor")}],

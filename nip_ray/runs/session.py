@@ -10,30 +10,28 @@ Decisions that matter here:
   the last one is kept in memory, and saved.
 """
 
-import re
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.cluster.interrupts import finishing
+from nip_ray.cluster.process import prepare_process
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.interrupts import finishing
-from nip_ray.runs.players import players
-from nip_ray.runs.process import prepare_process
+from nip_ray.evaluation.players import players
+from nip_ray.evaluation.solo_run import solo_run_score
+from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.runs.profiling import profiler
-from nip_ray.runs.progress import progress_line, say, say_stage
-from nip_ray.runs.solo_run import solo_run_score
-from nip_ray.runs.trackers import Tracker, open_trackers
-from nip_ray.runs.trackers.base import RunInfo
+from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.identity import mark_finished, run_id
+from nip_ray.tracking import Tracker, open_trackers
+from nip_ray.tracking.base import RunInfo
 
-IDENTITY, WARNINGS = "run.json", "warnings.log"
+WARNINGS = "warnings.log"
 _LONG_S = 2.0  # an iteration after which its state is kept in memory: the next one may be cut off
 
 
@@ -72,8 +70,8 @@ class Session:
         foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
+        from nip_ray.evaluation.verbs.attack import check_attack_at_end
         from nip_ray.rllib.cluster import build_algorithm
-        from nip_ray.runs.attack import check_attack_at_end
         from nip_ray.runs.initial_weights import put_weights
 
         prepare_process(self.config.runtime.num_threads)
@@ -286,14 +284,14 @@ class Session:
         return examination
 
     def _attack(self) -> dict[str, Any]:
-        from nip_ray.runs.attack import attack
+        from nip_ray.evaluation.verbs.attack import attack
 
         examination, networks = self._examination(), self.algorithm.networks()
         settings = self.config.evaluation.attack
         return attack(self.config, examination.scenario, networks, examination.ids, self.config.seed, settings, quiet=self.quiet)
 
     def _info(self) -> RunInfo:
-        identity, config = run_id(self.folder, self.config), self.config.model_dump(mode="json")
+        identity, config = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")
         return RunInfo(self.folder.path, identity, self.config.name, config, self.group, self.iteration)
 
     def _stop_algorithm(self) -> None:
@@ -348,29 +346,6 @@ def to_the_end(session: Session) -> dict[str, Any]:
                 session.warn(f"{lost}; going on from the newest checkpoint")
             else:
                 report(session.iteration, session.figures)
-
-
-def run_id(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig) -> str:
-    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
-    if (folder.path / IDENTITY).is_file():
-        return str(folder.read_json(IDENTITY)["run_id"])
-    made = f"{re.sub('[^A-Za-z0-9_-]', '-', config.name)}-{config.seed}-{secrets.token_hex(4)}"
-    folder.write_json(IDENTITY, {"run_id": made})
-    return made
-
-
-def mark_finished(folder: RunFolder) -> None:
-    """Note that all that belongs to the run by its present config is done, its report included."""
-    folder.write_json(IDENTITY, {**folder.read_json(IDENTITY), "finished": _digest(folder)})
-
-
-def is_finished(folder: RunFolder) -> bool:
-    """Whether `mark_finished` was called under the present config."""
-    return (folder.path / IDENTITY).is_file() and folder.read_json(IDENTITY).get("finished") == _digest(folder)
-
-
-def _digest(folder: RunFolder) -> str:
-    return sha256(folder.config_yaml().encode()).hexdigest()
 
 
 def _due(iteration: int, interval: int) -> bool:

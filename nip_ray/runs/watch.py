@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import CONFIG, LOCK, METRICS
+from nip_ray.storage.folder import CONFIG, LOCK, METRICS
 
 ADDRESS = "127.0.0.1"
 _READ = (METRICS, CONFIG, "evaluation.json", "cross_play.json", "instances.json")

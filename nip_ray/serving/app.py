@@ -251,7 +251,7 @@ def _start_ray() -> None:
     """A Ray of this server's own, whose ports are on the loopback."""
     import ray
 
-    from nip_ray.runs.ray_session import start_local_ray
+    from nip_ray.cluster.ray_session import start_local_ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if not ray.is_initialized():

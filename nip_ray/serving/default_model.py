@@ -15,9 +15,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from nip_ray.runs.folder import sync_folder
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.extras import local_llm
+from nip_ray.storage.folder import sync_folder
 
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
 CONTEXT = 8192

@@ -27,9 +27,9 @@ from nip_ray.seeding import stable_seed
 from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
 from nip_ray.serving.default_model import put_in_place
 from nip_ray.serving.extras import check_quantized, local_llm
+from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.fine_tuning import FineTuneSpec, Method
 
 OnStep = Callable[[int, float], None]
 ShouldStop = Callable[[], bool]

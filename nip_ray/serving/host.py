@@ -21,10 +21,10 @@ from ray.exceptions import RayError, RayTaskError
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import check_installed, check_quantized, local_llm
+from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.fine_tuning import FineTuneSpec
 
 
 @dataclass(frozen=True)

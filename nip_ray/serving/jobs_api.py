@@ -17,12 +17,12 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from ray.exceptions import RayError
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import write_atomically
+from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.jobs import JobStore, StoredJob
 from nip_ray.serving.protocol import ApiError, page
 from nip_ray.serving.training_data import parse_examples
-from nip_ray.text.fine_tuning import FineTuneSpec, Method
+from nip_ray.storage.folder import write_atomically
 
 _STRICT = ConfigDict(extra="forbid")
 _STATUS = {"pending": "queued"}

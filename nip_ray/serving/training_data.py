@@ -19,7 +19,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import ChatFormat
-from nip_ray.text.fine_tuning import Method
+from nip_ray.serving.fine_tuning_job import Method
 
 IGNORED = -100
 """The label of a token that is not learned."""

@@ -29,18 +29,17 @@ from typing import Any, TextIO
 from ray.exceptions import RayError
 from ray.tune import TuneError
 
+from nip_ray.cluster.interrupts import interruptible
+from nip_ray.cluster.ray_session import start_ray
+from nip_ray.cluster.resources import check_cluster, trial_bundles
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import AnyConfig
+from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.progress import say, say_stage
 from nip_ray.runs.experiment import try_files
-from nip_ray.runs.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
-from nip_ray.runs.interrupts import interruptible
-from nip_ray.runs.paths import absolute_paths, with_absolute_paths
-from nip_ray.runs.progress import say, say_stage
-from nip_ray.runs.ray_session import start_ray
-from nip_ray.runs.resources import check_cluster, trial_bundles
-from nip_ray.runs.trackers import check_trackers
+from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
 from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.records import Status, TrialRecord
@@ -48,6 +47,7 @@ from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep,
 from nip_ray.sweeps.summary import Summary, as_json, summarise
 from nip_ray.sweeps.trial_config import values_of
 from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
+from nip_ray.tracking import check_trackers
 
 SPEC, SUMMARY, PAGE, LOG, BEST = "sweep.yaml", "sweep.json", "sweep.html", "tune.log", "best"
 _LOOKED_AT = 64  # settings whose files, trackers and resources are looked at before anything starts

@@ -25,16 +25,16 @@ from typing import Any
 from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT
 
+from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_to_yaml
+from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.runs.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import CONFIG, RunFolder, environment, write_atomically
-from nip_ray.runs.paths import with_absolute_paths
-from nip_ray.runs.resources import trial_bundles
 from nip_ray.runs.session import Session
+from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
+from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.sweeps.trial_config import experiment_of, values_of
 
 POINTER, LINEAGE = "run.json", "lineage.json"
@@ -165,7 +165,7 @@ class ExperimentTrainable(tune.Trainable):
 def _of_networks(config: Mapping[str, Any]) -> ExperimentConfig:
     made = experiment_of(config)
     if not isinstance(made, ExperimentConfig):
-        raise UserError("ExperimentTrainable trains networks; for language models take nip_ray.text.trainable.TextTrainable")
+        raise UserError("ExperimentTrainable trains networks; for language models take nip_ray.sweeps.text_trainable.TextTrainable")
     return made
 
 

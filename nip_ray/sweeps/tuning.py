@@ -25,7 +25,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTra
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater, SearchAlgorithm, Searcher
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.runs.progress import say
+from nip_ray.progress import say
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
 from nip_ray.sweeps.compat import number_trials
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
@@ -47,7 +47,7 @@ class StopSweep(Exception):
 def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
     """What plays a trial: networks, or language models."""
     if spec.kind is TextExperimentConfig:
-        from nip_ray.text.trainable import TextTrainable
+        from nip_ray.sweeps.text_trainable import TextTrainable
 
         return TextTrainable
     return ExperimentTrainable

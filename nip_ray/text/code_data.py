@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import read_lines, write_lines
 from nip_ray.sandbox.batch import run_batch
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.settings.code_validation import CodeDataSettings
+from nip_ray.storage.folder import read_lines, write_lines
 
 SPLITS = ("train", "test")
 DIFFICULTIES = ("introductory", "interview", "competition")

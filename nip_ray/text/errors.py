@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TypeVar
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.text.spending import Amount
+from nip_ray.text.costs.spending import Amount
 
 Error = TypeVar("Error", bound=Exception)
 _UNCERTAIN = "uncertain_amount"

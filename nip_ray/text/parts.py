@@ -5,8 +5,8 @@ Decisions that matter here:
   what is wanted, before a run folder is made and before anything is paid for;
 - with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
 - in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
-- a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so `trial_resources` has room
-  for all of them. Workers of Ray Train are the exception: they want room of their own, and with trials that fill a cluster would wait
+- a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
+  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their own, and with trials that fill a cluster would wait
   for ever. So in a trial one process fine-tunes.
 """
 
@@ -20,34 +20,35 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from nip_ray.cluster.ray_session import start_ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
-from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.text_rules import groups, language_agents, speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.protocols import from_settings
-from nip_ray.runs.folder import RunFolder, write_document
-from nip_ray.runs.ray_session import start_ray
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
+from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
-from nip_ray.text.bills import bills, under_way
-from nip_ray.text.brake import Brake
-from nip_ray.text.budget import Budget, Reservation
+from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.code_data import make_items, store_items, stored_items
-from nip_ray.text.fine_tuning import FineTuneBackend, Method
-from nip_ray.text.journal import Entry, Journal
-from nip_ray.text.lessons import METHODS
-from nip_ray.text.limits import Throttle
-from nip_ray.text.malt import Node
-from nip_ray.text.records import total
-from nip_ray.text.spending import Amount, Spending, sum_of
-from nip_ray.text.state import TextState, load_state
-from nip_ray.text.talk import Progress, Sitting, Table, Voice
-from nip_ray.text.talkers import Talkers, shared_limiter
-from nip_ray.text.tasks import Task
-from nip_ray.text.voices import Switchboard, price_list
+from nip_ray.text.costs.bills import bills, under_way
+from nip_ray.text.costs.brake import Brake
+from nip_ray.text.costs.budget import Budget, Reservation
+from nip_ray.text.costs.limits import Throttle
+from nip_ray.text.costs.spending import Amount, Spending, sum_of
+from nip_ray.text.dialogues.records import total
+from nip_ray.text.dialogues.talk import Progress, Sitting, Table, Voice
+from nip_ray.text.dialogues.talkers import Talkers, shared_limiter
+from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.voices import Switchboard, price_list
+from nip_ray.text.jobs.journal import Entry, Journal
+from nip_ray.text.providers.fine_tuning import FineTuneBackend
+from nip_ray.text.training.lessons import METHODS
+from nip_ray.text.training.malt import Node
+from nip_ray.text.training.state import TextState, load_state
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
@@ -89,7 +90,7 @@ class Parts:
         spent = spent_before(folder.path, list(self.journal.entries()))
         self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
-        self._hosts = self._stack.enter_context(local_hosts(config, list(_used(config)), folder.path))
+        self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
         self._purse = Budget(config.budget, spent)
         self.board = Switchboard(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
@@ -187,18 +188,18 @@ def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mappi
     """The provider `name` as one that fine-tunes. hosts: of local providers. Raises UserError for a missing key or library."""
     provider = config.providers[name]
     if isinstance(provider, OpenAIProvider):
-        from nip_ray.text.openai_jobs import OpenAIJobs
+        from nip_ray.text.providers.openai_jobs import OpenAIJobs
 
         return OpenAIJobs(provider)
     if isinstance(provider, LocalProvider):
-        from nip_ray.text.local_jobs import LocalJobs
+        from nip_ray.text.providers.local_jobs import LocalJobs
 
         return LocalJobs(hosts[name])
     if isinstance(provider, TrainingServiceProvider):
-        from nip_ray.text.training_service import TrainingServiceJobs
+        from nip_ray.text.providers.training_service import TrainingServiceJobs
 
         return TrainingServiceJobs(provider, run_dir / f"training-{name}")
-    from nip_ray.text.dummy_jobs import DummyJobs
+    from nip_ray.text.providers.dummy_jobs import DummyJobs
 
     return DummyJobs(run_dir / f"dummy-{name}.json")
 
@@ -210,7 +211,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
     """
     settings, found = language_agents(config), list(known)
     methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.rehearsal else [])]
-    for name, provider in _used(config).items():
+    for name, provider in speaking_providers(config).items():
         if not isinstance(provider, OpenAIProvider):
             continue
         client: Any = Switchboard(config, Path(), Budget(config.budget)).client(name)
@@ -290,12 +291,6 @@ def _with_models(state: TextState, models: Mapping[str, str], run_dir: str) -> T
     return state
 
 
-def _used(config: TextExperimentConfig) -> dict[str, Any]:
-    """Provider name -> settings, of those that speak."""
-    names = {agent.provider for agent in language_agents(config).values()}
-    return {name: provider for name, provider in config.providers.items() if name in names}
-
-
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
     """Of these providers the local ones, started, until the end; Ray is started or joined where that or talkers need it.
@@ -318,29 +313,12 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
             stop_host(host)
 
 
-def trial_resources(config: TextExperimentConfig) -> list[dict[str, float]]:
-    """What a trial of a sweep asks for: its main process first, then the actors that its main process makes; CPUs and GPUs of each.
-
-    Raises UserError for a fine-tuning by several workers.
-    """
-    talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
-    made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
-    for name, provider in _used(config).items():
-        if isinstance(provider, LocalProvider):
-            if provider.num_training_workers > 1:
-                asked = f"providers.{name}.num_training_workers: got {provider.num_training_workers}"
-                raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
-            made += [{"CPU": provider.num_cpus, "GPU": provider.num_gpus}] * 2
-    wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
-    return [bundle for bundle in wanted if bundle]
-
-
 def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
     import ray
 
     if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
         return {}
-    return {name: shared_limiter(provider) for name, provider in _used(config).items() if isinstance(provider, OpenAIProvider)}
+    return {name: shared_limiter(provider) for name, provider in speaking_providers(config).items() if isinstance(provider, OpenAIProvider)}
 
 
 def _cpus(config: TextExperimentConfig, local: Sequence[LocalProvider]) -> float:

@@ -8,7 +8,7 @@ import typer
 
 from nip_ray.cli import app
 from nip_ray.config.load import load_config
-from nip_ray.text.judges import JUDGES
+from nip_ray.text.judging.judges import JUDGES
 from tests.docs.blocks import ROOT, RUNNABLE, Block, blocks_of, commands, give_run, not_printed, pages, parsed, run_page, transcript
 
 pytestmark = pytest.mark.usefixtures("no_plugins")

@@ -14,8 +14,8 @@ from nip_ray.drivers.reports import Reports
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import LearnerLost, TrainingError, UserError
-from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
 from nip_ray.settings.drivers import EnvironmentSettings
+from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.drivers.small import CARTPOLE, DQN, PPO, RANDOM, agents, counting, quiet, same
 
 ROOT = Path(__file__).resolve().parents[2]

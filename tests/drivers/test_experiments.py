@@ -23,9 +23,9 @@ from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.rllib.cluster import build_algorithm
 from nip_ray.rllib.shared import scenario_of
-from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.runs.pretraining import pretrain
 from nip_ray.settings.drivers import ExperimentEnvironmentSettings
+from nip_ray.storage.checkpoint import load_checkpoint, rewind_checkpoints, save_checkpoint
 from tests.drivers.small import quiet, same
 from tests.rllib.experiments import experiment
 

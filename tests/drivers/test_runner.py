@@ -13,8 +13,8 @@ from nip_ray.config.load import load_config
 from nip_ray.drivers.runner import DRIVERS, EVALUATION, falls_over_timesteps, fingerprint_of, make_driver, resume_runner, run_runner
 from nip_ray.drivers.spec import load_runner, parse_runner, runner_to_yaml
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.checkpoint import load_checkpoint, rewind_checkpoints
+from nip_ray.storage.folder import RunFolder
 from tests.drivers.small import same
 
 ROOT = Path(__file__).resolve().parents[2]

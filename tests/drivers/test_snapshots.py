@@ -10,8 +10,8 @@ from gymnasium.vector import SyncVectorEnv
 
 from nip_ray.drivers.environments import make_environment
 from nip_ray.drivers.snapshots import put_snapshot, take_snapshot
-from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
 from nip_ray.settings.drivers import EnvironmentSettings
+from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.drivers.small import Counting, counting
 
 ENVIRONMENTS = {

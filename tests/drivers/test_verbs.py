@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.drivers.spec import is_runner_folder
-from nip_ray.runs.checkpoint import load_checkpoint, rewind_checkpoints
+from nip_ray.storage.checkpoint import load_checkpoint, rewind_checkpoints
 from tests.drivers.small import same
 from tests.drivers.test_runner import TINY
 

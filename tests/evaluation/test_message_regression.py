@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from nip_ray.evaluation.message_regression import first_messages, message_regression
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, build
-from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.scenarios.registry import build_agents

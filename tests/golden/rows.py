@@ -55,8 +55,8 @@ def produce(name: str, folder: Path) -> Record:
 
 def _experiment(path: Path, folder: Path) -> Record:
     from nip_ray.config.load import load_config
-    from nip_ray.runs.checkpoint import load_checkpoint
     from nip_ray.runs.experiment import run_experiment
+    from nip_ray.storage.checkpoint import load_checkpoint
 
     run_experiment(load_config(path), folder / "run", quiet=True)
     return _digests(load_checkpoint(folder / "run" / "checkpoints").tensors["training"]["modules"])
@@ -64,7 +64,7 @@ def _experiment(path: Path, folder: Path) -> Record:
 
 def _runner(path: Path, folder: Path) -> Record:
     from nip_ray.drivers.runner import run_runner
-    from nip_ray.runs.checkpoint import load_checkpoint
+    from nip_ray.storage.checkpoint import load_checkpoint
 
     run_runner(path, folder / "run", quiet=True)
     states = load_checkpoint(folder / "run" / "checkpoints").tensors

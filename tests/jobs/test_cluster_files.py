@@ -12,8 +12,8 @@ import ray.autoscaler
 import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
+from nip_ray.cluster.resources import missing, trial_bundles
 from nip_ray.config.load import load_config
-from nip_ray.runs.resources import missing, trial_bundles
 from tests.docs.blocks import Block, blocks_of, commands, pages, parsed
 from tests.jobs.pinned import ROOT, agrees, dependency, looks_secret, placeholders
 

@@ -1,4 +1,4 @@
-"""Joining a cluster by `nip_ray.runs.ray_session`: in, or one clear line that says how to get in."""
+"""Joining a cluster by `nip_ray.cluster.ray_session`: in, or one clear line that says how to get in."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from tests.jobs.head import ROOT, Head, environment, free_port
 JOIN = """
 import sys
 from nip_ray.errors import UserError
-from nip_ray.runs.ray_session import start_ray
+from nip_ray.cluster.ray_session import start_ray
 from nip_ray.settings.experiment import RuntimeSettings
 try:
     start_ray(RuntimeSettings(ray_address=sys.argv[1] or None), 1)

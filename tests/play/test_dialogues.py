@@ -33,7 +33,7 @@ from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
-from nip_ray.text.metrics import dialogue_metrics
+from nip_ray.text.training.metrics import dialogue_metrics
 
 NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 ORDERED = ("nip", "debate", "mnip")

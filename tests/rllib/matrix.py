@@ -9,7 +9,7 @@ from nip_ray.config.rules import check
 from nip_ray.evaluation.examine import Examination
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.registry import ALGORITHMS
-from nip_ray.runs.checkpoint import load_checkpoint, save_checkpoint
+from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint
 from tests.builders import one_thread
 from tests.rllib.experiments import distance, train, weights
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from nip_ray.config.rules import check
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.runs.checkpoint import load_checkpoint
-from nip_ray.runs.evaluate import evaluate_run
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.rllib.experiments import built, distance, experiment, train, weights
 
 AGENTS = ("prover", "verifier", "adversarial_verifier", "simulator")

@@ -14,11 +14,11 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app
-from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.folder import RunFolder
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs, to_raw
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.runs.small import MESSAGES, environment, small, untimed, write_small
 
 BREAKDOWN = ("iterations=6", "checkpoint.interval=1", "evaluation.interval=2", "play.num_copies=24")

@@ -13,18 +13,19 @@ import pytest
 import torch
 
 import nip_ray
+from nip_ray import progress
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_from_dict, parse_yaml
+from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.errors import UserError
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.progress import headline, progress_line
 from nip_ray.protocols import build
-from nip_ray.runs import progress
-from nip_ray.runs.checkpoint import load_checkpoint
-from nip_ray.runs.evaluate import evaluate_run
-from nip_ray.runs.experiment import ExperimentResult, run_experiment
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.paths import absolute_paths, with_absolute_paths
-from nip_ray.runs.progress import headline, progress_line
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.identity import ExperimentResult
 from tests.runs.small import GRAPHS, MESSAGES, ROOT, small, untimed
 
 BASES = {"graphs": GRAPHS, "messages": MESSAGES}

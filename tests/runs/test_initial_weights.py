@@ -10,10 +10,10 @@ from torch import Tensor
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.initial_weights import initial_weights
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.runs.small import MESSAGES, small
 
 STILL = ("algorithm.lr=1e-30", "iterations=1", "evaluation.interval=0")  # steps far below what anybody could see

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs import pretraining
-from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.pretraining import Pretrained, pretrain
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.registry import build_agents, played_scenario
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.builders import one_thread
 from tests.runs.small import MESSAGES, small
 

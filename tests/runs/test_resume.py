@@ -16,12 +16,12 @@ import yaml
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
+from nip_ray.cluster.interrupts import Interrupted, interruptible
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.interrupts import Interrupted, interruptible
 from nip_ray.runs.session import Session
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed, write_small
 
 LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4")

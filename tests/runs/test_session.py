@@ -11,12 +11,12 @@ import ray
 
 from nip_ray.config.load import config_to_yaml
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.folder import RunFolder
 from nip_ray.runs.session import WARNINGS, Session, to_the_end
-from nip_ray.runs.trackers import TRACKERS, TrackerKind
 from nip_ray.scenarios.registry import SCENARIOS
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
+from nip_ray.tracking import TRACKERS, TrackerKind
 from tests.chaos.broken import LEARNER, TRIAL, damage_and_die, write_plugin
 from tests.runs.small import MESSAGES, small, untimed
 

@@ -15,20 +15,20 @@ import pytest
 import yaml
 
 from nip_ray.config.experiment import FORMAT_VERSION
+from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.errors import UserError
-from nip_ray.runs.checkpoint import load_checkpoint
+from nip_ray.evaluation.verbs.rerun import read_rerun, rerun_tests
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.fingerprint import run_fingerprint
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.rerun import read_rerun, rerun_tests
-from nip_ray.text.chat import ChatRequest
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from nip_ray.text.code_data import stored_items
-from nip_ray.text.dummy_jobs import DummyJobs
-from nip_ray.text.journal import read_journal
-from nip_ray.text.records import RecordedChat, read_calls
-from nip_ray.text.rollouts import read_dialogues
-from nip_ray.text.state import load_state
+from nip_ray.text.dialogues.records import RecordedChat, read_calls
+from nip_ray.text.dialogues.rollouts import read_dialogues
+from nip_ray.text.jobs.journal import read_journal
+from nip_ray.text.providers.chat import ChatRequest
+from nip_ray.text.providers.dummy_jobs import DummyJobs
+from nip_ray.text.training.state import load_state
 from tests.runs.small import MESSAGES, small
 from tests.text.dummy_chat import DummyChat
 

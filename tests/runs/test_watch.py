@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.runs.folder import lock
 from nip_ray.runs.watch import LivePage, PageServer, is_running
+from nip_ray.storage.folder import lock
 
 
 def row(iteration: int) -> str:

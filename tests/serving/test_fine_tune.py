@@ -12,10 +12,10 @@ from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import load_model
 from nip_ray.serving.engine import Engine, GenerationRequest
 from nip_ray.serving.fine_tune import Cancelled, Recipe, fine_tune, recipe
+from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.scoring import Scorer, completion_logprob
 from nip_ray.serving.shelf import engine_factory
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.fine_tuning import FineTuneSpec, Method
 
 from .data import chats, preferences, supervised
 

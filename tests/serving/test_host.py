@@ -11,13 +11,13 @@ import pytest
 import ray
 
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec
 from nip_ray.serving.host import LocalHost, start_host, stop_host
 from nip_ray.serving.scoring import Scorer
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.chat import ChatReply, ChatRequest
-from nip_ray.text.fine_tuning import FINAL, FineTuneJob, FineTuneSpec
-from nip_ray.text.local_chat import LocalChat
-from nip_ray.text.local_jobs import LocalJobs
+from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.local_chat import LocalChat
+from nip_ray.text.providers.local_jobs import LocalJobs
 
 from .data import chats, preferences, supervised
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
+from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.serving.jobs import MAX_STARTS, JobStore, job_id_of, model_name_of, run_job
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.fine_tuning import FineTuneSpec
 
 from .data import chats, supervised
 

@@ -7,8 +7,8 @@ import pytest
 from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.default_model import default_tokenizer
+from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.training_data import IGNORED, parse_examples, preference_rows, supervised_rows
-from nip_ray.text.fine_tuning import Method
 
 ASK = {"role": "user", "content": "Is it right?"}
 

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps import tuning
 from nip_ray.sweeps.run import SweepResult, free_folder, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep

@@ -13,12 +13,12 @@ import pytest
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
-from nip_ray.runs.folder import RunFolder
+from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import SweepResult, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import load_sweep, parse_sweep
-from nip_ray.text.records import read_calls
-from nip_ray.text.run import run_text_experiment
-from nip_ray.text.state import load_state
+from nip_ray.text.dialogues.records import read_calls
+from nip_ray.text.training.state import load_state
 from tests.text.cooperation import PRICES, config, roles, write_items
 from tests.text.provider import Provider, provider_thread
 

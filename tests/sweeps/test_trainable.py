@@ -13,9 +13,9 @@ from ray import tune
 from ray.tune.result import TRIAL_INFO
 
 from nip_ray.errors import UserError
-from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.trainable import ExperimentTrainable
 from tests.runs.small import MESSAGES, small, untimed
 

@@ -12,8 +12,8 @@ import pytest
 
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
-from nip_ray.runs.evaluate import evaluate_run
-from nip_ray.runs.folder import RunFolder
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.run import resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep

@@ -22,11 +22,11 @@ from typing import Any
 
 from nip_ray.errors import TrainingError
 from nip_ray.seeding import stable_seed
+from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.fine_tuning import FineTuneSpec
-from nip_ray.text.jobs import ensure_job, job_key
-from nip_ray.text.journal import Journal
-from nip_ray.text.openai_jobs import OpenAIJobs, encode, supervised_line
+from nip_ray.text.jobs.exactly_once import ensure_job, job_key
+from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.providers.openai_jobs import OpenAIJobs, encode, supervised_line
 
 MAX_KILLS = 4
 WORKERS = 24

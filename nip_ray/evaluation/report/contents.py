@@ -12,7 +12,7 @@ from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figu
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
-from nip_ray.runs.folder import CONFIG, METRICS
+from nip_ray.storage.folder import CONFIG, METRICS
 
 GROUP_ROWS_SHOWN = 60
 

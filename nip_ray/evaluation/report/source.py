@@ -17,7 +17,7 @@ import yaml
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.instances import read_pictures
-from nip_ray.runs.folder import CONFIG, METRICS, VERSION, RunFolder
+from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 CROSS_PLAY = "cross_play.json"

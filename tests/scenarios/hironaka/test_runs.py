@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict
-from nip_ray.runs.checkpoint import load_checkpoint
 from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.storage.checkpoint import load_checkpoint
 
 SCENARIO: dict[str, Any] = {
     "name": "hironaka",

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nip_ray.config.load import load_config
+from nip_ray.evaluation.verbs.matches import play_match
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.matches import play_match
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "dqn_hironaka.py"

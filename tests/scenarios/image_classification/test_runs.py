@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.runs.checkpoint import load_checkpoint
-from nip_ray.runs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder
 from tests.builders import one_thread
 from tests.runs.small import small, untimed
 from tests.scenarios.image_classification.files import TINY

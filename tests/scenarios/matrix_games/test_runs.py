@@ -13,10 +13,11 @@ from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.rules import check
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
-from nip_ray.runs.experiment import ExperimentResult, resume_experiment, run_experiment
-from nip_ray.runs.folder import RunFolder
-from nip_ray.runs.progress import headline
+from nip_ray.progress import headline
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.settings.matrix_games import protocol_of
+from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.identity import ExperimentResult
 
 ROOT = Path(__file__).resolve().parents[3]
 CONFIGS = ("ipd_lola", "kuhn_poker", "matching_pennies", "bimatrix")

@@ -1,0 +1,199 @@
+"""Joining or starting Ray.
+
+Decisions that matter here:
+- a named cluster is asked first, by one gRPC call, whether it is there and takes our token. Ray itself would say nothing for two
+  minutes where there is no cluster, and repeat itself for twenty seconds where a token is refused;
+- a local Ray is one that no other machine can reach: every port of it, not its dashboard alone, listens on the loopback. A cluster that
+  `ray start` left on this machine is joined only when it is named (`auto` will do);
+- Ray turns token authentication on by itself for a local Ray, and writes the token with whatever mode the umask leaves, mostly readable
+  by everyone. So the file is there before Ray looks for it, with mode 0600. Where the user has said how to authenticate
+  ($RAY_AUTH_MODE=disabled, $RAY_AUTH_TOKEN, $RAY_AUTH_TOKEN_PATH), nothing is written;
+- to a cluster that is named by its address a token is shown only under $RAY_AUTH_MODE=token, which is Ray's own rule: it does not send
+  a secret to an address just because there is a secret. No message of ours holds a token.
+"""
+
+import logging
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from nip_ray.cluster.interrupts import reinstall
+from nip_ray.errors import UserError
+from nip_ray.settings.experiment import RuntimeSettings
+
+OLDEST_RAY = (2, 52)
+"""Before it Ray has no tokens, and a web page can run code through a local dashboard (CVE-2025-62593)."""
+
+LOCAL = "local"
+"""Ray's name for "none that exists": start one."""
+
+_COMMON: dict[str, Any] = {"namespace": "nip_ray", "log_to_driver": False, "logging_level": logging.ERROR}
+_GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
+_ANSWER_SECONDS = 20.0
+
+
+def start_ray(runtime: RuntimeSettings, num_cpus: float) -> None:
+    """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so many CPUs (or as many
+    as the machine has), where any are asked for.
+
+    A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when Ray is too old, when a named cluster
+    cannot be reached or refuses our token, and when the token's file cannot be kept.
+    """
+    import ray
+
+    if ray.is_initialized():
+        return
+    check_version(ray.__version__)
+    address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
+    if address and address != LOCAL:
+        _join(address, "runtime.ray_address" if runtime.ray_address else "RAY_ADDRESS")
+        return
+    if num_cpus == 0:
+        return
+    start_local_ray(
+        num_cpus=runtime.ray_num_cpus or max(int(num_cpus) + 1, len(os.sched_getaffinity(0))),
+        include_dashboard=True,
+        dashboard_host="127.0.0.1",
+    )
+
+
+def start_local_ray(**options: Any) -> None:
+    """A Ray of this process's own, on the loopback alone; `options` are those of `ray.init`.
+
+    Raises UserError when its token cannot be kept to ourselves, or cannot be read.
+    """
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    secure_token()
+    try:
+        with _on_loopback():
+            ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
+        reinstall()
+    except AuthenticationError as error:
+        raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
+
+
+def check_version(version: str) -> None:
+    """Raises UserError for a Ray that is too old to be safe."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    if not found or (int(found[1]), int(found[2])) < OLDEST_RAY:
+        oldest = ".".join(map(str, OLDEST_RAY))
+        raise UserError(f"Ray {version} lets strangers run code (CVE-2025-62593): expected {oldest} or newer, pip install -U nip_ray")
+
+
+# --------------------------------------------------------------------------------------------------------------- token
+
+
+def secure_token() -> None:
+    """See to it that the token a local Ray is about to use is readable by its owner alone.
+
+    Makes ~/.ray/auth_token with mode 0600, or takes the others' rights from one that is ours. Does nothing where authentication is off or
+    the user gives a token. Raises UserError when the file cannot be made or mended.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token":
+        return
+    if os.environ.get("RAY_AUTH_TOKEN", "").strip() or os.environ.get("RAY_AUTH_TOKEN_PATH"):
+        return
+    path = Path.home() / ".ray" / "auth_token"
+    try:
+        _make_token(path)
+        _close_to_others(path)
+    except OSError as error:
+        hint = "mend it, or give a token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
+        raise UserError(f"{path}: Ray's token cannot be kept there ({error.strerror}); {hint}") from error
+
+
+def _make_token(path: Path) -> None:
+    """A token at `path`, unless there is one: written aside and linked, so that of two processes both get the token of one."""
+    if path.exists():
+        return
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    handle = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(secrets.token_hex(32))
+            file.flush()
+            os.fsync(file.fileno())
+        with suppress(FileExistsError):
+            os.link(aside, path)
+    finally:
+        aside.unlink()
+
+
+def _close_to_others(path: Path) -> None:
+    found = path.stat()
+    if found.st_uid == os.geteuid() and stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o600)
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """While this holds, a Ray that is started takes 127.0.0.1 for its node's address, which all its servers listen on.
+
+    Ray's own switch for it is $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which it reads when it is imported; that may be long ago. An address
+    that is asked for by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
+    """
+    from ray._private import ray_constants
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
+# ------------------------------------------------------------------------------------------------------------- joining
+
+
+def _join(address: str, key: str) -> None:
+    """key: what named the cluster, for messages."""
+    import ray
+    from ray.exceptions import AuthenticationError
+
+    if address.startswith(("http://", "https://")):
+        raise UserError(f"{key}: {address} is a dashboard, for `ray job submit`; name the cluster as HOST:6379, or none to run here")
+    try:
+        if "://" not in address and address != "auto":
+            _ask(address, key)
+        ray.init(address=address, **_COMMON)
+        reinstall()
+    except AuthenticationError as error:
+        raise UserError(f"{key}: no token to show to the Ray cluster at {address!r}: {_GIVE_TOKEN}") from error
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+            raise _refused(address, key) from error
+        reason = " ".join(str(error).split())[:300]
+        raise UserError(f"{key}: no Ray cluster that can be joined at {address!r}: {reason}") from error
+
+
+def _ask(address: str, key: str) -> None:
+    """Raises UserError unless a Ray cluster answers at `address` (HOST:PORT) and takes our token."""
+    import grpc
+    from ray._private.grpc_utils import init_grpc_channel  # with Ray's token and TLS settings
+    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
+
+    question = gcs_service_pb2.CheckAliveRequest()  # pyright: ignore[reportAttributeAccessIssue]  # made at import
+    channel = init_grpc_channel(address)
+    try:
+        gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(question, timeout=_ANSWER_SECONDS)
+    except grpc.RpcError as error:
+        code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # every error of a call has one
+        if code == grpc.StatusCode.UNAUTHENTICATED:
+            raise _refused(address, key) from error
+        reason = code.name.lower().replace("_", " ")
+        hint = "start it (`ray start --head`), or name HOST:PORT of one that runs"
+        raise UserError(f"{key}: no Ray cluster answers at {address!r} ({reason}); {hint}") from error
+    finally:
+        channel.close()
+
+
+def _refused(address: str, key: str) -> UserError:
+    return UserError(f"{key}: the Ray cluster at {address!r} refuses our token: {_GIVE_TOKEN}")

@@ -1,0 +1,154 @@
+"""What a run asks of a cluster, and whether the cluster has it: said before anything waits for ever."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.text_rules import speaking_providers
+from nip_ray.errors import UserError
+from nip_ray.settings.providers import LocalProvider
+
+Bundle = dict[str, float]
+_ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
+
+
+def worker_bundles(config: ExperimentConfig) -> list[Bundle]:
+    """What each remote env runner and each remote learner asks for."""
+    play, learners = config.play, config.learners
+    runner = _bundle(play.num_cpus_per_env_runner, play.num_gpus_per_env_runner)
+    learner = _bundle(learners.num_cpus_per_learner, learners.num_gpus_per_learner)
+    return [bundle for bundle in [runner] * play.num_env_runners + [learner] * learners.num_learners if bundle]
+
+
+def trial_bundles(config: ExperimentConfig | TextExperimentConfig) -> list[Bundle]:
+    """What a trial of a sweep asks for: its main process first, then its workers."""
+    if isinstance(config, TextExperimentConfig):
+        return _text_bundles(config)
+    local_gpus = config.learners.num_gpus_per_learner if config.learners.num_learners == 0 else 0
+    return [_bundle(config.runtime.num_cpus, local_gpus), *worker_bundles(config)]
+
+
+def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
+    """The main process first, then the actors that its main process makes; CPUs and GPUs of each.
+
+    Raises UserError for a fine-tuning by several workers.
+    """
+    talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
+    made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
+    for name, provider in speaking_providers(config).items():
+        if isinstance(provider, LocalProvider):
+            if provider.num_training_workers > 1:
+                asked = f"providers.{name}.num_training_workers: got {provider.num_training_workers}"
+                raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
+            made += [{"CPU": provider.num_cpus, "GPU": provider.num_gpus}] * 2
+    wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
+    return [bundle for bundle in wanted if bundle]
+
+
+def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False) -> None:
+    """Raise UserError when the cluster that this process is connected to can never hold all `bundles` at once.
+
+    autoscaling: the cluster may grow, so nothing is refused.
+    """
+    import ray
+
+    if not autoscaling:
+        faults = missing(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        if faults:
+            raise UserError(f"the cluster is too small for this config: {faults}")
+
+
+def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
+    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit."""
+    has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
+    asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
+    fitting = _fitting(bundles, nodes)
+    lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
+    if lacking:
+        wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
+        return f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))}; {_mend(lacking)}"
+    for bundle in bundles:
+        if not any(_holds([bundle], node) for node in nodes):
+            largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
+            return f"one process asks for {_words(bundle)}, and the largest node has {largest}; {_mend(list(bundle))}"
+    if fitting < len(bundles):
+        parts = ", ".join(_words(node) for node in nodes)
+        short = ["GPU"] if any(bundle.get("GPU") for bundle in bundles) else ["CPU"]
+        return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short)}"
+    return ""
+
+
+def _bundle(cpus: float, gpus: float) -> Bundle:
+    return {name: amount for name, amount in (("CPU", cpus), ("GPU", gpus)) if amount}
+
+
+def _fitting(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> int:
+    """The most bundles that the nodes can hold at once: exact, since a run asks for few kinds of them.
+
+    Goes from node to node with all numbers of each kind that can be placed so far and are not less than others in every kind.
+    """
+    counted = Counter(tuple(sorted(bundle.items())) for bundle in bundles)
+    kinds, most = [dict(kind) for kind in counted], tuple(counted.values())
+    placed = {(0,) * len(kinds)}
+    known: dict[str, set[tuple[int, ...]]] = {}  # of nodes that are alike
+    for node in nodes:
+        alike = _words(node)
+        choices = known[alike] = known.get(alike) or _choices(kinds, most, node)
+        placed = _largest({tuple(map(min, zip(map(sum, zip(so_far, more)), most))) for so_far in placed for more in choices})
+    return max(map(sum, placed))
+
+
+def _choices(kinds: Sequence[Mapping[str, float]], most: Sequence[int], node: Mapping[str, Any]) -> set[tuple[int, ...]]:
+    """How many of each kind a node can hold together; of these the largest."""
+    found: list[list[int]] = [[]]
+    for i, kind in enumerate(kinds):
+        held = [(so_far, [kinds[j] for j, count in enumerate(so_far) for _ in range(count)]) for so_far in found]
+        found = [
+            [*so_far, count]
+            for so_far, others in held
+            for count in takewhile(lambda n, others=others, kind=kind: _holds([*others, *[kind] * n], node), range(most[i] + 1))
+        ]
+    return _largest(set(map(tuple, found)))
+
+
+def _largest(vectors: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Those that no other one exceeds or equals in all places."""
+    return {v for v in vectors if not any(v != w and all(a <= b for a, b in zip(v, w)) for w in vectors)}
+
+
+def _holds(bundles: Sequence[Mapping[str, float]], node: Mapping[str, Any]) -> bool:
+    """Whether a node can hold all of them at once. A share of a GPU is a share of one GPU, so two GPUs do not hold three of 0.6."""
+    if sum(bundle.get("CPU", 0) for bundle in bundles) > float(node.get("CPU", 0)) + _ROUNDING:
+        return False
+    left = [1.0] * int(float(node.get("GPU", 0)))
+    for amount in sorted((bundle["GPU"] for bundle in bundles if "GPU" in bundle), reverse=True):
+        at = next((i for i, share in enumerate(left) if amount <= share + _ROUNDING), None)
+        if amount > 1 and amount <= len(left):
+            left = left[math.ceil(amount) :]  # whole ones come first, and nothing has been taken of any yet
+        elif at is None:
+            return False
+        else:
+            left[at] -= amount
+    return True
+
+
+def _counted(fitting: int, total: int) -> str:
+    return f"{fitting} of {total} processes fit" if fitting else "not one process fits"
+
+
+def _words(resources: Mapping[str, Any]) -> str:
+    named = [f"{float(resources[name]):g} {name}" for name in ("CPU", "GPU") if resources.get(name)]
+    return " and ".join(named) or "no CPU"
+
+
+def _listed(bundles: Sequence[Mapping[str, float]]) -> str:
+    counted = Counter(_words(bundle) for bundle in bundles)
+    return ", ".join(f"{count} x {words}" if count > 1 else words for words, count in counted.items())
+
+
+def _mend(lacking: Sequence[str]) -> str:
+    keys = {"CPU": "play.num_env_runners, learners.num_learners or CPUs for each", "GPU": "the GPUs for each env runner and learner"}
+    return f"lower {' and '.join(keys[name] for name in lacking)}, join a larger cluster, or set runtime.autoscaling where it grows"

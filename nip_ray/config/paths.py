@@ -1,0 +1,44 @@
+"""Relative paths of a config made absolute, so that workers, trials and a later resume find the same files.
+
+Which keys are paths is said beside each option (`nip_ray.settings.options`).
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import path_kind
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.sources import absolute
+
+AnyConfig = TypeVar("AnyConfig", bound=ExperimentConfig | TextExperimentConfig)
+
+
+def with_absolute_paths(config: AnyConfig) -> AnyConfig:
+    """`config` with every path absolute. Raises UserError for the address of a run in a store that is none."""
+    dumped = absolute_paths(config.model_dump(mode="json"), type(config))
+    if isinstance(config, TextExperimentConfig):
+        for agent, settings in config.scenario.agents.items():
+            if not isinstance(config.providers.get(settings.provider), LocalProvider):
+                dumped["scenario"]["agents"][agent]["model"] = settings.model  # a provider's name, even if a folder here has it, too
+    return type(config).model_validate(dumped)
+
+
+def absolute_paths(value: Any, kind: type, key: str = "") -> Any:
+    """The value of the dotted `key` of a config of `kind` (no key: the whole config), as plain data, with every path in it absolute."""
+    if isinstance(value, Mapping):
+        return {name: absolute_paths(item, kind, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [absolute_paths(item, kind, f"{key}.{i}") for i, item in enumerate(value)]
+    found = path_kind(key, kind) if isinstance(value, str) else None
+    return value if found is None else _ABSOLUTE[found](value)
+
+
+_ABSOLUTE: dict[str, Callable[[str], str]] = {
+    "file": os.path.abspath,
+    "run": lambda value: absolute(value) if value else value,
+    "plugin": lambda value: os.path.abspath(value) if value.endswith(".py") else value,
+    "model": lambda value: os.path.abspath(value) if (Path(value) / "config.json").is_file() else value,
+}

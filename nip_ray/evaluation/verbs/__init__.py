@@ -1,0 +1,1 @@
+"""What a user asks of finished runs: evaluate, attack, cross-play, tests again."""

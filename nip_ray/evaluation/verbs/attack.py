@@ -1,0 +1,117 @@
+"""`attack`: the attack on a run's verifier, with adversarial provers made after the run's own provers.
+
+What an attack is stands in `nip_ray.evaluation.attack`; here stands what it takes from a config: the networks of attackers, and the scripts
+that the scenario has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+from torch import Tensor, nn
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.players import agent_settings
+from nip_ray.config.plugins import import_plugins
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
+from nip_ray.play.scenario import Scenario
+from nip_ray.progress import progress_line
+from nip_ray.protocols import from_settings
+from nip_ray.scenarios.registry import build_agents, played_scenario
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.attack import AttackSettings
+from nip_ray.settings.heads import LrFactors
+
+_MANUAL_PROTOCOL = "nip"  # the one that hand-made provers are made for
+
+
+def attack(
+    config: ExperimentConfig,
+    scenario: Scenario,
+    networks: Mapping[str, nn.Module],
+    held_out: Tensor,
+    seed: int,
+    settings: AttackSettings,
+    *,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """What the attack on these networks adds to `evaluation.json`; see `nip_ray.evaluation.attack.attacked`.
+
+    held_out: ids of the instances that the verifier is measured on. seed: of everything that is random in it. quiet: no progress line.
+    Raises UserError where there is no verifier, no prover, or too little to train attackers on; TrainingError when training breaks down.
+    """
+    refuse_unfit(scenario.protocol)
+
+    def fresh(agents: Sequence[str], size: int, seed: int) -> dict[str, nn.Module]:
+        return attackers(config, agents, size, seed)
+
+    victim = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
+    with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
+        return attacked(victim, settings, lambda done, what: show(done, {"stage": what}))
+
+
+def check_attack(config: ExperimentConfig) -> None:
+    """Raises UserError where an attack on a run of this config has no sense. Plugins must have been imported."""
+    if config.algorithm.name == "solo":
+        raise UserError("--attack: an agent that learns alone meets no prover who could fool it; leave it out")
+    refuse_unfit(from_settings(config.protocol))
+
+
+def check_attack_at_end(config: ExperimentConfig) -> None:
+    """Before hours of training, not after them: raises UserError where `evaluation.attack.enabled` asks for an attack without sense."""
+    if not config.evaluation.attack.enabled:
+        return
+    import_plugins(config.plugins)
+    try:
+        check_attack(config)
+    except UserError as error:
+        raise UserError(f"evaluation.attack.enabled: {str(error).removeprefix('--attack: ')}") from None
+
+
+def attackers(config: ExperimentConfig, agents: Sequence[str], size: int, seed: int, *, kind: str = "learned") -> dict[str, nn.Module]:
+    """Untrained networks for these agents, like the run's own but for the widths, which are multiplied by `size`, and the first weights.
+
+    What the run's config keeps from learning learns here. kind: learned, or another kind that the scenario's agents have.
+    """
+    scenario: Any = config.scenario
+    if hasattr(scenario, "agents"):  # a scenario of somebody's own may have no settings of agents, and one size alone
+        own = {agent: agent_settings(config, agent) for agent in from_settings(config.protocol).agents}
+        changed = {agent: _able(wider(own[agent], size), kind) for agent in agents}
+        scenario = replace(scenario, agents={**own, **changed})
+    made = build_agents(played_scenario(config.protocol, scenario, config.algorithm), scenario, stable_seed(seed, "attackers"))
+    return {agent: made[agent] for agent in agents}
+
+
+def wider(settings: Any, size: int) -> Any:
+    """An agent's settings with all widths (`d_…`, `hidden…`, channels) multiplied by `size`; depths, heads and rates stay."""
+    if size == 1:
+        return settings
+    widths = {f.name: getattr(settings, f.name) for f in fields(settings) if _is_width(f.name, getattr(settings, f.name))}
+    return replace(settings, **{name: value * size for name, value in widths.items()})
+
+
+def _is_width(name: str, value: Any) -> bool:
+    return type(value) is int and (name.startswith(("d_", "hidden")) or name.endswith("channels"))
+
+
+def _able(settings: Any, kind: str) -> Any:
+    """The settings with this kind of agent, and every learning-rate factor as it is by default."""
+    rates = {f.name: LrFactors() for f in fields(settings) if isinstance(getattr(settings, f.name), LrFactors)}
+    return replace(settings, **rates, **({"kind": kind} if hasattr(settings, "kind") else {}))
+
+
+def _scripts(config: ExperimentConfig, scenario: Scenario) -> dict[str, dict[str, nn.Module]]:
+    """The hand-made provers, where the scenario has such for this protocol."""
+    if config.protocol.name != _MANUAL_PROTOCOL or not hasattr(config.scenario, "agents"):
+        return {}
+    if "manual" not in _kinds(agent_settings(config, scenario.protocol.provers[0])):
+        return {}
+    device = str(scenario.label_I.device)
+    made = attackers(config, scenario.protocol.provers, 1, config.seed, kind="manual")
+    return {"manual": {agent: network.to(device) for agent, network in made.items()}}
+
+
+def _kinds(settings: Any) -> tuple[str, ...]:
+    """The kinds of agents that a settings class knows."""
+    return get_args(get_type_hints(type(settings)).get("kind")) if is_dataclass(settings) else ()

@@ -1,0 +1,256 @@
+"""`cross_play`: verifiers of some runs against provers of others.
+
+Decisions that matter here:
+- who trained together may have come to a code of their own. A verifier that understands its own prover alone has learned that prover, not
+  the task: the matrix shows it, off its diagonal;
+- all pairs are asked about the same held-out instances, under the same episode seeds. Runs must have the same scenario, held-out
+  instances and protocol, since nothing else can be played; what networks they have is their own affair, and each sees the instances as
+  its own run's settings say;
+- runs that differ in nothing but their seed (and name) are a group. For each pair of groups: the interquartile mean over all pairs of
+  seeds, those that trained together apart, with an interval by drawing verifiers and provers again (`crossed_interval`).
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.load import load_stored_config
+from nip_ray.errors import UserError
+from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
+from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.staged import Player, stage_all
+from nip_ray.evaluation.verbs.evaluate import bench, newest_or
+from nip_ray.play.core import BatchedPlay, episode_seeds
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Scenario
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.scenarios.registry import WITH_FILES
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.storage.folder import CONFIG, RunFolder
+
+FIGURES = ("accuracy", "completeness", "soundness", "undecided")
+_MAX_RUNS = 64
+_SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of scenarios that say what a message is
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A run that takes part. group: what it is called with all that differ from it in nothing but their seed."""
+
+    name: str
+    group: str
+    run_dir: Path
+    iteration: int
+    config: ExperimentConfig
+    scenario: Scenario
+    ids: Tensor
+    networks: Mapping[str, nn.Module]
+
+
+def cross_play(
+    run_dirs: Sequence[Path | str],
+    *,
+    dataset: Path | str | None = None,
+    greedy: bool = True,
+    max_instances: int | None = None,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group"}; docs/evaluation.md has the layout.
+
+    run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all). greedy: the most
+    likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of these, of sampled actions and of
+    intervals.
+    Raises UserError for runs that cannot meet, and for one without a checkpoint.
+    """
+    check_fit(run_dirs)
+    runs = _contestants(run_dirs, dataset)
+    place_B = _places(len(runs[0].ids), max_instances, seed)
+    cells = {}
+    for verifier in runs:
+        for prover in runs:
+            cells[verifier.name, prover.name] = _figures(_played(verifier, prover, place_B, greedy, seed))
+    matrix = [
+        {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
+        for verifier in runs
+        for prover in runs
+        for counts in [cells[verifier.name, prover.name]]
+    ]
+    return {
+        "runs": [{"name": run.name, "group": run.group, "seed": run.config.seed, "iteration": run.iteration} for run in runs],
+        "groups": list(_groups(runs)),
+        "greedy": greedy,
+        "num_instances": len(place_B),
+        "dataset": None if dataset is None else str(dataset),
+        "matrix": matrix,
+        "by_group": list(_by_group(runs, cells, seed)),
+    }
+
+
+def check_fit(run_dirs: Sequence[Path | str]) -> None:
+    """Raises UserError, in one line, for runs that cannot meet: before torch has built anything."""
+    if len(run_dirs) < 2:
+        raise UserError("cross-play: needs at least two runs")
+    if len(run_dirs) > _MAX_RUNS:
+        raise UserError(f"cross-play: {len(run_dirs)} runs are {len(run_dirs) ** 2} pairs; name at most {_MAX_RUNS} runs")
+    first: ExperimentConfig | None = None
+    for run_dir in run_dirs:
+        config = load_stored_config(RunFolder.open(run_dir).path / CONFIG)
+        if config.algorithm.name == "solo":
+            raise UserError(f"cross-play: the agent of {run_dir} learned alone and has no prover; leave it out")
+        if first is None:
+            first = config
+            continue
+        if config.scenario.name != first.scenario.name:
+            raise UserError(
+                f"cross-play: {run_dirs[0]} plays {first.scenario.name} and {run_dir} {config.scenario.name}; name runs of one scenario"
+            )
+        if config.protocol != first.protocol:
+            differing = [key for key, value in asdict(first.protocol).items() if value != asdict(config.protocol)[key]]
+            values = [", ".join(f"{key}={asdict(one.protocol)[key]}" for key in differing) for one in (first, config)]
+            raise UserError(f"cross-play: {run_dirs[0]} has the protocol {values[0]} and {run_dir} {values[1]}; name runs of one protocol")
+        for key in _SPEECH:
+            one, other = (getattr(run.scenario, key, None) for run in (first, config))
+            if one != other:
+                raise UserError(
+                    f"cross-play: {run_dirs[0]} has scenario.{key}={one} and {run_dir} {other}; name runs whose messages are of one kind"
+                )
+
+
+def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> list[Contestant]:
+    runs: list[Contestant] = []
+    names = _names([Path(run_dir) for run_dir in run_dirs])
+    for run_dir, name in zip(run_dirs, names, strict=True):
+        folder = RunFolder.open(run_dir)
+        config = load_stored_config(folder.path / CONFIG)
+        found = newest_or(folder, None, config)
+        made = bench(folder.path, config, dataset, None)
+        for agent, network in made.networks.items():
+            network.load_state_dict(found.tensors["training"]["modules"][agent])
+            network.eval()
+        scenario = made.examination.scenario
+        _refuse_games(scenario.protocol, run_dir)
+        ids = scenario.ids("test").cpu()
+        group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
+        runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
+        if not _same_instances(runs[0], runs[-1]):
+            has_files = config.scenario.name in WITH_FILES
+            hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"
+            raise UserError(f"cross-play: {run_dirs[0]} and {run_dir} have other held-out instances; {hint}")
+    return runs
+
+
+def _refuse_games(protocol: Protocol, run_dir: Path | str) -> None:
+    if protocol.verifier is None or not protocol.provers:
+        raise UserError(f"cross-play: {run_dir} plays {protocol.name}, which has no verifier and prover to be exchanged; leave it out")
+
+
+def _names(run_dirs: Sequence[Path]) -> list[str]:
+    """The folders' own names, or as much of their paths as tells them apart. Raises UserError for a run named twice."""
+    absolute = [path.resolve() for path in run_dirs]
+    for position, path in enumerate(absolute):
+        if path in absolute[:position]:
+            raise UserError(f"cross-play: {run_dirs[position]} is named twice; name every run once")
+    for depth in range(1, max(len(path.parts) for path in absolute) + 1):
+        names = ["/".join(path.parts[-depth:]) for path in absolute]
+        if len(set(names)) == len(names):
+            return names
+    return [str(path) for path in absolute]
+
+
+def _same_but_seed(first: ExperimentConfig, second: ExperimentConfig) -> bool:
+    free = set(FREE_KEYS)
+    return first.model_dump(exclude=free) == second.model_dump(exclude=free)
+
+
+@torch.no_grad()
+def _same_instances(first: Contestant, second: Contestant) -> bool:
+    """Whether the held-out instances of both are the same, as far as a verifier of the first sees them at the start."""
+    if first is second:
+        return True
+    if len(first.ids) != len(second.ids):
+        return False
+    seen = [_first_sight(run) for run in (first, second)]
+    shared = set(seen[0]) & set(seen[1]) - {"history", "latest"}
+    return all(seen[0][key].shape == seen[1][key].shape and bool((seen[0][key] == seen[1][key]).all()) for key in shared)
+
+
+def _first_sight(run: Contestant) -> dict[str, Tensor]:
+    """What every held-out instance is; or, where its scenario does not say, what a prover sees of it first, and its label."""
+    if (content := run.scenario.instance_content(run.ids)) is not None:
+        return content
+    play = BatchedPlay(run.scenario)
+    play.reset(run.ids, torch.zeros_like(run.ids))
+    return {**play.observe(run.scenario.protocol.provers[0], torch.arange(len(run.ids))), "label": run.scenario.label_I[run.ids]}
+
+
+def _places(count: int, most: int | None, seed: int) -> Tensor:
+    """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at random."""
+    if most is None or most >= count:
+        return torch.arange(count)
+    return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
+
+
+def _played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
+    """The instances at these places once each: the verifier of one run, everybody else of the other."""
+    protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
+    players = {}
+    for agent in protocol.agents:
+        noise = None if greedy else generator(seed, "cross play", agent)
+        if agent == protocol.verifier:
+            players[agent] = Player(verifier.networks[agent], noise)
+        else:  # each sees through its own run's eyes, where the same instance may have another number
+            players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)
+    return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
+
+
+def _figures(rollout: Rollout) -> dict[str, tuple[int, int]]:
+    """Name -> (successes, trials)."""
+    right_B, positive_B = rollout.verdict_B == rollout.y_B, rollout.y_B == ACCEPT
+    negative_B = rollout.y_B == REJECT
+    counts = {
+        "accuracy": (right_B, torch.ones_like(right_B)),
+        "completeness": (right_B & positive_B, positive_B),
+        "soundness": (right_B & negative_B, negative_B),
+        "undecided": (rollout.verdict_B == CONTINUE, torch.ones_like(right_B)),
+    }
+    return {name: (int(hits.sum()), int(trials.sum())) for name, (hits, trials) in counts.items()}
+
+
+def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
+    found: dict[str, list[Contestant]] = {}
+    for run in runs:
+        found.setdefault(run.group, []).append(run)
+    return found
+
+
+def _by_group(
+    runs: Sequence[Contestant], cells: Mapping[tuple[str, str], dict[str, tuple[int, int]]], seed: int
+) -> Iterator[dict[str, Any]]:
+    """For each pair of groups the interquartile means; of a group with itself, those that trained together apart."""
+    groups = _groups(runs)
+    for verifiers, first in groups.items():
+        for provers, second in groups.items():
+            row: dict[str, Any] = {"verifiers": verifiers, "provers": provers}
+            for name in FIGURES[:3]:
+                score = [[_estimate(cells[v.name, p.name][name], v is not p) for p in second] for v in first]
+                trials = [[cells[v.name, p.name][name][1] for p in second] for v in first]
+                row[name] = crossed_interval(score, seed, n_VP=trials).record()
+                if verifiers == provers:
+                    row[f"{name}_trained_together"] = _together([cells[run.name, run.name][name] for run in first], seed).record()
+            yield row
+
+
+def _estimate(count: tuple[int, int], counts: bool) -> float:
+    return count[0] / count[1] if counts and count[1] else math.nan
+
+
+def _together(counts: Sequence[tuple[int, int]], seed: int) -> Mean:
+    """Of runs by themselves: the interquartile mean over seeds."""
+    known = [(hits, trials) for hits, trials in counts if trials]
+    return stratified_interval([[hits / trials for hits, trials in known]], seed, n_KL=[[trials for _, trials in known]])

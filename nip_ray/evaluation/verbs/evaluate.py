@@ -1,0 +1,205 @@
+"""`evaluate_run`: examine a run's verifier again, from a checkpoint, on its own held-out split or on a file of instances.
+
+Decisions that matter here:
+- one checkpoint here, all of them in `nip_ray.evaluation.verbs.rerun`; both are `bench`, which makes ready what checkpoints
+  have in common, and `examine`, whose document has the shape of `evaluation.json`;
+- examining writes nothing. An attack takes minutes, so what it found is kept (`nip_ray.evaluation.verbs.kept_attack`);
+- attackers learn on the run's own training instances, also when the verifier is measured on a file.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from nip_ray.cluster.process import prepare_process
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.fingerprint import run_fingerprint
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.plugins import import_plugins
+from nip_ray.errors import UserError
+from nip_ray.evaluation.examine import Examination
+from nip_ray.evaluation.players import players
+from nip_ray.evaluation.solo_run import solo_run_score
+from nip_ray.evaluation.verbs.attack import attack, check_attack
+from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
+from nip_ray.scenarios.registry import played_scenario
+from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
+from nip_ray.storage.folder import CONFIG, RunFolder
+
+_MODES = (("greedy", "eval"), ("sampled", "eval_sampled"))
+_PARTS = ("greedy", "sampled", "unseen", "message_regression", "exact", "figures", "calibration", "message_value", "worst_case")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all checkpoints of a run are examined with. networks: agent -> a network for weights to be put into. dataset: None for the
+    run's own held-out split. seed: of sampled actions.
+    """
+
+    run_dir: Path
+    config: ExperimentConfig
+    examination: Examination
+    networks: Mapping[str, nn.Module]
+    dataset: str | None
+    seed: int
+
+
+def evaluate_run(
+    run_dir: Path | str,
+    *,
+    dataset: Path | str | None = None,
+    checkpoint: int | None = None,
+    seed: int | None = None,
+    attacked: bool = False,
+    settings: Sequence[str] = (),
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Flat figures: ``eval/…`` (greedy) and ``eval_sampled/…`` as in `docs/metrics.md`, each with ``…/n`` and, where there is an interval
+    (95 %), ``…/lower`` and ``…/upper``, ``unseen/…`` for the same of what was not trained with where that differs, and what was examined:
+    run_dir, iteration, dataset, num_instances, held_out, overlap, solo_baseline_by, seed. Then the parts of docs/evaluation.md: greedy,
+    sampled, unseen, message_regression, exact, figures, calibration, message_value, worst_case, and
+    with `attacked` those of an attack (`nip_ray.evaluation.attack.ENTRIES`) and attack.
+
+    dataset: a file of pairs of any readable kind (none: the run's own held-out split). checkpoint: an iteration (none: the newest).
+    settings: "evaluation.key=value" to be used instead of the run's. quiet: no progress line of an attack. Of language models the stored
+    dialogues of the last test are examined, and of the options seed and some settings count, for an attack.
+    Needs torch only; no Ray is started. Raises UserError for what cannot be read or does not fit, and where there is nobody to attack;
+    TrainingError when an attacker's training breaks down.
+    """
+    folder = RunFolder.open(run_dir)
+    stored = load_config(folder.path / CONFIG, checked=False)
+    if isinstance(stored, TextExperimentConfig):
+        return _of_text(folder, stored, {"dataset": dataset, "checkpoint": checkpoint, "seed": seed}, attacked, settings, quiet)
+    config = with_settings(stored, settings)
+    found = newest_or(folder, checkpoint, config)
+    if attacked:
+        import_plugins(config.plugins)
+        check_attack(config)
+    made = bench(folder.path, config, dataset, seed)
+    scenario, held_out, own = made.examination.scenario, made.examination.ids, made.dataset is None
+    about = {"iteration": found.iteration, "split": made.examination.split, "num_instances": len(held_out)}
+    whole = len(held_out) == len(scenario.ids(made.examination.split))
+    wanted = attacked and own and can_be_kept(folder, about, same_instances=whole or made.seed == config.seed)
+    document = examine(made, found, deep=True)
+    figures = {**flat_figures(made, document), **parts(document)}
+    if not attacked:
+        return figures
+    entries = attack(config, scenario, made.networks, held_out, made.seed, config.evaluation.attack, quiet=quiet)
+    if wanted:
+        keep(folder, document, entries)
+    return {**figures, **entries}
+
+
+def parts(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a document in the shape of `evaluation.json`: the records that `evaluate_run` returns as they are."""
+    return {key: document[key] for key in _PARTS if key in document}
+
+
+def _of_text(
+    folder: RunFolder, config: TextExperimentConfig, given: Mapping[str, Any], attacked: bool, settings: Sequence[str], quiet: bool
+) -> dict[str, Any]:
+    """The same of a run of language models. given: the options of `evaluate_run` that say what is examined."""
+    from nip_ray.evaluation.verbs.text_evaluate import attacked_text_run, examined_text_run, refuse_unused
+
+    usual = config_from_dict({})
+    assert isinstance(usual, ExperimentConfig)
+    chosen = with_settings(usual, settings).evaluation.attack  # a config of language models has no key for it
+    refuse_unused(given, settings, attacked)
+    if attacked:
+        return {"run_dir": str(folder.path), **attacked_text_run(folder, config, chosen, given["seed"], quiet)}
+    document = examined_text_run(folder, config)
+    about = {"run_dir": str(folder.path), **{key: document[key] for key in ("iteration", "num_instances")}}
+    return {**about, **dict(_figures(document)), **parts(document)}
+
+
+def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
+    """`config` with "evaluation.key=value" laid over it. Raises UserError for another key, and for a value that cannot be."""
+    for setting in settings:
+        if setting.partition("=")[0].strip().partition(".")[0] != "evaluation":
+            raise UserError(f"--set {setting}: an evaluation can change evaluation.… only")
+    if not settings:
+        return config
+    changed = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), settings))
+    assert isinstance(changed, ExperimentConfig)
+    return changed
+
+
+def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfig) -> Checkpoint:
+    """The checkpoint of an iteration (None: the newest). Raises UserError for a run without any, and for one that cannot be used."""
+    if not has_checkpoint(folder.checkpoints):
+        raise UserError(f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` goes on with it until there is one")
+    return load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
+
+
+def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, seed: int | None) -> Bench:
+    """The run's scenario and networks. dataset, seed: as in `evaluate_run`.
+
+    Raises UserError for data that cannot be read.
+    """
+    prepare_process(config.runtime.num_threads)
+    import_plugins(config.plugins)
+    dataset = None if dataset is None else str(dataset)
+    scenario = played_scenario(config.protocol, config.scenario, config.algorithm, dataset)
+    networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
+    seed = config.seed if seed is None else seed
+    examination = Examination(scenario, seed, config.evaluation.max_instances if dataset is None else None)
+    return Bench(run_dir, config, examination, networks, dataset, seed)
+
+
+def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[str, Any]:
+    """The figures of one checkpoint with intervals, greedy and sampled, in the shape of `evaluation.json`.
+
+    deep: with calibration, worst case and the value of messages.
+    """
+    for agent, network in made.networks.items():
+        network.load_state_dict(checkpoint.tensors["training"]["modules"][agent])
+    settings = made.config.evaluation
+    episodes = settings.worst_case_episodes if deep else None
+    networks = players(made.config, made.networks)
+    made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
+    return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
+
+
+def flat_figures(made: Bench, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The figures of a document of `examine` by the keys of `docs/metrics.md`, and what they are about, as `evaluate_run` returns them."""
+    return {
+        "run_dir": str(made.run_dir),
+        "iteration": document["iteration"],
+        "dataset": made.dataset,
+        "num_instances": document["num_instances"],
+        "held_out": document["held_out"],
+        "overlap": document["overlap"],
+        **{key: document[key] for key in ("solo_baseline_by",) if document[key] is not None},
+        "seed": made.seed,
+        **dict(_figures(document)),
+    }
+
+
+def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys as in `docs/metrics.md`; what has no value, being a share of nothing, has no key."""
+    yield from ((f"eval/{name}", value) for name, value in document.get("exact", {}).items())
+    for name, record in document.get("figures", {}).items():
+        yield from _figure(f"eval/{name}", record)
+    for mode, prefix in _MODES:
+        for name, record in document.get(mode, {}).items():
+            yield from _figure(f"{prefix}/{name}", record)
+        for name, record in document.get("unseen", {}).get(mode, {}).items():
+            yield from _figure(f"unseen/{prefix}/{name}", record)
+    if document.get("wl_bound") is not None:
+        yield "eval/verifier/wl_bound", document["wl_bound"]
+    if document.get("solo_baseline") is not None:
+        yield from _figure("eval/verifier/solo_baseline", document["solo_baseline"])
+    for agent, score in document.get("message_regression", {}).items():
+        yield from _figure(f"eval/{agent}/message_regression", score)
+
+
+def _figure(key: str, record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A record, flat: the figure, the ends of its interval where it has one, and how many it is of."""
+    if record["estimate"] is None:
+        return
+    yield key, record["estimate"]
+    yield from ((f"{key}/{end}", record[end]) for end in ("lower", "upper") if record[end] is not None)
+    yield f"{key}/n", record["n"]

@@ -1,0 +1,77 @@
+"""What an attack found, put beside a run's other figures: into its `evaluation.json`, and onto its report.
+
+Decisions that matter here:
+- an attack takes minutes: whether it can be kept is found out before it, and what goes wrong in keeping it is said and loses no figures;
+- the attack's own entries are written, and nothing else: only beside figures of the same checkpoint, split and number of instances. A run
+  whose file is missing or damaged gets a new one, with the figures that the attack came with;
+- goals are kept one by one: an attack on soundness leaves an earlier one on completeness as it was.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import ENTRIES
+from nip_ray.progress import say
+from nip_ray.storage.folder import RunFolder
+
+EVALUATION = "evaluation.json"
+
+_ABOUT = ("iteration", "split", "num_instances")
+_HOW = ("verifier", "seed", "settings")
+
+
+def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: bool = True) -> bool:
+    """Whether what an attack finds may stand in the run's `evaluation.json`; why not, and that a damaged file will be replaced, is said.
+
+    about: iteration, split and num_instances of what is attacked. same_instances: whether they are those that the run itself would take.
+    Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for one.
+    """
+    path = folder.path / EVALUATION
+    stored, damage = _stored(folder)
+    if damage:
+        say(f"warning: {damage.partition('; ')[0]}; it will be replaced")
+    if stored is None:
+        return True
+    differing = [f"{name} {stored.get(name)} instead of {about[name]}" for name in _ABOUT if stored.get(name) != about[name]]
+    if not differing and not same_instances:
+        differing = ["a sample of other instances"]
+    if differing:
+        say(f"{path} is about {', '.join(differing)}; what the attack finds is not written there")
+    return not differing
+
+
+def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+    """Put what an attack found into the run's `evaluation.json`, and write the report anew. document: what a new file holds beside it."""
+    from nip_ray.evaluation.report import write_report
+
+    try:
+        stored, _ = _stored(folder)
+        folder.write_json(EVALUATION, merged(document if stored is None else stored, entries))
+        write_report(folder.path)
+    except UserError as error:
+        say(f"warning: {error}; what the attack found was not kept")
+
+
+def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str, Any]:
+    """`document` with the entries of an attack. Sections that were not attacked now keep theirs, if all of their entries are there."""
+    old = document.get("attack")
+    old = old if isinstance(old, dict) else {}
+    how = {name: old[name] for name in _HOW if name in old}
+    complete = [part for part, names in ENTRIES.items() if isinstance(old.get(part), dict) and all(name in document for name in names)]
+    gone = {"attack", *(name for part, names in ENTRIES.items() if part not in complete for name in names)}
+    rest = {name: value for name, value in document.items() if name not in gone}
+    return {**rest, **entries, "attack": {**{part: {**how, **old[part]} for part in complete}, **entries["attack"]}}
+
+
+def _stored(folder: RunFolder) -> tuple[dict[str, Any] | None, str]:
+    """(what the run has, None for nothing that can be used; how the file is damaged, "" where it is not)."""
+    path = folder.path / EVALUATION
+    if not path.exists():
+        return None, ""
+    try:
+        return folder.read_json(EVALUATION), ""
+    except UserError as error:
+        if not str(error).startswith(f"{path} is damaged"):
+            raise
+        return None, str(error)

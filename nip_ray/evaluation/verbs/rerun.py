@@ -1,0 +1,141 @@
+"""`rerun_tests`: the tests of an old run again, over all its checkpoints: on other data, with another seed, or simply once more.
+
+    reruns/NAME.json        format, version, dataset, seed, passed_over, and `checkpoints`: one record each, as in evaluation.json
+
+Decisions that matter here:
+- what the run wrote itself is not touched, and no lock is taken: a run that is still training can be tested, too;
+- a result that exists is never replaced: its name is taken by making the file, which fails where there is one, also when two processes
+  finish at once. Then the document is put there in one step; a kill between the two leaves an empty file, which is told as damaged;
+- a damaged checkpoint is named and passed over. None left is an error.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.fingerprint import run_fingerprint
+from nip_ray.config.load import load_stored_config
+from nip_ray.errors import UserError
+from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures
+from nip_ray.progress import progress_line, say
+from nip_ray.storage.checkpoint import Checkpoint, load_checkpoint
+from nip_ray.storage.folder import CONFIG, RunFolder, json_ready, write_atomically
+
+FORMAT, VERSION = "nip_ray.rerun", 1
+RERUNS = "reruns"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_STRANGE = re.compile(r"[^A-Za-z0-9_.-]+")
+
+
+def rerun_tests(
+    run_dir: Path | str, *, dataset: Path | str | None = None, seed: int | None = None, name: str | None = None, quiet: bool = True
+) -> list[dict[str, Any]]:
+    """The figures of every undamaged checkpoint, the oldest first, each as `evaluate_run` returns them, and `file`: where all are kept.
+
+    dataset: a file of pairs (none: the run's own held-out split). seed: of sampled actions (none: the run's). name: of the file (none:
+    after the data set, with -2, -3 ... behind it where that is taken). quiet: without a progress line.
+    Raises UserError for a name that is taken, and as `evaluate_run` does.
+    """
+    folder = RunFolder.open(run_dir)
+    if name is not None:
+        _check_name(folder.path, name)
+    config = load_stored_config(folder.path / CONFIG)
+    iterations = _iterations(folder.checkpoints)
+    if not iterations:
+        raise UserError(f"{folder.checkpoints}: there is no checkpoint")
+    made = bench(folder.path, config, dataset, seed)
+    passed_over: list[str] = []
+    documents = []
+    with progress_line(config.name, 0, len(iterations), quiet, "tests") as report:
+        for found in _sound(folder.checkpoints, iterations, run_fingerprint(config), passed_over):
+            documents.append(examine(made, found))
+            report(iterations.index(found.iteration) + 1, flat_figures(made, documents[-1]))
+    if not documents:
+        raise UserError(f"no checkpoint can be tested: {'; '.join(passed_over)}")
+    for reason in passed_over:
+        say(f"warning: {reason}; passed over")
+    where = None if dataset is None else os.path.abspath(dataset)
+    content = {"dataset": where, "seed": made.seed, "passed_over": passed_over, "checkpoints": documents}
+    file = _keep(folder.path, content, name, "held-out" if dataset is None else Path(dataset).stem)
+    return [{**flat_figures(made, document), "file": str(file)} for document in documents]
+
+
+def read_rerun(run_dir: Path | str, name: str) -> dict[str, Any]:
+    """What `rerun_tests` kept under `name`: dataset, seed, passed_over, checkpoints.
+
+    Raises UserError when it is missing, damaged, or of a newer version.
+    """
+    path = Path(run_dir) / RERUNS / f"{name}.json"
+    try:
+        document = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing; this run has {', '.join(rerun_names(run_dir)) or 'no reruns'}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({error}); remove it and rerun the tests") from None
+    version = document.get("version") if isinstance(document, dict) and document.get("format") == FORMAT else None
+    if type(version) is not int or version < 1:
+        raise UserError(f"{path} is damaged: it is not a document of the format {FORMAT}; remove it and rerun the tests")
+    if version > VERSION:
+        raise UserError(f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+    return {key: value for key, value in document.items() if key not in ("format", "version")}
+
+
+def rerun_names(run_dir: Path | str) -> list[str]:
+    """The names of all reruns of a run."""
+    return sorted(path.stem for path in (Path(run_dir) / RERUNS).glob("*.json"))
+
+
+def _iterations(checkpoints: Path) -> list[int]:
+    """Those that have a checkpoint, damaged or not, in order."""
+    entries = checkpoints.iterdir() if checkpoints.is_dir() else ()
+    return sorted(int(entry.name) for entry in entries if re.fullmatch(r"\d{6,}", entry.name))
+
+
+def _sound(checkpoints: Path, iterations: list[int], mark: str, passed_over: list[str]) -> Iterator[Checkpoint]:
+    """Those that can be read; of the others, why not goes to `passed_over`. One that a training run removes meanwhile is such."""
+    for iteration in iterations:
+        try:
+            yield load_checkpoint(checkpoints, iteration, mark)
+        except UserError as error:
+            passed_over.append(str(error).partition("; ")[0])
+
+
+def _check_name(run_dir: Path, name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise UserError(f"--name {name}: must begin with a letter or digit and have letters, digits, _ . - only, at most 100")
+    if (run_dir / RERUNS / f"{name}.json").exists():
+        raise UserError(f"--name {name}: this run has a rerun of that name; choose another")
+
+
+def _keep(run_dir: Path, content: Mapping[str, Any], name: str | None, usual: str) -> Path:
+    """Put the document in place, in one step, under `name` or the first free name like `usual`."""
+    folder = run_dir / RERUNS
+    text = json.dumps({"format": FORMAT, "version": VERSION, **json_ready(content)}, indent=2, allow_nan=False) + "\n"
+    try:
+        folder.mkdir(exist_ok=True)
+        path = _free(folder, usual) if name is None else folder / f"{name}.json"
+        if name is not None:
+            path.touch(exist_ok=False)
+    except FileExistsError:
+        raise UserError(f"--name {name}: this run has a rerun of that name by now; choose another") from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror}); see to it that the run folder can be") from None
+    write_atomically(path, text.encode())
+    return path
+
+
+def _free(folder: Path, usual: str) -> Path:
+    """A file of a new name, made empty."""
+    stem = (_STRANGE.sub("-", usual).strip(".-") or "data")[:80]
+    for number in count(1):
+        path = folder / f"{stem if number == 1 else f'{stem}-{number}'}.json"
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            return path
+    raise AssertionError("there is always a free name")

@@ -1,0 +1,195 @@
+"""`attack_text_run`: adversarial language models. A run's prover is trained further, by expert iteration, on what fooled its verifier.
+
+Decisions that matter here:
+- the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
+  frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
+  the verifier is then just what expert iteration learns from. Its transcripts, its records of calls and its bill stand there;
+- two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
+  items, in the first and in the last sampling, and measured on the held-out ones, which no choice and no training has seen;
+- goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
+- an attack costs what a run costs: `budget` holds for it as for any run.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
+from nip_ray.protocols import DECISIONS, from_settings
+from nip_ray.settings.attack import AttackSettings
+from nip_ray.settings.text_training import ExpertIterationSettings
+from nip_ray.settings.tracking import TrackingSettings
+from nip_ray.storage.folder import RunFolder, environment
+
+FOLDER = "attack"
+
+
+def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True) -> dict[str, Any]:
+    """The entries that an attack adds to `evaluation.json`, as of agents with networks, and `run_dir` of each goal's own run.
+
+    Of `settings` count goals, text_iterations and max_instances. Raises UserError where there is nobody to attack or to do it, and for
+    missing keys; TrainingError when a provider stays away or the budget is spent.
+    """
+    protocol = from_settings(config.protocol)
+    refuse_unfit(protocol)
+    document: dict[str, Any] = {}
+    counting = {"text_iterations": settings.text_iterations, "max_instances": settings.max_instances}
+    how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
+    details: dict[str, Any] = {**how}
+    for goal in attacked_goals(protocol, settings):
+        label = LABELS[goal]
+        agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == 1 - label)
+        if not agents:
+            continue
+        derived = attack_config(config, models_of(run_dir, config), agents, settings)
+        folder = _trained(run_dir, goal, derived, label, quiet)
+        rows = list(_attackers(folder, derived))
+        winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
+        for number, row in enumerate(rows):
+            row["chosen"] = number == winner
+        record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
+        details[goal] = {
+            "agents": list(agents),
+            "label": label,
+            "wanted": DECISIONS[1 - label],
+            "run_dir": str(folder.relative_to(run_dir)),
+            "attackers": rows,
+            "any_attacker": None,
+            "every_message": None,
+            **how,
+        }
+        document |= entries_of(protocol, goal, record, details[goal])
+    if not document:
+        raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")
+    return {**document, "attack": details}
+
+
+def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
+    """Agent -> the model that speaks for it at the end of the run; local ones by their folder."""
+    from nip_ray.config.text_rules import groups, language_agents
+    from nip_ray.text.training.state import load_state
+
+    with RunFolder.open(run_dir) as folder:
+        found = load_state(folder).models()
+    models = {}
+    for group, agents in groups(config).items():
+        for agent in agents:
+            made_here = run_dir / language_agents(config)[agent].provider / "models" / found[group]
+            models[agent] = str(made_here.resolve()) if (made_here / "config.json").is_file() else found[group]
+    return models
+
+
+def attack_config(
+    config: TextExperimentConfig, models: Mapping[str, str], agents: tuple[str, ...], settings: AttackSettings
+) -> TextExperimentConfig:
+    """The config of an attack by `agents` on all others, who speak by `models`. Raises UserError for one that cannot be run."""
+    from nip_ray.config.rules import check
+    from nip_ray.config.text_rules import language_agents
+
+    def changed(agent: str, own: Any) -> Any:
+        attacks = agent in agents
+        return replace(
+            own, model=models[agent], group=None, frozen=not attacks, fine_tune_from_scratch=own.fine_tune_from_scratch and not attacks
+        )
+
+    rule = config.algorithm
+    own = ExpertIterationSettings()
+    algorithm = replace(
+        own,
+        rollouts_per_iteration=rule.rollouts_per_iteration,
+        reward_threshold=config.protocol.prover_reward / 2,
+        fine_tune_on_all_previous_rollouts=True,  # at first lies that work are rare
+        test_scheme="first_and_last",
+        num_test_items=_least(rule.num_test_items, settings.max_instances),
+        num_test_repeats=rule.num_test_repeats,
+        fine_tuning=rule.fine_tuning,
+    )
+    made = config.model_copy(
+        update={
+            "name": f"{config.name}-attack",
+            "iterations": settings.text_iterations,
+            "protocol": replace(config.protocol, shared_reward=False),
+            "scenario": replace(
+                config.scenario,
+                randomize_prover_stance=False,
+                agents={agent: changed(agent, found) for agent, found in language_agents(config).items()},
+            ),
+            "algorithm": algorithm,
+            "base_run": None,
+            "tracking": TrackingSettings(),
+        }
+    )
+    check(made)
+    return made
+
+
+def _least(*limits: int | None) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int, quiet: bool) -> Path:
+    """Run the attack in a new folder, which is returned."""
+    import asyncio
+
+    from nip_ray.config.load import config_to_yaml
+    from nip_ray.text.code_data import stored_items
+    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare
+    from nip_ray.text.training.run import new_state, train
+    from nip_ray.text.training.state import save_state
+
+    asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
+    prepared = prepare(config, run_dir if stored_items(run_dir) is not None else None)
+    items = {split: [item for item in found if item.y == label] for split, found in prepared.items.items()}
+    for split, found in items.items():
+        if not found:
+            raise UserError(f"--attack: the run has no {split} items with y = {label} to attack {goal} on; leave that goal out")
+    state = new_state(config)
+    (run_dir / FOLDER).mkdir(exist_ok=True)
+    path = next(path for number in count(1) if not (path := run_dir / FOLDER / (goal if number == 1 else f"{goal}-{number}")).exists())
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        folder.write_json("environment.json", environment())
+        save_state(folder, state)
+        train(config, folder, replace(prepared, items=items), state, quiet)
+    return path
+
+
+def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
+    """The run's own prover, and what the attack made of it."""
+    from nip_ray.text.code_data import stored_items
+    from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+    from nip_ray.text.training.metrics import dialogue_record
+
+    protocol, items = from_settings(config.protocol), stored_items(run_dir) or {}
+    by_id = {split: {item.id: item for item in found} for split, found in items.items()}
+    for name, iteration in (("own", 0), ("continued", config.iterations - 1)):
+        trained, held_out = (read_dialogues(rollout_file(run_dir, split, iteration), by_id[split]) for split in ("train", "test"))
+        record = dialogue_record(held_out, protocol)
+        yield {
+            "name": name,
+            "kind": name,
+            "size": None,
+            "seed": None,
+            "iterations": iteration,
+            "mode": "sampled",
+            "selection": dialogue_record(trained, protocol)["verifier/accuracy"],
+            "held_out": record["verifier/accuracy"],
+            "fooled": _fooled(held_out),
+            "undecided": record["verifier/undecided"],
+            "curve": [],
+        }
+
+
+def _fooled(dialogues: Sequence[Any]) -> dict[str, Any]:
+    """The share of dialogues with a wrong verdict, not of undecided ones."""
+    from nip_ray.evaluation.clusters import clustered_share
+
+    items = sorted({dialogue.item.id for dialogue in dialogues})
+    wrong, tried = (dict.fromkeys(items, 0) for _ in range(2))
+    for dialogue in dialogues:
+        wrong[dialogue.item.id] += dialogue.verdict == 1 - dialogue.item.y
+        tried[dialogue.item.id] += 1
+    return clustered_share([wrong[item] for item in items], [tried[item] for item in items]).record()

@@ -1,0 +1,102 @@
+"""`run_text_experiment` and `resume_text_experiment`: a run of language agents, from a config or from wherever it was stopped."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from nip_ray.cluster.interrupts import interruptible
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import sections
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.paths import with_absolute_paths
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+from nip_ray.progress import say
+from nip_ray.runs.experiment import ended_run
+from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.identity import ExperimentResult
+from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
+from nip_ray.text.training.run import new_state, train
+from nip_ray.text.training.state import STATE, TextState, load_state, save_state
+from nip_ray.tracking import check_trackers
+
+CHANGEABLE = ("iterations", *sections(TextExperimentConfig, "resumable", True))
+"""What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
+
+
+@interruptible()
+def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None = None, *, quiet: bool = False) -> ExperimentResult:
+    """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
+
+    Raises UserError for what cannot work, before a call is made; TrainingError when training breaks down or the budget is spent, with
+    everything saved that was paid for.
+    """
+    check(config)
+    check_trackers(config.tracking)
+    config = with_absolute_paths(config)
+    path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
+    state = new_state(config)
+    abilities = asyncio.run(check_providers(config))
+    prepared = prepare(config)
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        folder.write_json("environment.json", environment())
+        store_abilities(folder.path / PROVIDERS, abilities)
+        save_state(folder, state)
+        return train(config, folder, prepared, state, quiet)
+
+
+@interruptible()
+def resume_text_experiment(
+    run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
+) -> ExperimentResult:
+    """Resume the run in `run_dir` from the stage that was begun last.
+
+    iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``budget.usd=50``.
+    Raises UserError as `run_text_experiment` does, and for a setting that may not change.
+    """
+    with RunFolder.open(run_dir, write=True) as folder:
+        config = changed_config(folder, [*settings, *([f"iterations={iterations}"] if iterations is not None else [])])
+        if ended := ended_run(folder, config, quiet):
+            return ended
+        check_trackers(config.tracking)
+        if not (folder.path / STATE).is_file():  # killed before the first stage began
+            save_state(folder, new_state(config))
+        state = reopened(load_state(folder), config)
+        known = folder.path / PROVIDERS
+        store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
+        prepared = prepare(config, folder.path)
+        write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        if missing := folder.mark_missing(range(1, state.iteration + 1)):
+            say(f"warning: {missing}")
+        return train(config, folder, prepared, state, quiet)
+
+
+def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
+    """`state` under a config whose number of iterations may have changed: a run that was over goes on where it would not have ended.
+
+    Raises UserError when more iterations are done already.
+    """
+    if state.iteration > config.iterations:
+        raise UserError(f"iterations: {state.iteration} are done already; ask for more than that")
+    if not state.over or state.iteration == config.iterations:
+        return state
+    rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
+    if rerun or config.algorithm.fine_tune_after_last:
+        return replace(state, over=False)
+    return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")
+
+
+def changed_config(folder: RunFolder, overrides: Sequence[str]) -> TextExperimentConfig:
+    """The config of a run with overrides. Raises UserError for one that a resumed run may not change."""
+    for override in overrides:
+        top = override.partition("=")[0].strip().partition(".")[0]
+        if top not in CHANGEABLE:
+            raise UserError(f"--set {override}: a resumed run can change {', '.join(CHANGEABLE)} only; start a new run")
+    config = load_config(folder.path / CONFIG, checked=False)
+    if overrides:
+        config = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), overrides))
+    if not isinstance(config, TextExperimentConfig):
+        raise UserError(f"{folder.path}: not a run of language models")
+    check(config)
+    return config

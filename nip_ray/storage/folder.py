@@ -1,0 +1,513 @@
+"""The run folder, the same for every trainer.
+
+    config.yaml  metrics.jsonl  checkpoints/NNNNNN/{manifest.json, ...}  transcripts/*.jsonl  instances.json  evaluation.json  report.html
+    environment.json
+
+Decisions that matter here:
+- a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed `create`
+  leaves behind counts as empty, so that it can be repeated;
+- files are replaced, never overwritten: written aside, fsynced, renamed. The one exception is `metrics.jsonl`, to which each row is
+  appended by a single write; a kill can tear its last line only, and a torn last line is as good as none;
+- one writer at a time, by `flock` on `.lock`. The kernel drops the lock with the process that holds it, however that dies, so a
+  lock is never stale. Readers take no lock. A file system without locks gets a warning instead;
+- JSON stays JSON: numbers that are not finite are written as null. Every document and every line carries a format version, which
+  reading checks and takes off again; what a newer version wrote is refused, not guessed at.
+"""
+
+import errno
+import fcntl
+import json
+import math
+import os
+import platform
+import re
+import shlex
+import subprocess
+import warnings
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn, TextIO
+
+from nip_ray.errors import UserError
+from nip_ray.version import __version__
+
+VERSION = 1
+"""The format of every file written here."""
+
+CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
+_BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
+
+_TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
+_LEFTOVER = re.compile(r"\..+\.tmp-(\d+)")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+
+class RunFolder:
+    """One run on disk. Made by `create` or `open`; a context manager that gives its lock back at the end.
+
+    path: the folder. checkpoints: the folder that `nip_ray.storage.checkpoint` works in. writable: whether this object holds the lock.
+    """
+
+    def __init__(self, path: Path, lock: TextIO | None) -> None:
+        """For `create` and `open` alone."""
+        self.path, self.checkpoints, self.transcripts = path, path / "checkpoints", path / "transcripts"
+        self._lock: TextIO | None = lock
+        self._metrics: FileIO | None = None
+
+    @classmethod
+    def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
+        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept as it stands. A run that ended before its
+        first iteration makes room.
+
+        Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by another process.
+        """
+        path = Path(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            foreign = sorted(entry.name for entry in path.iterdir() if entry.name != LOCK and not _LEFTOVER.fullmatch(entry.name))
+        except FileExistsError:
+            raise UserError(f"{path} is a file; a run needs a folder: choose another path") from None
+        except OSError as error:
+            raise UserError(f"{path}: no run can be made here ({error.strerror}); choose a folder that can be written") from None
+        if CONFIG not in foreign and foreign:
+            raise UserError(f"{path} is not empty and holds no run (it has {', '.join(foreign[:3])}); choose a new or empty folder")
+        if not only_begun(path):
+            _refuse_run(path)
+        run = cls(path, lock(path))
+        try:
+            if only_begun(path):  # another process may have made one before we got the lock
+                for name in _BEFORE_THE_FIRST_ITERATION:
+                    (path / name).unlink(missing_ok=True)
+            _refuse_run(path)
+            _remove_leftovers(path)
+            write_atomically(path / CONFIG, config_yaml.encode())
+            sync_folder(path.absolute().parent)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def open(cls, path: Path | str, write: bool = False) -> "RunFolder":
+        """The run at `path`; with `write` it is locked against other writers until `close`.
+
+        Raises UserError when there is no run, or when it is to be written and another process is at it.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            raise UserError(f"{path}: no run here, {'it is not a folder' if path.exists() else 'there is no such folder'}")
+        if not (path / CONFIG).is_file():
+            raise UserError(f"{path}: no run here, {CONFIG} is missing")
+        run = cls(path, lock(path) if write else None)
+        if write:
+            _remove_leftovers(path)
+            _remove_leftovers(run.transcripts)
+        return run
+
+    @property
+    def writable(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._lock is not None
+
+    def config_yaml(self) -> str:
+        """The config as it was given to `create`. Raises UserError when it cannot be read."""
+        return _read_text(self.path / CONFIG)
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """Add one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; it is with the operating system on return.
+
+        Values are numbers (Python's, numpy's, or tensors with one element), strings, booleans or None. NaN and both infinities are
+        written as null: the file stays valid JSON, and which of them it was is lost.
+        Raises UserError when the file cannot be written, ValueError for a row that is not flat or has no iteration.
+        """
+        self._require_lock()
+        plain = json_ready(row)
+        if type(plain.get("iteration")) is not int or "version" in plain:
+            raise ValueError(f"a row of metrics needs an integer `iteration` and leaves `version` to us (got {row!r:.200})")
+        nested = [key for key, value in plain.items() if isinstance(value, dict | list)]
+        if nested:
+            raise ValueError(f"rows of metrics are flat, but {', '.join(nested)} is not a single value")
+        path, line = self.path / METRICS, _line(plain)
+        try:
+            if self._metrics is None:
+                self._metrics = _open_for_append(path)
+            written = self._metrics.write(line)
+        except OSError as error:
+            self._close_metrics()
+            _cannot_write(path, error)
+        if written != len(line):  # a full disk: what was written is a torn last line, mended when the file is opened next
+            self._close_metrics()
+            _cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the last."""
+        return [row for row, _ in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
+
+    def figures(self) -> dict[str, Any]:
+        """The last row of metrics, with the figures of the last evaluation where that was in an earlier iteration."""
+        rows = self.metrics()
+        tested = {key: value for row in rows for key, value in row.items() if key.startswith("eval")}
+        return {**next(iter(rows[-1:]), {}), **tested}
+
+    def rewind_metrics(self, iteration: int) -> None:
+        """Drop, in one step, the rows of iterations after `iteration` and a torn last line.
+
+        Raises UserError for a damaged line before the last, or when the folder cannot be written.
+        """
+        self._require_lock()
+        self._close_metrics()
+        path = self.path / METRICS
+        if path.exists():
+            kept = [line for row, line in _read_lines(path, "iteration", torn_tail=True) if row["iteration"] <= iteration]
+            write_atomically(path, b"".join(kept))
+
+    def mark_missing(self, iterations: Iterable[int]) -> str:
+        """Put a row with nothing but `missing: true` in the place of each of these iterations that has none.
+
+        Returns what to warn of, "" where nothing is missing.
+        """
+        rows = self.metrics()
+        missing = sorted(set(iterations) - {row["iteration"] for row in rows})
+        if not missing:
+            return ""
+        marked = sorted([*rows, *({"iteration": number, "missing": True} for number in missing)], key=lambda row: row["iteration"])
+        self._close_metrics()
+        write_atomically(self.path / METRICS, b"".join(map(_line, marked)))
+        shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
+        lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
+        return f"{self.path / METRICS}: {lost}; rows that say so are in their place"
+
+    def sync(self) -> None:
+        """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""
+        if self._metrics is not None:
+            os.fsync(self._metrics.fileno())
+
+    def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
+        """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.
+
+        name: the iteration with six digits, with a word before it where there are several kinds: "000050", "greedy-000050".
+        Raises UserError when it cannot be written, ValueError for another kind of name.
+        """
+        self._require_lock()
+        return write_lines(self._transcript(name), records)
+
+    def read_transcripts(self, name: str) -> list[dict[str, Any]]:
+        """The records of `transcripts/NAME.jsonl`. Raises UserError when it is missing or a line of it is damaged."""
+        path = self._transcript(name)
+        if not path.is_file():
+            raise UserError(f"{path} is missing; this run has {', '.join(self.transcript_names()) or 'no transcripts'}")
+        return read_lines(path)
+
+    def transcript_names(self) -> list[str]:
+        """The names of all transcripts, by iteration."""
+        found = [(int(match[1]), match[0]) for file in self.transcripts.glob("*.jsonl") if (match := _TRANSCRIPT.fullmatch(file.stem))]
+        return [name for _, name in sorted(found)]
+
+    def rewind_transcripts(self, iteration: int) -> None:
+        """Remove the transcripts of iterations after `iteration`. Raises UserError when the folder cannot be written."""
+        self._require_lock()
+        for name in self.transcript_names():
+            if _iteration_of(name) > iteration:
+                path = self._transcript(name)
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    _cannot_write(path, error)
+
+    def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
+        """Write the document `name` ("evaluation.json") in one step, with its format and version. Needs no lock: the last writer wins.
+
+        Numbers that are not finite become null. Raises UserError when it cannot be written, ValueError for a name with a folder in it.
+        """
+        return write_document(self._document(name), content)
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer version."""
+        path = self._document(name)
+        try:
+            document = json.loads(_read_text(path))
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} is damaged ({error}); write it anew") from None
+        if not isinstance(document, dict) or document.get("format") != _format(name):
+            raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; write it anew")
+        _check_version(document.get("version"), str(path))
+        return {key: value for key, value in document.items() if key not in ("format", "version")}
+
+    def close(self) -> None:
+        """Close all files and give the lock back."""
+        self._close_metrics()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _require_lock(self) -> None:
+        if not self.writable:
+            raise RuntimeError(f"{self.path} was not opened for writing")
+
+    def _close_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.close()
+            self._metrics = None
+
+    def _transcript(self, name: str) -> Path:
+        if not _TRANSCRIPT.fullmatch(name):
+            raise ValueError(f"transcripts are named by their iteration, as in 000050 or greedy-000050 (got {name!r})")
+        return self.transcripts / f"{name}.jsonl"
+
+    def _document(self, name: str) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.json", name):
+            raise ValueError(f"a document of the run folder is called NAME.json (got {name!r})")
+        return self.path / name
+
+
+def only_begun(path: Path) -> bool:
+    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could go on with."""
+    found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
+    return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
+
+
+def environment(extra: Mapping[str, Any] = {}) -> dict[str, Any]:
+    """What a run ran on: Python, platform, processors, versions of the packages that matter, the commit of nip_ray's own checkout
+    ("-dirty" when it has changes), the time. `extra` is added and wins. Nothing of the process environment is in it.
+    """
+    made = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "usable_processors": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "nip_ray": __version__,
+        **{package: _version_of(package) for package in ("torch", "ray", "numpy")},
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+    }
+    return {**made, **extra}
+
+
+def json_ready(value: Any) -> Any:
+    """`value` as plain JSON values: mappings, lists and scalars, tensors and arrays unpacked, numbers that are not finite as None.
+
+    Raises ValueError for anything else, and for keys that are not strings.
+    """
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str) for key in value):
+            raise ValueError(f"keys must be strings (got {list(value)!r:.200})")
+        return {key: json_ready(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_ready(part) for part in value]
+    if hasattr(value, "tolist"):  # numpy and torch, scalars too
+        return json_ready(value.tolist())
+    raise ValueError(f"{type(value).__name__} cannot be written as JSON ({value!r:.200})")
+
+
+def write_document(path: Path, content: Mapping[str, Any]) -> Path:
+    """Write the JSON document at `path` in one step, with its format (after its name) and version; see `RunFolder.write_json`."""
+    plain = json_ready(content)
+    if {"format", "version"} & set(plain):
+        raise ValueError(f"{path.name}: `format` and `version` are ours to write")
+    document = {"format": _format(path.name), "version": VERSION, **plain}
+    write_atomically(path, (json.dumps(document, indent=2, allow_nan=False) + "\n").encode())
+    return path
+
+
+def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
+    """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be written."""
+    try:
+        path.parent.mkdir(exist_ok=True)
+    except OSError as error:
+        _cannot_write(path, error)
+    write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """What `write_lines` wrote; nothing for a file that is missing. Raises UserError that names a damaged line."""
+    return [record for record, _ in _read_lines(path, None, torn_tail=False)]
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one step: a reader, or whoever comes after a crash, sees all of the old content or all of the new.
+
+    Raises UserError when it cannot be written; the old content is then still there.
+    """
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        _cannot_write(path, error)
+
+
+def sync_folder(path: Path) -> None:
+    """Force a folder's own entries (new names, renames) to disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_run(path: Path) -> None:
+    if (path / CONFIG).exists():
+        where = shlex.quote(str(path))
+        raise UserError(f"{path} holds a run already; go on with it by `nip-ray resume {where}`, or choose another folder")
+
+
+def lock(path: Path) -> TextIO:
+    """The locked lock file of a run or a sweep; the lock goes with the file object, or with the process. It names its holder.
+
+    Raises UserError when another process holds it.
+    """
+    try:
+        file = (path / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        _cannot_write(path / LOCK, error)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            warnings.warn(f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3)
+            return file
+        file.seek(0)
+        holder = file.read().strip() or "another process"
+        file.close()
+        raise UserError(f"{path} is being written by {holder}; wait for it to end, or end it") from None
+    file.truncate(0)
+    file.write(f"process {os.getpid()} on {platform.node()}\n")
+    file.flush()
+    return file
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """What writers that are gone left half written."""
+    for entry in folder.glob(".*.tmp-*"):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match and not _is_alive(int(match[1])):
+            with suppress(OSError):
+                entry.unlink()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _line(plain: dict[str, Any]) -> bytes:
+    return (json.dumps({**plain, "version": VERSION}, allow_nan=False) + "\n").encode()
+
+
+def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
+    """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off is left out."""
+    try:
+        with path.open("rb") as file:
+            lines = file.readlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    rows = []
+    for number, line in enumerate(lines, 1):
+        row = _parse_line(line, required)
+        if row is None:
+            if torn_tail and number == len(lines):
+                break
+            raise UserError(f"{path}: line {number} of {len(lines)} is damaged; mend or remove it, or go back to a copy")
+        _check_version(row.pop("version"), f"{path}: line {number}")
+        rows.append((row, line))
+    return rows
+
+
+def _parse_line(line: bytes, required: str | None) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or "version" not in row or (required and type(row.get(required)) is not int):
+        return None
+    return row
+
+
+def _open_for_append(path: Path) -> FileIO:
+    """`metrics.jsonl`, unbuffered, cut back to its last whole line."""
+    whole = sum(len(line) for _, line in _read_lines(path, "iteration", torn_tail=True))
+    file = path.open("ab", buffering=0)
+    file.truncate(whole)
+    return file
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is damaged: it is not text in UTF-8 ({error.reason} at byte {error.start})") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+
+def _check_version(version: Any, where: str) -> None:
+    if type(version) is not int or version < 1:
+        raise UserError(f"{where} is damaged: its format version is {version!r}")
+    if version > VERSION:
+        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+
+
+def _format(name: str) -> str:
+    return f"nip_ray.{name.removesuffix('.json')}"
+
+
+def _iteration_of(transcript: str) -> int:
+    return int(transcript.rpartition("-")[2])
+
+
+def _cannot_write(path: Path, error: OSError) -> NoReturn:
+    raise UserError(f"{path} cannot be written ({error.strerror}); what was saved before is untouched") from None
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit(checkout: Path) -> str | None:
+    """The commit of `checkout`, None where it is none or there is no git."""
+    if not (checkout / ".git").exists():
+        return None
+    describe = ("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    try:
+        done = subprocess.run(
+            ["git", "--no-optional-locks", "-C", str(checkout), *describe], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

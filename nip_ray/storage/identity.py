@@ -1,0 +1,44 @@
+"""The name of a run, and whether it is finished: `run.json` in its folder."""
+
+import re
+import secrets
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from nip_ray.storage.folder import RunFolder
+
+IDENTITY = "run.json"
+
+
+@dataclass(frozen=True)
+class ExperimentResult:
+    """What a run came to. metrics: the last row of `metrics.jsonl`, with the last evaluation's figures. iterations: how many were done."""
+
+    run_dir: Path
+    metrics: dict[str, Any]
+    iterations: int
+
+
+def run_id(folder: RunFolder, name: str, seed: int) -> str:
+    """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
+    if (folder.path / IDENTITY).is_file():
+        return str(folder.read_json(IDENTITY)["run_id"])
+    made = f"{re.sub('[^A-Za-z0-9_-]', '-', name)}-{seed}-{secrets.token_hex(4)}"
+    folder.write_json(IDENTITY, {"run_id": made})
+    return made
+
+
+def mark_finished(folder: RunFolder) -> None:
+    """Note that all that belongs to the run by its present config is done, its report included."""
+    folder.write_json(IDENTITY, {**folder.read_json(IDENTITY), "finished": _digest(folder)})
+
+
+def is_finished(folder: RunFolder) -> bool:
+    """Whether `mark_finished` was called under the present config."""
+    return (folder.path / IDENTITY).is_file() and folder.read_json(IDENTITY).get("finished") == _digest(folder)
+
+
+def _digest(folder: RunFolder) -> str:
+    return sha256(folder.config_yaml().encode()).hexdigest()

@@ -1,0 +1,295 @@
+"""Run folders in object stores: "s3://BUCKET/PATH", "gs://BUCKET/PATH", or "file:///PATH" for a file system that is mounted.
+
+    URL/NAME/{config.yaml, metrics.jsonl, checkpoints/NNNNNN/{manifest.json, ...}, ...}        the same names as in the run folder
+
+Decisions that matter here:
+- a store keeps whole files under names and nothing else: no renames of folders, no locks, no order of what others see. So a checkpoint
+  is one there when its `manifest.json` is, which goes up last and is the first to go; what lacks it is not fetched;
+- pyarrow's file systems are used, which come with Ray Tune. Credentials are what they find in the environment, and in the files and
+  services that it points to. An address with credentials in it is refused, and not repeated by the message that refuses it;
+- names in a store are a stranger's: one that would lead out of the folder, by dots or by a link, is refused with all the others. What is
+  fetched is only stored; whoever reads it checks it (`nip_ray.storage.checkpoint`). Programs are left out: a fetched config could name them
+  as plugins, by where they will have been put.
+"""
+
+import os
+import re
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import unquote, urlsplit
+
+from nip_ray.errors import UserError
+from nip_ray.storage.folder import CONFIG
+
+MANIFEST = "manifest.json"
+LIBRARIES = {"s3": "pyarrow._s3fs", "gs": "pyarrow._gcsfs", "file": "pyarrow.fs"}
+"""What a scheme needs: some builds of pyarrow leave a store out."""
+
+_KNOWN = re.compile(r"(s3|gs|file):/")
+_ANY_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?!/)")
+_CHECKPOINT = re.compile(r"checkpoints/(\d{6,})/.+")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+_HINT = "write s3://BUCKET/PATH, gs://BUCKET/PATH or file:///PATH"
+_CONNECT_S, _ANSWER_S = 5.0, 15.0  # of one attempt; there are three
+_CHUNK = 64 * 2**20  # bytes
+_ATTEMPTS = 3
+_PROGRAMS = (".py", ".pyc", ".pyi", ".pyd", ".so")
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in a store. url: as it is shown. path: as pyarrow's file system of `scheme` takes it, without a slash at its end."""
+
+    scheme: str
+    path: str
+    url: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the path."""
+        return self.path.rpartition("/")[2]
+
+    def below(self, name: str) -> "Place":
+        """The folder `name` in this one."""
+        return Place(self.scheme, f"{self.path}/{name}", f"{self.url}/{name}")
+
+
+def is_mirror(source: Path | str) -> bool:
+    """Whether `source` is an address in a store, also one that was a `Path` for a while and has lost a slash by that."""
+    return _KNOWN.match(str(source)) is not None
+
+
+def place_of(source: Path | str, what: str) -> Place:
+    """The place that an address names. Raises UserError, for `what`, for any other text; it does not repeat what may hold a secret."""
+    if _CONTROL.search(str(source)):
+        raise UserError(f"{what}: the address has backslashes or control characters in it; {_HINT}")
+    text = _ONE_SLASH.sub(lambda match: f"{match[1]}://" + ("/" if match[1] == "file" else ""), str(source), count=1)
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise UserError(f"{what}: is no address of a folder; {_HINT}") from None
+    if "@" in parts.netloc or (":" in parts.netloc and parts.scheme != "file"):
+        raise UserError(f"{what}: the address has credentials (or a port) in it; they come from the environment: {_HINT}")
+    if "?" in text or "#" in text:
+        raise UserError(f"{what}: the address has a ? or # in it; it is a bucket and a path only: {_HINT}")
+    if parts.scheme not in LIBRARIES:
+        kind = f"the scheme {parts.scheme!r} is unknown" if "://" in text else "it has no scheme"
+        raise UserError(f"{what}: {kind}; {_HINT}")
+    path = unquote(parts.path).strip("/") if parts.scheme == "file" else parts.path.strip("/")
+    if (parts.scheme == "file") == bool(parts.netloc):
+        missing = "file: takes a path without a host" if parts.netloc else "the bucket is missing"
+        raise UserError(f"{what}: {missing}; {_HINT}")
+    if path and any(part in ("", ".", "..") for part in path.split("/")):
+        raise UserError(f"{what}: the path has empty parts or dots for parts; {_HINT}")
+    whole = f"/{path}" if parts.scheme == "file" else f"{parts.netloc}/{path}"
+    return Place(parts.scheme, whole.rstrip("/"), text.rstrip("/"))
+
+
+def check_library(place: Place, what: str) -> None:
+    """Raises UserError, for `what`, where the installed pyarrow does not know the store of `place`."""
+    if find_spec("pyarrow") is None or find_spec(LIBRARIES[place.scheme]) is None:
+        raise UserError(f"{what}: this pyarrow knows no {place.scheme}://; install one from PyPI: pip install pyarrow")
+
+
+class Store:
+    """The files below one place, by their names relative to it ("checkpoints/000002/state.json").
+
+    Everything raises OSError where the store refuses or does not answer, FileNotFoundError for what is not there.
+    """
+
+    def __init__(self, place: Place) -> None:
+        """Raises OSError when the store cannot be reached to say in which region a bucket is."""
+        self.place = place
+        self._system: Any = _OPENERS[place.scheme](place)
+
+    def files(self) -> dict[str, int]:
+        """name -> bytes, of everything but hidden files. A place that does not exist has none. Names are as the store has them."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self._system.get_file_info(FileSelector(self.place.path, recursive=True, allow_not_found=True))
+        start = len(self.place.path) + 1
+        names = {info.path[start:]: info.size for info in found if info.type == FileType.File}
+        return {name: size for name, size in names.items() if not any(part.startswith(".") and part != ".." for part in name.split("/"))}
+
+    def read(self, name: str) -> bytes:
+        """The content of a small file."""
+        with self._system.open_input_stream(self._path(name)) as stream:
+            return stream.read()
+
+    def put(self, name: str, file: BinaryIO) -> None:
+        """Make `file`, from where it stands to its end, the content of `name`. It appears whole, when everything has arrived."""
+        local = self.place.scheme == "file"
+        final = self._path(name)
+        path = final if not local else f"{final.rpartition('/')[0]}/.{final.rpartition('/')[2]}.tmp"
+        chunk = file.read(_CHUNK)  # before anything is opened there: closing a stream publishes what it got
+        if local:
+            self._system.create_dir(final.rpartition("/")[0], recursive=True)
+        with self._system.open_output_stream(path) as stream:
+            while chunk:
+                stream.write(chunk)
+                stream.flush()  # else all of a large file waits in memory
+                chunk = file.read(_CHUNK)
+        if local:
+            self._system.move(path, final)
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is gone already is as good."""
+        with suppress(FileNotFoundError):
+            self._system.delete_file(self._path(name))
+
+    def remove_folder(self, name: str) -> None:
+        """Remove everything below `name`; what is gone already is as good."""
+        with suppress(FileNotFoundError):
+            self._system.delete_dir(self._path(name))
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy a file to `path`, which is made with its folders."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._system.open_input_stream(self._path(name)) as stream, path.open("wb") as file:
+            while chunk := stream.read(_CHUNK):
+                file.write(chunk)
+
+    def leads_out(self, name: str) -> bool:
+        """Whether `name` would lie outside its folder, here or there."""
+        path = PurePosixPath(name)
+        if _CONTROL.search(name) or path.is_absolute() or str(path) != name or ".." in path.parts:
+            return True
+        root = os.path.realpath(self.place.path)
+        return self.place.scheme == "file" and not os.path.realpath(self._path(name)).startswith(f"{root}{os.sep}")
+
+    def _path(self, name: str) -> str:
+        return f"{self.place.path}/{name}"
+
+
+def checkpoint_of(name: str) -> int | None:
+    """The iteration of the checkpoint that the file `name` of a run folder belongs to; None for all other files."""
+    match = _CHECKPOINT.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def manifest_of(iteration: int) -> str:
+    """The name of a checkpoint's manifest in a run folder."""
+    return f"checkpoints/{iteration:06d}/{MANIFEST}"
+
+
+def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = lambda name: True) -> Path:
+    """Download the run folder at `url`, "s3://BUCKET/PATH/NAME", to the folder `into`, which is made, in one step; returns `into`.
+
+    wanted: which names (none: all). Checkpoints without a manifest are left out, and programs. No content is looked at.
+    Raises UserError when the address is misspelt, there is no run, names lead out of the folder, `into` holds something already, or the
+    store or the disk fails.
+    """
+    place = place_of(url, "the run to fetch")
+    check_library(place, place.url)
+    _refuse_taken(into, place)
+    try:
+        into.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=into.parent) as aside:
+            made = _download(place, Path(aside), wanted)
+            if into.exists():
+                into.rmdir()
+            made.rename(into)
+    except OSError as error:
+        raise UserError(f"{place.url} cannot be fetched to {into}: {one_line(error)}") from None
+    return into
+
+
+def local_run(source: Path | str, into: Path | None = None) -> Path:
+    """The run folder that a command line names: a path as it stands; what an address names, fetched to `into` (none: ``runs/NAME``).
+
+    Raises UserError for `into` beside a path, and as `fetch_mirror` does.
+    """
+    text = str(source)
+    if _ANY_SCHEME.match(text) is None or (not is_mirror(text) and Path(text).exists()):
+        if into is not None:
+            raise UserError(f"{text} is a folder here already; another one (--run-dir) is for a run that is fetched from s3:// or the like")
+        return Path(text)
+    place = place_of(text, "the run to fetch")
+    return fetch_mirror(place.url, into if into is not None else Path("runs") / place.name)
+
+
+def one_line(error: Exception) -> str:
+    """What went wrong, in one line without secrets."""
+    from nip_ray.secrets import Redactor
+
+    lines = Redactor()(str(error)).strip().splitlines() or [type(error).__name__]
+    return lines[0] if len(lines[0]) <= 300 else f"{lines[0][:300]}..."
+
+
+def _refuse_taken(into: Path, place: Place) -> None:
+    if into.is_dir() and (into / CONFIG).exists():
+        where = shlex.quote(str(into))
+        raise UserError(
+            f"{into} holds a run already; go on with it by `nip-ray resume {where}`, or fetch {place.url} elsewhere (--run-dir)"
+        )
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UserError(f"{into} holds something already; {place.url} needs a new or empty folder (--run-dir)")
+
+
+def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
+    """A new folder in `aside` with what is wanted. Starts anew where a run that goes on has removed what was listed."""
+    store = Store(place)
+    for attempt in range(_ATTEMPTS):
+        made = aside / f"run-{attempt}"
+        made.mkdir()
+        names = _complete(store)
+        try:
+            for name in sorted(filter(wanted, names), key=lambda name: (checkpoint_of(name) is None, name)):
+                store.fetch(name, made / name)  # checkpoints first: rows that are copied later are not older
+        except FileNotFoundError:
+            continue
+        return made
+    raise UserError(f"{place.url}: is being written faster than it can be fetched; try again, or end the run that writes it")
+
+
+def _complete(store: Store) -> list[str]:
+    """The names of a run's files without programs and unfinished checkpoints. Raises UserError where there is no run, or a strange name."""
+    found: Mapping[str, int] = store.files()
+    for name in found:
+        if store.leads_out(name):
+            raise UserError(
+                f"{store.place.url}: {name!r} would lie outside its folder; nothing was fetched, this is no copy that nip_ray made"
+            )
+    if CONFIG not in found:
+        raise UserError(
+            f"{store.place.url}: no run here ({'it has no ' + CONFIG if found else 'there is nothing'}); name URL/NAME of a run"
+        )
+    finished = {number for name in found if (number := checkpoint_of(name)) is not None and manifest_of(number) in found}
+    kept = [name for name in found if not name.lower().endswith(_PROGRAMS)]
+    return [name for name in kept if (number := checkpoint_of(name)) is None or number in finished]
+
+
+def _open_s3(place: Place) -> Any:
+    from pyarrow.fs import S3FileSystem, resolve_s3_region
+
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    if region is None and endpoint is None:
+        region = resolve_s3_region(place.path.partition("/")[0])
+    limits = {"connect_timeout": _CONNECT_S, "request_timeout": _ANSWER_S}
+    return S3FileSystem(
+        endpoint_override=endpoint, region=region, allow_delayed_open=True, **limits
+    )  # delayed: a small file is one request
+
+
+def _open_gs(place: Place) -> Any:
+    from pyarrow.fs import GcsFileSystem
+
+    return GcsFileSystem(retry_time_limit=timedelta(seconds=_ATTEMPTS * _ANSWER_S))
+
+
+def _open_file(place: Place) -> Any:
+    from pyarrow.fs import LocalFileSystem
+
+    return LocalFileSystem()
+
+
+_OPENERS: dict[str, Callable[[Place], Any]] = {"s3": _open_s3, "gs": _open_gs, "file": _open_file}

@@ -1,0 +1,141 @@
+"""Fetching what other runs left at Weights & Biases: "wandb:ENTITY/PROJECT/NAME:VERSION" -> a folder of files.
+
+Decisions that matter here:
+- files are fetched, never read: nothing is unpickled or executed, and whoever reads them checks them as if a stranger had made them;
+- what an artifact merely points at (a bucket, a local path) is refused: fetching it would read whatever the address says;
+- the folder appears once everything is in it and every checksum has been compared.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.secrets import Redactor
+
+PREFIX = "wandb:"
+
+_SOURCE = re.compile(rf"{PREFIX}([^/:\s]+/[^/:\s]+/[^/:\s]+:[^/:\s]+)")
+_TIMEOUT_S = 60
+_QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
+
+
+def is_source(text: str) -> bool:
+    """Whether `text` means an artifact rather than a path."""
+    return text.startswith(PREFIX)
+
+
+def fetch(source: str, into: Path) -> Path:
+    """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", to the folder `into`, which is made; returns `into`.
+
+    VERSION: "v3", or an alias as in "latest" or "iteration-50". NAME: of what a run of ours keeps, checkpoint-RUN_ID, transcripts-RUN_ID or
+    config-RUN_ID. Raises UserError when `source` is misspelt, the library or a key is missing, there is no such artifact, `into` holds
+    something already, or the files cannot be fetched or are damaged.
+    """
+    match = _SOURCE.fullmatch(source)
+    if match is None:
+        raise UserError(
+            f"{source!r} names no artifact; write {PREFIX}ENTITY/PROJECT/NAME:VERSION, as in {PREFIX}team/proofs/config-a1b2:latest"
+        )
+    require_library(source)
+    require_key(f"{source} is to be fetched", "or download it elsewhere and give the folder")
+    if into.exists() and (not into.is_dir() or any(into.iterdir())):
+        raise UserError(f"{into} holds something already; {source} needs a new or empty folder")
+    into.parent.mkdir(parents=True, exist_ok=True)
+    aside = into.with_name(f".{into.name}.tmp-{os.getpid()}")
+    try:
+        with kept_in(aside.absolute() / "library"):
+            _download(source, match[1], aside / "files")
+        if into.exists():
+            into.rmdir()
+        (aside / "files").replace(into)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return into
+
+
+def _download(source: str, name: str, folder: Path) -> None:
+    """Everything in the artifact `name`, its checksums compared."""
+    artifact = _artifact(source, name)
+    try:
+        for entry in artifact.manifest.entries.values():
+            _refuse_strange(source, entry)
+        folder.mkdir(parents=True)
+        artifact.download(root=str(folder), skip_cache=True)
+        artifact.verify(root=str(folder))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{source} cannot be fetched: {_one_line(error)}") from None
+
+
+def _artifact(source: str, name: str) -> Any:
+    import wandb
+
+    try:
+        return wandb.Api(timeout=_TIMEOUT_S).artifact(name)
+    except Exception as error:
+        reason = _one_line(error)
+        if "not found" in reason:
+            hint = "look at its page for the names and versions that there are"
+            raise UserError(f"there is no artifact {source} ({reason}); {hint}") from None
+        raise UserError(f"{source} cannot be fetched: {reason}") from None
+
+
+def _refuse_strange(source: str, entry: Any) -> None:
+    path = PurePosixPath(entry.path)
+    if entry.ref is not None:
+        raise UserError(f"{source}: {entry.path} only points at {entry.ref}; nip_ray fetches artifacts that hold their files themselves")
+    if path.is_absolute() or ".." in path.parts or "\\" in entry.path:
+        raise UserError(f"{source}: {entry.path!r} would lie outside its folder; the artifact is none of nip_ray's")
+
+
+def _one_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return Redactor()(f"{lines[0]:.300}")
+
+
+def require_library(what: str) -> None:
+    """Raises UserError, for `what`, where wandb is not installed."""
+    if importlib.util.find_spec("wandb") is None:
+        raise UserError(f"{what} needs an extra (there is no wandb): pip install 'nip_ray[tracking]'")
+
+
+def require_key(what: str, otherwise: str) -> None:
+    """Raises UserError, for `what`, where neither the environment nor `wandb login` gives a key, or where it is none by its form.
+
+    The library would ask for it on the terminal.
+    """
+    import wandb
+    from wandb.sdk.lib import wbauth
+
+    if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return
+    key = os.environ.get("WANDB_API_KEY") or wbauth.read_netrc_auth(host=wandb.setup().settings.base_url)
+    if not key:
+        raise UserError(f"{what}, but there is no key: set WANDB_API_KEY or run `wandb login`, {otherwise}")
+    if problem := wbauth.check_api_key(key):
+        raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is no key: {problem}")
+
+
+@contextmanager
+def kept_in(folder: Path) -> Iterator[None]:
+    """The library's own folders below `folder`, and no reports of its errors to its makers, unless the environment says otherwise."""
+    wanted = {
+        "WANDB_CACHE_DIR": str(folder / "cache"),
+        "WANDB_DATA_DIR": str(folder / "data"),
+        "WANDB_ARTIFACT_DIR": str(folder / "artifacts"),
+        **_QUIET,
+    }
+    added = {key: value for key, value in wanted.items() if key not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for key in added:
+            os.environ.pop(key, None)

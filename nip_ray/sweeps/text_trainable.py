@@ -1,0 +1,146 @@
+"""`TextTrainable`: a run of language agents as a Tune trainable. One `step` is one stage.
+
+    Tuner(TextTrainable, param_space={"experiment": config.model_dump(mode="json"), "run_root": "/shared/runs"})
+
+Decisions that matter here:
+- a trial is a run: its folder, `run_root/TRIAL_ID`, lies on storage that all nodes see, and has all that matters as soon as a stage is
+  over. A trial that Tune starts again, wherever that is, goes on from the stage that was begun last, and finds there what was answered and
+  which jobs were made. A checkpoint of Tune's names the run only;
+- what would fail again is not tried again: a config that cannot work, a missing key and a spent budget end the trial with the reason in
+  its last result (`failed`). What may pass (a lost process, a failed job, a provider that does not answer, a full disk) raises, and Tune
+  starts the trial again;
+- `text_iteration` counts the iterations whose figures are there. So a scheduler that stops a trial does it after the test, before the
+  next models are paid for;
+- a stage that waits for fine-tuning can take hours: it is Tune's trial that waits, holding its resources.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+from ray.tune.result import SHOULD_CHECKPOINT
+
+from nip_ray.cluster.resources import trial_bundles
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.paths import with_absolute_paths
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+from nip_ray.runs.text_run import reopened
+from nip_ray.storage.folder import RunFolder
+from nip_ray.sweeps.trainable import opened
+from nip_ray.sweeps.trial_config import experiment_of
+from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
+from nip_ray.text.training.run import begin, finish, new_state, num_measured
+from nip_ray.text.training.state import STATE, load_state, save_state
+from nip_ray.text.training.trainer import TextTrainer
+from nip_ray.tracking import check_trackers
+
+POINTER = "run.json"
+
+
+class TextTrainable(tune.Trainable):
+    """config: what `nip_ray.sweeps.trainable.ExperimentTrainable` can be told. `iterations_per_report` has no meaning here: every stage
+    is reported.
+    """
+
+    def setup(self, config: dict[str, Any]) -> None:
+        """Make the run folder, or open the one of an earlier start of this trial. Nobody is asked anything before the first `step`.
+
+        Raises UserError when the folder cannot be written.
+        """
+        self.trainer: TextTrainer | None = None
+        self.folder: RunFolder | None = None
+        self._fault: str | None = None
+        self._from: str | None = None
+        try:
+            self.experiment = with_absolute_paths(_of_language_models(config))
+            check(self.experiment)
+            check_trackers(self.experiment.tracking)
+            trial_bundles(self.experiment)
+        except UserError as error:
+            self._fault = str(error)
+            return
+        experiment: Any = self.experiment
+        self.folder = opened(Path(config["run_root"]).resolve() / self.trial_id, experiment)
+
+    def step(self) -> dict[str, Any]:
+        """One stage. Returns the newest figures by their keys in metrics.jsonl, `iteration` among them, `stage`, `text_iteration`,
+        `run_dir`, `done` after the last stage, and `failed` (the reason) for a trial that need not be tried again. Raises what
+        `TextTrainer.run_stage` does.
+        """
+        if self._fault is not None or self.folder is None:
+            return _failed(self._fault)
+        if self.trainer is None:
+            try:
+                self.trainer = self._begin(self.folder)
+            except UserError as error:
+                return _failed(error)
+        stage = self.trainer.state.stage
+        try:
+            if not self.trainer.state.over:
+                stage = self.trainer.run_stage()
+        except BudgetExhausted as error:
+            return {**self._reached(self.folder, self.trainer), "stage": stage, **_failed(error)}
+        if self.trainer.state.over:
+            finish(self.folder, self.trainer)
+        over = self.trainer.state.over
+        return {**self._reached(self.folder, self.trainer), "stage": stage, "done": over, SHOULD_CHECKPOINT: True}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Name the run."""
+        run = None if self.trainer is None else self.trainer.state.run_id
+        Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": "nip_ray.text_trial", "version": 1, "run": run}))
+
+    def load_checkpoint(self, checkpoint_dir: str) -> None:
+        """Remember which run it is of; see `step`. Raises UserError for what `save_checkpoint` did not write."""
+        found = json.loads(Path(checkpoint_dir, POINTER).read_text())
+        if found.get("format") != "nip_ray.text_trial" or found.get("version") != 1:
+            raise UserError(f"{checkpoint_dir}: no checkpoint of a trial with language models, or one of a newer version")
+        self._from = found["run"]
+
+    def cleanup(self) -> None:
+        """Give actors, trackers and the folder back."""
+        if self.trainer is not None:
+            self.trainer.close()
+        if self.folder is not None:
+            self.folder.close()
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """CPUs and GPUs of the main process, then of every talker and of the local model's actors."""
+        try:
+            return tune.PlacementGroupFactory(trial_bundles(_of_language_models(config)))
+        except UserError:  # the trial itself will say so, and fail alone
+            return tune.PlacementGroupFactory([{"CPU": 1}])
+
+    def _reached(self, folder: RunFolder, trainer: TextTrainer) -> dict[str, Any]:
+        return {**folder.figures(), "run_dir": str(folder.path), "text_iteration": num_measured(trainer.state)}
+
+    def _begin(self, folder: RunFolder) -> TextTrainer:
+        """The trainer, standing where the run does."""
+        experiment = self.experiment
+        if not (folder.path / STATE).is_file():
+            save_state(folder, new_state(experiment))
+        state = reopened(load_state(folder), experiment)
+        if self._from not in (None, state.run_id):
+            raise UserError(
+                f"{folder.path} is another run than the one that the checkpoint is of; language models cannot be moved that way"
+            )
+        known = folder.path.parent / PROVIDERS  # of all trials
+        store_abilities(known, asyncio.run(check_providers(experiment, known_abilities(known))))
+        return begin(experiment, folder, prepare(experiment, folder.path), state, group=self.config.get("group"), in_trial=True)
+
+
+def _failed(reason: object) -> dict[str, Any]:
+    return {"done": True, "failed": " ".join(str(reason).split())}
+
+
+def _of_language_models(config: Mapping[str, Any]) -> TextExperimentConfig:
+    made = experiment_of(config)
+    if not isinstance(made, TextExperimentConfig):
+        raise UserError("TextTrainable trains language models; for networks take nip_ray.sweeps.trainable.ExperimentTrainable")
+    return made

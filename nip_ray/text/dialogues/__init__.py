@@ -1,0 +1,1 @@
+"""Holding many dialogues at once, and keeping what was said."""

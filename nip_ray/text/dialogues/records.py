@@ -1,0 +1,308 @@
+"""The records of calls: what was asked, answered and paid, written before it is used. Replay cache and ledger in one.
+
+    calls/NNNNNN-W.jsonl        iteration, worker; one writer each
+
+Decisions that matter here:
+- three kinds of lines. `begin` before a call is sent, with what it can cost at most; `reply` when it is answered, before anyone sees the
+  reply; `failed` when it is known that there will be none, with what its attempts can have cost. Each is one write(), so that a
+  killed process loses nothing that it had written, and can tear its last line only. A torn last line is as good as none; any other
+  damage is an error that names file and line;
+- a call whose key has a reply is answered from the file, without a call. The reply belongs to one request: should another come
+  under its key (another prompt, after a change of code or config), that is an error and not a wrong answer;
+- a `begin` without its `reply` or `failed` was in flight when the process died. The same call is sent again under the same key, which
+  a provider that honours idempotency keys bills once; for all others its worst case is reported as uncertain;
+- lines reach the disk itself by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a machine that crashes, not
+  only a process, can lose that much, and those calls are then made anew.
+"""
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import Any, get_args
+
+from nip_ray.errors import UserError
+from nip_ray.text.costs.prices import Price, PriceList, worst_call_cost, worst_prompt_tokens
+from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
+from nip_ray.text.errors import uncertain_of
+from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest, FinishReason
+
+CALLS = "calls"
+VERSION = 1
+SYNC_S = 0.5
+
+_TOLD = ("cached_tokens", "reasoning_tokens", "model", "fingerprint")
+_NAME = re.compile(r"(\d{6,})-(\w+)\.jsonl")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+_dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """One line. event: "begin", "reply" or "failed". key, model, agent: of the request. request: its fingerprint. worst: what it can
+    cost at most (begin). reply: (reply). uncertain: what its attempts can have cost besides (reply, failed). where: file and line.
+    """
+
+    event: str
+    key: str
+    model: str
+    agent: str
+    request: str
+    where: str
+    worst: Amount = NOTHING
+    reply: ChatReply | None = None
+    uncertain: Amount = NOTHING
+
+
+class RecordedChat:
+    """A chat client whose calls are recorded and replayed. One event loop; one writer for each file."""
+
+    def __init__(self, client: ChatClient, run: Path | str, iteration: int, worker: int | str = 0, prices: PriceList | None = None) -> None:
+        """Reads the records of `iteration` (of all workers: dialogues may have changed hands) and opens this worker's for appending.
+
+        run: the run folder. prices: for the worst case of a call (none: calls are free).
+        Raises UserError when a record is damaged, cannot be written, or has another writer.
+        """
+        self._client, self._prices = client, prices
+        folder = Path(run) / CALLS
+        self.path = folder / f"{iteration:06d}-{worker}.jsonl"
+        if not _NAME.fullmatch(self.path.name):
+            raise ValueError(f"a worker's name is made of letters, digits and _ (got {worker!r})")
+        self._known = {record.key: record for path in _files(folder, iteration) for record in _read(path) if record.reply is not None}
+        self._running: set[str] = set()
+        self._file = _open(self.path)
+        self._sync_due: asyncio.TimerHandle | None = None
+        self.replayed = 0
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another request."""
+        known = self._known.get(request.key)
+        if known is not None and known.reply is not None:
+            _check_same(known, request)
+            self.replayed += 1
+            return known.reply
+        if request.key in self._running:
+            raise ValueError(f"two calls at once have the key {request.key!r}")
+        self._running.add(request.key)
+        try:
+            return await self._call(request)
+        finally:
+            self._running.discard(request.key)
+
+    async def close(self) -> None:
+        """Write everything to disk, and close the file and the client."""
+        try:
+            await self.sync()
+        finally:
+            self._file.close()
+            await self._client.close()
+
+    async def sync(self) -> None:
+        """Return when all that was recorded is on disk."""
+        if self._sync_due is not None:
+            self._sync_due.cancel()
+            self._sync_due = None
+        try:
+            await asyncio.get_running_loop().run_in_executor(None, os.fsync, self._file.fileno())
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); resume the run when that is mended") from None
+
+    async def _call(self, request: ChatRequest) -> ChatReply:
+        worst = self._worst(request)
+        asked = fingerprint(request)
+        head = {"key": request.key, "model": request.model, "agent": request.agent, "request": asked}
+        self._append({"event": "begin", **head, "worst_pusd": worst.pusd, "worst_tokens": worst.tokens})
+        try:
+            reply = await self._client.complete(request)
+        except Exception as error:
+            if (lost := uncertain_of(error)) is not None:
+                self._append({"event": "failed", **head, "uncertain_pusd": lost.pusd, "uncertain_tokens": lost.tokens})
+            raise
+        self._append({"event": "reply", **head, **_reply_fields(reply)})
+        self._known[request.key] = CallRecord("reply", request.key, request.model, request.agent, asked, str(self.path), reply=reply)
+        return reply
+
+    def _worst(self, request: ChatRequest) -> Amount:
+        prompt = worst_prompt_tokens(request.messages)
+        price = self._prices.of(request.model) if self._prices is not None else Price()
+        return Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
+
+    def _append(self, row: dict[str, Any]) -> None:
+        line = (_dumps({**row, "version": VERSION}) + "\n").encode()
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written ({error.strerror}); resume the run when that is mended") from None
+        if written != len(line):  # a full disk; calls that are still in flight may yet append
+            self._file.truncate(self._file.tell() - written)
+            raise UserError(f"{self.path} cannot be written ({os.strerror(errno.ENOSPC)}); resume the run when that is mended")
+        if self._sync_due is None:
+            self._sync_due = asyncio.get_running_loop().call_later(SYNC_S, self._sync_soon)
+
+    def _sync_soon(self) -> None:
+        self._sync_due = None
+        asyncio.get_running_loop().run_in_executor(None, partial(_fsync_open, self._file))
+
+
+def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRecord]:
+    """All lines of a run (of one iteration), file by file, in the order in which they were written.
+
+    Raises UserError naming file and line when one is damaged; a torn last line is left out.
+    """
+    for path in _files(Path(run) / CALLS, iteration):
+        yield from _read(path)
+
+
+def total(run: Path | str) -> Spending:
+    """What a run's calls have cost, by its records: of every reply its cost; of every call whose fate is unknown its worst case, as
+    uncertain. Jobs are not in it.
+    """
+    spending = Spending()
+    open_calls: dict[tuple[str, str], list[Amount]] = {}
+    for record in read_calls(run):
+        mine = open_calls.setdefault((record.where.rpartition(":")[0], record.key), [])
+        if record.event == "begin":
+            mine.append(record.worst)
+            continue
+        if mine:
+            mine.pop()
+        spending.uncertain += record.uncertain
+        if record.reply is not None:
+            spending.add(Spending.of_reply(record.model, record.reply))
+    for worst in (amount for amounts in open_calls.values() for amount in amounts):
+        spending.uncertain += worst
+    return spending
+
+
+def fingerprint(request: ChatRequest) -> str:
+    """16 hexadecimal digits that tell requests apart by all that decides a reply."""
+    content = [request.model, request.messages, request.max_tokens, request.temperature, request.top_p, request.seed]
+    content += [dict(request.extra)] if request.extra else []
+    content += [{"schema": dict(request.schema)}] if request.schema else []
+    return hashlib.blake2b(_dumps(content).encode(), digest_size=8).hexdigest()
+
+
+def _check_same(known: CallRecord, request: ChatRequest) -> None:
+    if known.request != fingerprint(request):
+        raise UserError(
+            f"{known.where}: under the key {known.key!r} stands the reply to another request; model, prompt or settings have changed "
+            "since. Go back to what they were, or start a new run"
+        )
+
+
+def _reply_fields(reply: ChatReply) -> dict[str, Any]:
+    told = {name: getattr(reply, name) for name in _TOLD} if isinstance(reply, MeteredReply) else {}
+    uncertain = reply.uncertain if isinstance(reply, MeteredReply) else NOTHING
+    return {
+        "content": reply.content,
+        **({"reasoning": reply.reasoning} if reply.reasoning else {}),
+        "finish": reply.finish_reason,
+        "prompt_tokens": reply.prompt_tokens,
+        "completion_tokens": reply.completion_tokens,
+        "cost_pusd": reply.cost_pusd,
+        "uncertain_pusd": uncertain.pusd,
+        "uncertain_tokens": uncertain.tokens,
+        "told": {name: value for name, value in told.items() if value},
+    }
+
+
+def _files(folder: Path, iteration: int | None) -> list[Path]:
+    names = sorted(path.name for path in folder.glob("*.jsonl")) if folder.is_dir() else []
+    matches = [(name, _NAME.fullmatch(name)) for name in names]
+    return [folder / name for name, match in matches if match and (iteration is None or int(match[1]) == iteration)]
+
+
+def _read(path: Path) -> Iterator[CallRecord]:
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.endswith(b"\n") and number == len(lines):
+            return
+        yield _parse(line, f"{path}:{number}")
+
+
+def _parse(line: bytes, where: str) -> CallRecord:
+    try:
+        row = json.loads(line)
+        version = row["version"]
+        if type(version) is int and version > VERSION:
+            raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+        return _record(row, where)
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise UserError(f"{where} is damaged ({type(error).__name__}: {error}); mend it or go back to a copy of the file") from None
+
+
+def _record(row: dict[str, Any], where: str) -> CallRecord:
+    """Raises ValueError, KeyError or TypeError for a row that is none."""
+    event = row["event"]
+    if event not in ("begin", "reply", "failed"):
+        raise ValueError(f"unknown event {event!r}")
+    key, model, agent, asked = (_text(row, name) for name in ("key", "model", "agent", "request"))
+    if event == "begin":
+        return CallRecord(event, key, model, agent, asked, where, worst=Amount(_count(row, "worst_pusd"), _count(row, "worst_tokens")))
+    uncertain = Amount(_count(row, "uncertain_pusd"), _count(row, "uncertain_tokens"))
+    reply = _reply(row, uncertain) if event == "reply" else None
+    return CallRecord(event, key, model, agent, asked, where, uncertain=uncertain, reply=reply)
+
+
+def _reply(row: dict[str, Any], uncertain: Amount) -> MeteredReply:
+    content, finish = row["content"], row["finish"]
+    if (content is not None and not isinstance(content, str)) or finish not in get_args(FinishReason):
+        raise ValueError(f"no reply: finish {finish!r}")
+    prompt, completion, cost = (_count(row, name) for name in ("prompt_tokens", "completion_tokens", "cost_pusd"))
+    told, reasoning = row.get("told", {}), row.get("reasoning", "")  # rows of earlier versions have neither
+    if not isinstance(reasoning, str):
+        raise ValueError("reasoning is no text")
+    return MeteredReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
+
+
+def _text(row: dict[str, Any], name: str) -> str:
+    if not isinstance(row[name], str):
+        raise ValueError(f"{name} is no text")
+    return row[name]
+
+
+def _count(row: dict[str, Any], name: str) -> int:
+    if type(row[name]) is not int or row[name] < 0:
+        raise ValueError(f"{name} is no count")
+    return row[name]
+
+
+def _open(path: Path) -> FileIO:
+    """The file, locked, unbuffered, cut back to its last whole line, ready for appending."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("ab", buffering=0)
+        _lock(file, path)
+        data = path.read_bytes()
+        file.truncate(data.rfind(b"\n") + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror})") from None
+    return file
+
+
+def _lock(file: FileIO, path: Path) -> None:
+    """Kept until the file is closed or the process ends. A file system without locks is trusted to have one writer."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return
+        file.close()
+        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
+
+
+def _fsync_open(file: FileIO) -> None:
+    with suppress(ValueError):  # closed in the meantime, after a last fsync
+        os.fsync(file.fileno())

@@ -1,0 +1,160 @@
+"""Holding many dialogues at once: who is asked under which key, and how many calls wait at a time.
+
+Decisions that matter here:
+- a call's key and seed come from (run, split, iteration, task, path, round, agent, attempt) and nothing else: so whoever holds
+  the dialogue again after a crash makes the same calls, and finds those that were answered in the records;
+- when one dialogue fails (the budget is spent, the provider stays away, too many replies cannot be used), no new call is made, but
+  those on their way are waited for: they are paid for, and their replies are recorded;
+- dialogues are begun in order, a few more than there may be calls, so that the records of a stopped run are of few dialogues.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from nip_ray.play.chats import Shape, shape_chat
+from nip_ray.play.dialogue import Chat, Dialogue
+from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
+from nip_ray.protocols import ACCEPT
+from nip_ray.scenarios.code_validation.dummy import dummy_reply
+from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.settings.text_training import TalkSettings
+from nip_ray.text.costs.brake import Brake
+from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
+from nip_ray.text.providers.chat import ChatClient, ChatRequest
+from nip_ray.text.training.malt import Node, grow
+
+Made = TypeVar("Made")
+Progress = Callable[[int, int], None]
+"""Called with (dialogues that are over, dialogues in all)."""
+_SEED_BITS = 31  # what providers take
+
+
+@dataclass(frozen=True)
+class Voice:
+    """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
+
+    client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`. shape: of the
+    chats that it is sent.
+    """
+
+    client: ChatClient | None
+    model: str
+    settings: LanguageAgentSettings
+    seed: int = 0
+    hosted: bool = False
+    shape: Shape = "openai"
+
+
+@dataclass(frozen=True)
+class Sitting:
+    """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0."""
+
+    run: str
+    seed: int
+    split: str
+    iteration: int
+
+    def call(self, *place: str | int) -> tuple[str, int]:
+        """(key, seed) of a call. The key is a run's own; the seed is the same in all runs of a config."""
+        parts = (self.split, self.iteration, *place)
+        text = "\x1f".join([self.run, *map(str, parts)])
+        key = hashlib.sha256(text.encode()).hexdigest()[:40]
+        return key, stable_seed(self.seed, "call", *parts) % 2**_SEED_BITS
+
+
+class Table:
+    """Where dialogues are held: at most `max_in_flight` calls at once, until somebody fails."""
+
+    def __init__(
+        self, scenario: CodeValidation, voices: Mapping[str, Voice], sitting: Sitting, max_in_flight: int, brake: Brake | None = None
+    ) -> None:
+        """brake: none for one of this table's own, with the usual limits."""
+        self._brake = brake or Brake(TalkSettings())
+        self._hosted = {agent: voice.model for agent, voice in voices.items() if voice.hosted}
+        self.scenario, self.voices, self.sitting, self.max_in_flight = scenario, voices, sitting, max_in_flight
+        self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
+
+    async def dialogues(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Dialogue]:
+        """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come back."""
+
+        async def hold(task: Task) -> Dialogue:
+            dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task.number)
+            while not dialogue.ended:
+                dialogue = await self._round(dialogue, ask)
+            return dialogue
+
+        return await self._all(tasks, hold, progress)
+
+    async def trees(self, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None) -> list[Node]:
+        """One tree of replies for each task (`nip_ray.text.training.malt`), in order. Raises as `dialogues` does."""
+
+        async def hold(task: Task) -> Node:
+            ask = self._ask(task.number)
+
+            async def one_more(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+                return await self._round(dialogue, ask, path)
+
+            return await grow(self.scenario, task.item, task.seed, num_responses, one_more)
+
+        return await self._all(tasks, hold, progress)
+
+    async def _round(self, dialogue: Dialogue, ask: Ask, path: tuple[int, ...] = ()) -> Dialogue:
+        played = await play_round(self.scenario, dialogue, ask, path)
+        self._brake.over(played.rounds[-1], self._hosted)
+        return played
+
+    async def _all(self, tasks: Sequence[Task], hold: Callable[[Task], Awaitable[Made]], progress: Progress | None) -> list[Made]:
+        begun = asyncio.Semaphore(2 * self.max_in_flight)
+        over = 0
+
+        async def one(task: Task) -> Made:
+            nonlocal over
+            async with begun:
+                made = await hold(task)
+            over += 1
+            if progress is not None:
+                progress(over, len(tasks))
+            return made
+
+        try:
+            return await gather_or_cancel(one(task) for task in tasks)
+        finally:
+            await self._calls.rest()
+
+    def _ask(self, number: int) -> Ask:
+        async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:
+            voice = self.voices[agent]
+            if attempt and voice.hosted:
+                self._brake.invalid(agent, voice.model)
+            key, seed = self.sitting.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
+            if voice.client is None:
+                return Answer(self.invent(dialogue, agent, seed))
+            schema = self.scenario.reply_schema(agent)
+            form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2  # tokens of names and quotation marks, about
+            request = ChatRequest(
+                key=key,
+                model=voice.model,
+                messages=shape_chat(chat, voice.shape),
+                max_tokens=voice.settings.reply_tokens + form,
+                temperature=voice.settings.temperature,
+                top_p=voice.settings.top_p,
+                seed=seed,
+                agent=agent,
+                extra=voice.settings.extra_members,
+                schema=schema,
+            )
+            async with self._gate:
+                reply = await self._calls.wait(voice.client.complete(request))
+            return Answer(reply.content, reply.finish_reason, reply.reasoning)
+
+        return ask
+
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """A random reply of the right form."""
+        return dummy_reply(self.scenario, dialogue, agent, seed)

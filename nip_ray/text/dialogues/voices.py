@@ -1,0 +1,98 @@
+"""From a config to the voices of its agents: one recorded client for each provider that speaks, in whatever process talks.
+
+A `Switchboard` is what such a process needs to reach the providers. It can be sent to another process: budgets and limits are then
+handles of the actors that keep them.
+"""
+
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import chat_shapes, groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, PriceSettings, TrainingServiceProvider
+from nip_ray.text.costs.budget import Purse
+from nip_ray.text.costs.limits import Limiter, Throttle
+from nip_ray.text.costs.metered import MeteredChat
+from nip_ray.text.costs.prices import DEFAULT, PriceList
+from nip_ray.text.dialogues.records import RecordedChat
+from nip_ray.text.dialogues.talk import Voice
+from nip_ray.text.providers.chat import ChatClient
+
+
+@dataclass
+class Switchboard:
+    """config: of the run. run_dir: where calls are recorded. purse: what calls are paid from. hosts: of local providers, by name.
+
+    throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
+    """
+
+    config: TextExperimentConfig
+    run_dir: Path
+    purse: Purse
+    hosts: Mapping[str, Any] = field(default_factory=dict)
+    throttles: dict[str, Throttle] = field(default_factory=dict)
+    worker: str = ""
+
+    @asynccontextmanager
+    async def voices(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, Voice]]:
+        """Agent -> its voice, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
+        settings = language_agents(self.config)
+        group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
+        shapes = chat_shapes(self.config)
+        used = {agent.provider for agent in settings.values() if not isinstance(self.config.providers[agent.provider], DummyProvider)}
+        clients = {name: self._recorded(name, iteration) for name in sorted(used)}
+        try:
+            yield {
+                agent: Voice(
+                    clients.get(found.provider),
+                    models[group_of[agent]],
+                    found,
+                    self.config.seed,
+                    hosted=isinstance(self.config.providers[found.provider], OpenAIProvider | TrainingServiceProvider),
+                    shape=shapes[agent],
+                )
+                for agent, found in settings.items()
+            }
+        finally:
+            for client in clients.values():
+                await client.close()
+
+    def client(self, name: str) -> ChatClient:
+        """A client of the provider `name`. Raises UserError for a missing key or library."""
+        provider = self.config.providers[name]
+        if isinstance(provider, OpenAIProvider):
+            from nip_ray.text.providers.openai_chat import OpenAIChat
+
+            return OpenAIChat(
+                provider, self._throttle(name), self.purse, max_in_flight=self.config.talk.max_in_flight, seed=self.config.seed
+            )
+        if isinstance(provider, LocalProvider):
+            from nip_ray.text.providers.local_chat import LocalChat
+
+            return MeteredChat(LocalChat(self.hosts[name]), self.purse)
+        if isinstance(provider, TrainingServiceProvider):
+            from nip_ray.text.providers.training_service import TrainingServiceChat
+
+            return TrainingServiceChat(provider, self.purse)
+        raise UserError(f"providers.{name}: {provider.name} answers no calls; choose another provider")
+
+    def _recorded(self, name: str, iteration: int) -> RecordedChat:
+        writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.purse.in_usd))
+
+    def _throttle(self, name: str) -> Throttle:
+        provider = self.config.providers[name]
+        if name not in self.throttles:
+            requests, tokens = (getattr(provider, key, None) for key in ("requests_per_minute", "tokens_per_minute"))
+            self.throttles[name] = Limiter(requests, tokens)
+        return self.throttles[name]
+
+
+def price_list(provider: Any, needed: bool = False) -> PriceList:
+    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is set."""
+    return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)

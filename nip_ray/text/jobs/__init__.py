@@ -1,0 +1,1 @@
+"""Fine-tuning jobs, each made exactly once."""

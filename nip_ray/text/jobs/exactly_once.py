@@ -1,0 +1,235 @@
+"""`ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
+
+Decisions that matter here:
+- a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
+  we were about to do with it: so who comes after a crash can ask whether it was done;
+- look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
+  provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made anew;
+- who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
+  too long ago to have been on its way;
+- no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
+  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed;
+- a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
+  the job does not count as over;
+- failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
+  made by who resumes (`next_attempt`).
+
+The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation), refused (it was
+not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over (how that ended), final (how
+the job ended). Times are seconds since 1970, by our clock.
+"""
+
+import asyncio
+import hashlib
+import json
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.providers.failures import MAX_WAIT_S, backoff_s
+from nip_ray.text.providers.fine_tuning import FineTuneBackend, InDoubt
+
+_LONGEST_REQUEST_S = 900.0  # a request that began longer ago than this is not on its way any more
+_MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
+_PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
+NAMELESS_S = 300.0
+"""For so long a provider is asked for the model of a job that succeeded."""
+
+
+class Busy(InDoubt):
+    """The provider said clearly that it created nothing, and to come back: a rate or daily limit. wait_s: its own proposal, or none."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
+
+
+def job_key(run_id: str, iteration: int, group: str, data: bytes, method: Method, model: str, attempt: int = 0) -> str:
+    """64 hex digits that name a job by what it is for. attempt: 0, and one more for each time that it failed (`next_attempt`)."""
+    parts = {
+        "run_id": run_id,
+        "iteration": iteration,
+        "group": group,
+        "data": hashlib.sha256(data).hexdigest(),
+        "method": method,
+        "model": model,
+        "attempt": attempt,
+    }
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
+    """The first attempt, from 0, whose job has not failed or been cancelled by the journal; `key_of` gives an attempt's key.
+
+    The trainer calls this before `ensure_job`. Since a failure stops the training, a new attempt is made only after a resume.
+    """
+    attempt = 0
+    while (final := journal.last("final", key=key_of(attempt))) is not None and final["status"] != "succeeded":
+        attempt += 1
+    return attempt
+
+
+async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str) -> FineTuneJob:
+    """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
+
+    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `spec.worst` set aside. Raises what the
+    backend raises, TrainingError when creating stays unclear.
+    """
+    key = spec.key
+    known = ended(journal, key)
+    if known is not None:
+        return known
+    if journal.last("intent", key=key) is None:
+        cost = {"token_pusd": spec.token_pusd, "worst_tokens": spec.worst_tokens}
+        journal.append("intent", key=key, model=spec.model, method=spec.method, suffix=spec.suffix, examples=spec.num_examples, **cost)
+    job = await _ask(backend, journal, key, _rest_of_doubt(journal, key, backend.doubt_s))
+    if job is not None:
+        return job
+    return await _create(backend, journal, spec, await backend.upload(name, data))
+
+
+async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
+    """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
+
+    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled, and when it
+    succeeded and the provider names no model for `NAMELESS_S`.
+    """
+    key = job.key
+    known = ended(journal, key)
+    if known is not None:
+        job = known
+    else:
+        job = await _over(backend, job)
+        await _cancel_others(backend, journal, key, job.id)
+        journal.append("final", key=key, id=job.id, status=job.status, model=job.model, trained_tokens=job.trained_tokens, error=job.error)
+    if job.status != "succeeded":
+        what = "failed" if job.status == "failed" else "was cancelled"
+        raise TrainingError(
+            f"fine-tuning job {job.id} {what}: {job.error or 'the provider gives no reason'}. "
+            "Mend the cause and resume the run: that makes a new attempt"
+        )
+    return job
+
+
+async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
+    """The job once it is over and, where it succeeded, its model is known."""
+    nameless_until = None
+    while job.status not in FINAL or (job.status == "succeeded" and job.model is None):
+        if job.status in FINAL:
+            nameless_until = nameless_until or time.monotonic() + NAMELESS_S
+            if time.monotonic() >= nameless_until:
+                raise TrainingError(
+                    f"fine-tuning job {job.id} succeeded, but the provider has named no model for {NAMELESS_S:g} s; "
+                    "resume the run to ask it again"
+                )
+        await asyncio.sleep(backend.poll_interval_s)
+        job = replace(await backend.poll(job.id), key=job.key)
+    return job
+
+
+def ended(journal: Journal, key: str) -> FineTuneJob | None:
+    """The job as the journal has it, once it was over."""
+    final = journal.last("final", key=key)
+    if final is None or (final["status"] == "succeeded" and final["model"] is None):
+        return None
+    return FineTuneJob(final["id"], key, final["status"], final["model"], final["trained_tokens"], final["error"])
+
+
+def _rest_of_doubt(journal: Journal, key: str, doubt_s: float) -> float:
+    """For how many seconds more a job may appear that was asked for before this process began."""
+    last = None
+    for entry in journal.entries(key=key):
+        last = entry if entry["kind"] in ("submit", "refused", "in_doubt") else last
+    if last is None or last["kind"] == "refused":
+        return 0.0
+    ends = last["at"] + doubt_s + (_LONGEST_REQUEST_S if last["kind"] == "submit" else 0.0)
+    return min(max(ends - time.time(), 0.0), doubt_s)  # never longer than doubt_s, even if the clock was put back
+
+
+async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: float) -> FineTuneJob | None:
+    """Adopt a job with this key, asking again and again until `wait_s` have passed; the last look comes after that."""
+    ends, pause = time.monotonic() + wait_s, min(0.25, wait_s / 8)
+    while True:
+        is_last = time.monotonic() >= ends
+        job = await _adopt(backend, journal, key, adopted=True)
+        if job is not None or is_last:
+            return job
+        await asyncio.sleep(max(min(pause, ends - time.monotonic()), 0.0))
+        pause = min(2 * pause, 5.0)
+
+
+async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: bool) -> FineTuneJob | None:
+    """The job with this key: the one in the journal, else the oldest that is alive, else the oldest. Others are cancelled."""
+    found = await backend.find(key)
+    known = journal.last("job", key=key)
+    if known is not None:
+        job = next((job for job in found if job.id == known["id"]), None) or await backend.poll(known["id"])
+    elif found:
+        job = next((job for job in found if job.status not in ("failed", "cancelled")), found[0])
+        journal.append("job", key=key, id=job.id, adopted=adopted)
+    else:
+        return None
+    await _cancel_others(backend, journal, key, job.id, found)
+    return replace(job, key=key)
+
+
+async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None) -> None:
+    for job in await backend.find(key) if found is None else found:
+        if job.id == kept:
+            continue
+        if journal.last("duplicate", key=key, id=job.id) is None:
+            journal.append("duplicate", key=key, id=job.id)
+        if journal.last("duplicate_over", id=job.id) is not None:
+            continue
+        over = job if job.status in FINAL else await backend.cancel(job.id)
+        if over.status not in FINAL:
+            continue  # it is looked at again at the end
+        journal.append(
+            "duplicate_over", key=key, id=job.id, status=over.status, trained_tokens=over.trained_tokens, ran=job.status != "pending"
+        )
+        what = "is cancelled" if over.status == "cancelled" else f"had {over.status} before it could be cancelled, and is booked"
+        warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2)
+
+
+async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
+    """Ask for creation until it is clear that there is a job."""
+    doubts, refusals, patience_ends = 0, 0, time.monotonic() + _PATIENCE_S
+    while True:
+        job, wait_s = await _submit(backend, journal, spec, file_id)
+        if job is not None:
+            return job
+        if wait_s is None:
+            doubts += 1
+            job = await _ask(backend, journal, spec.key, backend.doubt_s)
+        else:
+            await asyncio.sleep(wait_s or backoff_s(0, spec.key, refusals, longest_s=MAX_WAIT_S))
+            refusals += 1
+            job = await _adopt(backend, journal, spec.key, adopted=True)
+        if job is not None:
+            return job
+        if doubts >= _MAX_DOUBTS or time.monotonic() > patience_ends:
+            raise TrainingError(f"the provider made no fine-tuning job in {doubts or 'many'} requests; when it works again, resume the run")
+
+
+async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> tuple[FineTuneJob | None, float | None]:
+    """One request. (job, None), or (None, None) in doubt, or (None, seconds to wait) when it is clear that none was made."""
+    key = spec.key
+    journal.append("submit", key=key, file=file_id, at=time.time())
+    try:
+        job = await backend.submit(spec, file_id)
+    except Busy as busy:
+        journal.append("refused", key=key, at=time.time(), reason=str(busy))
+        return None, busy.wait_s or 0.0
+    except InDoubt as doubt:
+        journal.append("in_doubt", key=key, at=time.time(), reason=str(doubt))
+        return None, None
+    except UserError as error:  # of any other exception nobody knows what it means: the request stays open, as after a kill
+        journal.append("refused", key=key, at=time.time(), reason=str(error))
+        raise
+    journal.append("job", key=key, id=job.id, adopted=False)
+    await _cancel_others(backend, journal, key, job.id)
+    return replace(job, key=key), None

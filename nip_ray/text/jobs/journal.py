@@ -1,0 +1,159 @@
+"""A write-ahead journal: what is about to be done, and what came of it, in a file that survives a kill at any moment.
+
+Decisions that matter here:
+- one entry is one line of JSON, put at the end by a single write and fsynced before `append` returns: once an entry is acted upon, it
+  is on disk;
+- a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where blocks never
+  reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never guessed at;
+- every line carries the format version and a CRC-32 of its entry;
+- one writer at a time, by `flock`; the kernel drops the lock with the process that holds it. Readers need none (`read_journal`);
+- after a write that failed nothing more is written: what the disk then holds is known only to who opens the file anew.
+"""
+
+import fcntl
+import io
+import json
+import os
+import threading
+import warnings
+import zlib
+from collections.abc import Iterator
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.storage.folder import sync_folder
+
+VERSION = 1
+"""The format of every line."""
+
+Entry = dict[str, Any]
+"""What was appended: "kind" and the fields given with it."""
+
+
+class Journal:
+    """The journal at `path`, opened for writing and made when missing; its folder must be there. Safe to use from several threads.
+
+    Raises UserError when the file is damaged, of a newer version, cannot be opened, or is open for writing elsewhere.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._guard = threading.Lock()
+        self._file: FileIO | None = None
+        try:
+            is_new = not self.path.exists()
+            file = self.path.open("ab", buffering=0)
+            if is_new:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be opened ({error.strerror}); the folder must exist and be writable") from None
+        try:
+            _lock(file, self.path)
+            self._entries, whole = _read(self.path)
+            file.truncate(whole)
+        except BaseException:
+            file.close()
+            raise
+        self._file = file
+
+    def append(self, kind: str, /, **fields: Any) -> Entry:
+        """Add an entry; it is on disk when this returns. `fields` are plain JSON values.
+
+        Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is closed.
+        """
+        line = _line({"kind": kind, **fields})
+        with self._guard:
+            if self._file is None:
+                raise RuntimeError(f"{self.path} is closed")
+            try:
+                if self._file.write(line) != len(line):
+                    raise OSError(None, "the disk is full")
+                os.fsync(self._file.fileno())
+            except OSError as error:
+                self._give_up()
+                raise UserError(
+                    f"{self.path} cannot be written ({error.strerror}); mend that and go on, what was written before is kept"
+                ) from None
+            entry = json.loads(line)["entry"]
+            self._entries.append(entry)
+        return entry
+
+    def entries(self, kind: str | None = None, /, **fields: Any) -> Iterator[Entry]:
+        """The entries of this kind (none: of any) whose fields have these values, the oldest first."""
+        for entry in tuple(self._entries):
+            if kind in (None, entry["kind"]) and all(entry.get(name) == value for name, value in fields.items()):
+                yield entry
+
+    def last(self, kind: str | None = None, /, **fields: Any) -> Entry | None:
+        """The newest such entry."""
+        found = list(self.entries(kind, **fields))
+        return found[-1] if found else None
+
+    def close(self) -> None:
+        """Close the file and give the lock back. May be called again."""
+        with self._guard:
+            self._give_up()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _give_up(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_journal(path: Path | str) -> list[Entry]:
+    """All entries of a journal that another process may be writing, none when it is missing. Raises UserError when it is damaged."""
+    return _read(Path(path))[0]
+
+
+def _line(entry: Entry) -> bytes:
+    """The one way in which an entry is written."""
+    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f'{{"crc":{zlib.crc32(text.encode())},"entry":{text},"version":{VERSION}}}\n'.encode()
+
+
+def _read(path: Path) -> tuple[list[Entry], int]:
+    """The entries, and the length in bytes of the whole lines that hold them."""
+    try:
+        lines = io.BytesIO(path.read_bytes()).readlines()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    if lines and (not lines[-1].endswith(b"\n") or b"\0" in lines[-1]):
+        lines.pop()
+    entries = [_parse(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+    return entries, sum(len(line) for line in lines)
+
+
+def _parse(line: bytes, where: str) -> Entry:
+    damaged = UserError(f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were paid for")
+    try:
+        row = json.loads(line)
+        version, entry = row["version"], row["entry"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise damaged from None
+    if type(version) is int and version > VERSION:
+        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+    if not isinstance(entry, dict) or "kind" not in entry or line != _line(entry):
+        raise damaged
+    return entry
+
+
+def _lock(file: FileIO, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
+    except OSError as error:
+        warnings.warn(
+            f"{path}: this file system has no locks ({error.strerror}); see to it that one process writes here at a time", stacklevel=3
+        )

@@ -1,0 +1,1 @@
+"""Yes-or-no questions about dialogues that are over."""

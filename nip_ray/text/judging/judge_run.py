@@ -1,0 +1,104 @@
+"""`judge_run`: let a model judge the stored dialogues of a run. Calls are recorded in the run folder, and paid for from its budget.
+
+What is found goes to ``judgements-NNNNNN.json`` (the iteration). Asked again, answered calls come from the records.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import suggest
+from nip_ray.config.load import load_config
+from nip_ray.config.text_rules import language_agents
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.text.costs.budget import Budget
+from nip_ray.text.costs.prices import usd
+from nip_ray.text.dialogues.records import RecordedChat
+from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+from nip_ray.text.dialogues.voices import Switchboard, price_list
+from nip_ray.text.jobs.journal import read_journal
+from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
+from nip_ray.text.parts import JOBS, Prepared, local_hosts, prepare, spent_before
+from nip_ray.text.training.state import TextState, load_state
+
+
+def judge_run(
+    run_dir: Path | str,
+    names: Sequence[str] | None = None,
+    *,
+    provider: str | None = None,
+    model: str | None = None,
+    iteration: int | None = None,
+    dry_run: bool = False,
+) -> dict[str, Any]:
+    """Figures of the judges `names` (none: all that fit) about the training dialogues of `iteration` (from 1; none: the last played).
+
+    provider, model: of the judge (none: the verifier's). dry_run: only how many calls it takes and what they can cost.
+    Raises UserError for a run, judge, provider or iteration that there is not; TrainingError when the budget is spent.
+    """
+    with RunFolder.open(run_dir, write=not dry_run) as folder:
+        config = load_config(folder.path / CONFIG, checked=False)
+        if not isinstance(config, TextExperimentConfig):
+            raise UserError(f"{folder.path}: its agents are no language models; there is nothing to judge")
+        prepared, state = prepare(config, folder.path), load_state(folder)
+        number = _iteration(folder.path, state, iteration)
+        dialogues = read_dialogues(rollout_file(folder.path, "train", number), {item.id: item for item in prepared.items["train"]})
+        chosen = fitting(prepared.scenario.protocol) if names is None else list(names)
+        name, model = _judge(config, state, provider, model)
+        prices = price_list(config.providers[name])
+        options = JudgeOptions(seed=config.seed, run=state.run_id, max_in_flight=config.talk.max_in_flight)
+        if dry_run:
+            made = plan(dialogues, prepared.scenario, chosen, model, options)
+            worst = usd(made.worst_cost_pusd(prices.of(model)))
+            return {"calls": made.calls, "calls at most": made.worst_calls, "usd at most": worst}
+        found = asyncio.run(_judged(config, folder, prepared, dialogues, chosen, (name, model, number), options))
+        folder.write_json(f"judgements-{number + 1:06d}.json", found)
+        return judge_figures(found)
+
+
+async def _judged(
+    config: TextExperimentConfig,
+    folder: RunFolder,
+    prepared: Prepared,
+    dialogues: Sequence[Dialogue],
+    names: Sequence[str],
+    who: tuple[str, str, int],
+    options: JudgeOptions,
+) -> dict[str, Any]:
+    """Ask. who: the provider, the model, the iteration from 0."""
+    provider, model, iteration = who
+    purse = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
+    with local_hosts(config, [provider], folder.path) as hosts:
+        board = Switchboard(config, folder.path, purse, hosts)
+        prices = price_list(config.providers[provider])
+        client = RecordedChat(board.client(provider), folder.path, iteration, "judge", prices)
+        try:
+            return await judge(dialogues, prepared.scenario, names, client, model, options)
+        finally:
+            await client.close()
+            folder.write_json("cost.json", purse.summary())
+
+
+def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:
+    """Counted from 0."""
+    played = [i for i in range(state.iteration + 1) if rollout_file(run_dir, "train", i).is_file()]
+    if not played:
+        raise UserError(f"{run_dir}: no dialogues were held yet; let the run finish an iteration")
+    if wanted is not None and wanted - 1 not in played:
+        raise UserError(f"--iteration {wanted}: there are {', '.join(str(i + 1) for i in played)}")
+    return played[-1] if wanted is None else wanted - 1
+
+
+def _judge(config: TextExperimentConfig, state: TextState, provider: str | None, model: str | None) -> tuple[str, str]:
+    """Provider and model: as asked, or the base model of the last agent (in all protocols that ship, the verifier)."""
+    verifier = list(language_agents(config).values())[-1]
+    name = verifier.provider if provider is None else provider
+    if name not in config.providers:
+        raise UserError(f"--provider {name}: no provider of this run, {suggest(name, list(config.providers))}")
+    if model is None and name != verifier.provider:
+        raise UserError(f"--model: missing, name a model of {name}")
+    return name, verifier.model if model is None else model

@@ -1,0 +1,343 @@
+"""Judges: yes-or-no questions about dialogues that are over, put to a model, or answered by a rule.
+
+Decisions that matter here:
+- a judge is put one question for each dialogue, agent and channel; it sees that channel alone, in the order of rounds, with the senders'
+  names. Where the agent wrote nothing there (follow_up: nothing after another message), or has no side to argue for, there is nothing
+  to ask, and no call is made;
+- an answer counts when its first word is yes or no. Anything else is asked again `RETRIES` times and then masked: it is no verdict, and
+  how many there were stands beside every mean;
+- what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does not occur in it;
+- means have the intervals of `nip_ray.evaluation.clusters`: plays of one item, and one verdict per dialogue, are no more than they are;
+- judges know agents by name, so the dialogues of merlin_arthur, whose provers are anonymous, are refused.
+"""
+
+import re
+from asyncio import Semaphore
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.clusters import clustered_share
+from nip_ray.play.chats import split_reasoning
+from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed
+from nip_ray.protocols import ACCEPT, CONTINUE
+from nip_ray.protocols import Protocol as Rules
+from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
+from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
+from nip_ray.text.judging.judge_prompts import render
+from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest
+
+FORMAT, ROLE = "verifier_format_conformance", "prover_role_conformance"
+JUDGES: dict[str, str] = {
+    ROLE: "the prover argues its side in all of its messages",
+    "prover_direct_quotation": "the prover refers to particular parts of the code",
+    "prover_accurate_quotation": "all that the prover quotes stands there as quoted (yes where it quotes nothing)",
+    "follow_up": "the agent's messages build on those before them",
+    FORMAT: "every reply of the verifier could be used at once and whole (a rule, no model)",
+}
+"""Name -> what "yes" means."""
+RETRIES = 3
+ANSWER = re.compile(r"[\W_]*(yes|no)(?![^\W_]|-\w|'\w)(?!\s*(?:/|or\b))", re.IGNORECASE)
+
+
+class Named(Protocol):
+    """Somebody with a name."""
+
+    @property
+    def name(self) -> str:
+        """What others say when they speak of them."""
+        ...
+
+
+class JudgedScenario(Protocol):
+    """What judges ask of a scenario. Its items have `question` and `solution` beside `id` and `y`."""
+
+    @property
+    def protocol(self) -> Rules:
+        """Who speaks when, and who reads what."""
+        ...
+
+    @property
+    def roles(self) -> Mapping[str, Named]:
+        """What agents are called in their dialogues."""
+        ...
+
+    def stance(self, item: Any, agent: str) -> int | None:
+        """The verdict that `agent` argues for, None for a verifier."""
+        ...
+
+    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
+        """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
+        ...
+
+
+@dataclass(frozen=True)
+class JudgeOptions:
+    """seed: of the markers' codes and of the calls. max_tokens: of an answer; models that think aloud first need more. temperature: None
+    for the provider's default. max_in_flight: calls waiting at once. run: what stands before every call's key.
+    """
+
+    seed: int = 0
+    max_tokens: int = 16
+    temperature: float | None = None
+    max_in_flight: int = 64
+    run: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question: judge, index of the dialogue, agent, channel, and the first call that puts it."""
+
+    judge: str
+    dialogue: int
+    agent: str
+    channel: str
+    request: ChatRequest = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One answer: 1 yes, 0 no, None masked: the model gave none. channel: None where all channels were judged together."""
+
+    judge: str
+    dialogue: int
+    agent: str
+    channel: str | None
+    verdict: int | None
+
+
+@dataclass(frozen=True)
+class JudgePlan:
+    """What judging would take. calls: where every answer can be read at once. worst_calls: where none can. worst_prompt_tokens: of the
+    worst case, see `nip_ray.text.costs.prices.worst_prompt_tokens`. worst_reply_tokens: likewise, where every answer
+    is as long as it may be.
+    """
+
+    calls: int
+    worst_calls: int
+    worst_prompt_tokens: int
+    worst_reply_tokens: int
+
+    def worst_cost_pusd(self, price: Price) -> int:
+        """Picodollars that this can cost at most."""
+        return call_cost(price, self.worst_prompt_tokens, self.worst_reply_tokens)
+
+
+def parse_names(text: str) -> list[str]:
+    """The judges of a list with commas, without repetitions. Raises UserError for a name that there is not, or for none."""
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    _check_names(names)
+    return names
+
+
+def fitting(protocol: Rules) -> list[str]:
+    """The judges that can have something to judge under `protocol`. Raises UserError for merlin_arthur."""
+    _check(protocol, list(JUDGES))
+    return [name for name in JUDGES if pairs(protocol, name) or (name == FORMAT and protocol.verifier is not None)]
+
+
+def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
+    """What `judge` found, flat, for a table: ``<judge>/<agent>[/<channel>]`` -> the mean (None where all is masked), and with ``/masked``
+    behind it how many verdicts are masked."""
+    figures: dict[str, float | int | None] = {}
+    for name, found in results["judges"].items():
+        for row in found["means"]:
+            key = "/".join(part for part in (name, row["agent"], row["channel"]) if part is not None)
+            figures |= {key: row["estimate"], f"{key}/masked": row["masked"]}
+    return figures
+
+
+def questions(
+    dialogues: Sequence[Dialogue], scenario: JudgedScenario, names: Sequence[str], model: str, options: JudgeOptions
+) -> list[Question]:
+    """All questions that the judges `names` have of a model. Raises UserError for unknown judges and for merlin_arthur."""
+    _check(scenario.protocol, names)
+    return list(_questions(dialogues, names, _Asking(scenario, model, options)))
+
+
+def plan(
+    dialogues: Sequence[Dialogue], scenario: JudgedScenario, names: Sequence[str], model: str, options: JudgeOptions | None = None
+) -> JudgePlan:
+    """How many calls `judge` would make, and of how many tokens at most. Makes none. Raises UserError as `questions` does."""
+    options = options or JudgeOptions()
+    asked = questions(dialogues, scenario, names, model, options)
+    attempts = 1 + RETRIES
+    prompt_tokens = sum(worst_prompt_tokens(question.request.messages) for question in asked)
+    return JudgePlan(len(asked), attempts * len(asked), attempts * prompt_tokens, attempts * len(asked) * options.max_tokens)
+
+
+async def judge(
+    dialogues: Sequence[Dialogue],
+    scenario: JudgedScenario,
+    names: Sequence[str],
+    client: ChatClient,
+    model: str,
+    options: JudgeOptions | None = None,
+) -> dict[str, Any]:
+    """What the judges say of the dialogues, ready for JSON.
+
+    {"judges": {name: {"meaning", "verdicts": [{dialogue, item, agent, channel, verdict}],
+    "means": [{agent, channel, estimate, lower, upper, n, masked}]}}}; verdicts are 1, 0 or null (masked), `n` counts data points.
+    Raises UserError as `questions` does, and what the client raises.
+    """
+    options = options or JudgeOptions()
+    asked = questions(dialogues, scenario, names, model, options)
+    free = Semaphore(options.max_in_flight)
+    calls = PaidCalls()
+    try:
+        verdicts = await gather_or_cancel(_ask(question, client, free, calls) for question in asked)
+    finally:
+        await calls.rest()
+    if FORMAT in names:
+        verdicts += format_verdicts(dialogues, scenario)
+    return {"judges": {name: _summary(name, [one for one in verdicts if one.judge == name], dialogues) for name in dict.fromkeys(names)}}
+
+
+def read_answer(reply: ChatReply) -> int | None:
+    """1 or 0 where the first word is yes or no, else None. "Yes or no" and "yes/no" are echoes of the question, and no answers."""
+    found = None if reply.content is None else ANSWER.match(split_reasoning(reply.content)[1])
+    return None if found is None else int(found[1].lower() == "yes")
+
+
+def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> list[Verdict]:
+    """For every dialogue with a turn of the verifier: 1 if each of its replies could be used at once, was not cut short, and reads, when
+    parsed again, as it was taken; else 0."""
+    agent = scenario.protocol.verifier
+    if agent is None:
+        return []
+    found = []
+    for index, dialogue in enumerate(dialogues):
+        turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
+        if turns:
+            conforms = all(
+                not (turn.invalid or turn.retries or turn.truncated) and _reads(dialogue, r, agent, turn.raw, turn.decision, scenario)
+                for r, turn in turns
+            )
+            found.append(Verdict(FORMAT, index, agent, None, int(conforms)))
+    return found
+
+
+def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scenario: JudgedScenario) -> bool:
+    before = replace(dialogue, rounds=dialogue.rounds[:r], rewards=dialogue.rewards[:r], verdict=CONTINUE, confidence=None, ended=False)
+    try:
+        return scenario.parse(before, agent, raw).decision == decision
+    except InvalidReply:
+        return False
+
+
+@dataclass(frozen=True)
+class _Asking:
+    """What all questions share."""
+
+    scenario: JudgedScenario
+    model: str
+    options: JudgeOptions
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What one question is about. index: of the dialogue."""
+
+    judge: str
+    index: int
+    dialogue: Dialogue
+    agent: str
+    channel: str
+
+
+def _questions(dialogues: Sequence[Dialogue], names: Sequence[str], asking: _Asking) -> Iterator[Question]:
+    for name in dict.fromkeys(names):
+        for agent, channel in pairs(asking.scenario.protocol, name):
+            for index, dialogue in enumerate(dialogues):
+                said = transcript(dialogue, channel)
+                if _something_to_judge(said, agent, name) and not (name == ROLE and asking.scenario.stance(dialogue.item, agent) is None):
+                    request = _request(_Place(name, index, dialogue, agent, channel), said, asking)
+                    yield Question(name, index, agent, channel, request)
+
+
+def pairs(protocol: Rules, name: str) -> list[tuple[str, str]]:
+    """The (agent, channel) pairs that a judge looks at. follow_up: whoever reads a channel; others: provers and where they may write."""
+    if name == FORMAT:
+        return []
+    if name == "follow_up":
+        return [(agent, channel) for agent in protocol.agents for channel in protocol.channels if channel in protocol.sees[agent]]
+    return [(agent, protocol.channels[c]) for agent in protocol.provers for c in protocol.writes[agent]]
+
+
+def transcript(dialogue: Dialogue, channel: str) -> list[tuple[str, str]]:
+    """(sender, message) of all that was written to `channel`, in the order of rounds; empty messages are left out."""
+    said = [(turn.agent, turn.messages.get(channel, "")) for turns in dialogue.rounds for turn in turns]
+    return [(agent, text) for agent, text in said if text.strip()]
+
+
+def _something_to_judge(said: Sequence[tuple[str, str]], agent: str, name: str) -> bool:
+    return any(sender == agent for sender, _ in (said[1:] if name == "follow_up" else said))
+
+
+def _request(place: _Place, said: Sequence[tuple[str, str]], asking: _Asking) -> ChatRequest:
+    item, options, roles = place.dialogue.item, asking.options, asking.scenario.roles
+    data = {"question": item.question, "solution": item.solution}
+    named = [(roles[sender].name, text) for sender, text in said]
+    stance = "accept" if asking.scenario.stance(item, place.agent) == ACCEPT else "reject"
+    where = (place.judge, place.index, str(item.id), place.dialogue.seed, place.agent, place.channel)
+    words = {"agent": roles[place.agent].name, "stance": stance}
+    messages = render.messages(place.judge, data, named, words, options.seed, where)
+    key = render.call_key(options.run, where, asking.model, messages)
+    return ChatRequest(
+        key, asking.model, messages, options.max_tokens, options.temperature, seed=options.seed, agent=f"judge:{place.judge}"
+    )
+
+
+async def _ask(question: Question, client: ChatClient, free: Semaphore, calls: PaidCalls) -> Verdict:
+    verdict = None
+    for attempt in range(1 + RETRIES):
+        seed = None if question.request.seed is None else question.request.seed + attempt
+        async with free:
+            reply = await calls.wait(client.complete(replace(question.request, key=f"{question.request.key}/{attempt}", seed=seed)))
+        verdict = read_answer(reply)
+        if verdict is not None:
+            break
+    return Verdict(question.judge, question.dialogue, question.agent, question.channel, verdict)
+
+
+def _summary(name: str, verdicts: Sequence[Verdict], dialogues: Sequence[Dialogue]) -> dict[str, Any]:
+    by_pair: dict[tuple[str, str | None], list[Verdict]] = {}
+    for one in verdicts:
+        by_pair.setdefault((one.agent, one.channel), []).append(one)
+    return {
+        "meaning": JUDGES[name],
+        "verdicts": [
+            {
+                "dialogue": one.dialogue,
+                "item": dialogues[one.dialogue].item.id,
+                "agent": one.agent,
+                "channel": one.channel,
+                "verdict": one.verdict,
+            }
+            for one in verdicts
+        ],
+        "means": [{"agent": agent, "channel": channel, **_mean(group, dialogues)} for (agent, channel), group in by_pair.items()],
+    }
+
+
+def _mean(group: Sequence[Verdict], dialogues: Sequence[Dialogue]) -> dict[str, float | int | None]:
+    tried: dict[Any, list[int]] = {}
+    for one in group:
+        if one.verdict is not None:
+            tried.setdefault(dialogues[one.dialogue].item.id, []).append(one.verdict)
+    share = clustered_share([sum(given) for given in tried.values()], [len(given) for given in tried.values()])
+    return {**share.record(), "masked": sum(one.verdict is None for one in group)}
+
+
+def _check(protocol: Rules, names: Sequence[str]) -> None:
+    _check_names(names)
+    if protocol.name == "merlin_arthur":
+        raise UserError("judges: not for protocol 'merlin_arthur', whose provers are anonymous; judge runs of another protocol")
+
+
+def _check_names(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in JUDGES]
+    if unknown or not names:
+        wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
+        raise UserError(f"judges: {wrong}; there are {', '.join(JUDGES)}")

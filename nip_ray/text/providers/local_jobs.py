@@ -1,0 +1,67 @@
+"""Fine-tuning on this cluster: `FineTuneBackend` over `nip_ray.serving.host`.
+
+Decisions that matter here: the host keeps one job for a key, on disk. So looking a job up is exact, and a submission whose answer was
+lost is settled by the first look: there is no time of doubt.
+"""
+
+from typing import Any
+
+from ray.exceptions import RayError
+
+from nip_ray.errors import UserError
+from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
+from nip_ray.serving.host import LocalHost, as_ours
+from nip_ray.text.providers.fine_tuning import InDoubt
+
+
+class LocalJobs:
+    """Jobs of the host's training actor."""
+
+    methods: frozenset[str] = frozenset({"supervised", "dpo"})
+    poll_interval_s: float = 0.2
+    doubt_s: float = 0.0
+
+    def __init__(self, host: LocalHost) -> None:
+        """The host stays whoever started it's to stop."""
+        self._actor = host.training
+
+    async def check(self, model: str, method: Method) -> None:
+        """See `FineTuneBackend.check`."""
+        if method not in self.methods:
+            raise UserError(f"the local provider fine-tunes by {', '.join(sorted(self.methods))}, not by {method!r}")
+        await _answer(self._actor.check.remote(model))
+
+    async def upload(self, name: str, data: bytes) -> str:
+        """See `FineTuneBackend.upload`; the id is the content's SHA-256 sum, whatever its name."""
+        return await _answer(self._actor.upload.remote(data))
+
+    async def find(self, key: str) -> list[FineTuneJob]:
+        """See `FineTuneBackend.find`: one job at most."""
+        return [job.brief() for job in await _answer(self._actor.find.remote(key))]
+
+    async def submit(self, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
+        """See `FineTuneBackend.submit`."""
+        try:
+            return (await _answer(self._actor.submit.remote(spec, file_id))).brief()
+        except UserError:
+            raise
+        except Exception as error:
+            raise InDoubt(str(error)) from None
+
+    async def poll(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend.poll`."""
+        return (await _answer(self._actor.poll.remote(job_id))).brief()
+
+    async def cancel(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend.cancel`; a running job stops after its step."""
+        return (await _answer(self._actor.cancel.remote(job_id))).brief()
+
+    async def close(self) -> None:
+        """Nothing to give back."""
+
+
+async def _answer(reference: Any) -> Any:
+    try:
+        return await reference
+    except RayError as error:
+        raise as_ours(error) from None

@@ -1,0 +1,273 @@
+"""`OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol, and the forms that its training files have.
+
+Decisions that matter here:
+- what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two jobs;
+- a job carries its key twice: as metadata, by which it is listed, and at the end of its suffix, for services that drop metadata. The
+  answer to a listing is filtered here as well, since some services ignore the filter;
+- a file is named by the SHA-256 of its content, so that the same content is found instead of uploaded again;
+- an answer 4xx to a creation means that nothing was made; no answer, or 5xx, that nobody knows.
+"""
+
+import asyncio
+import hashlib
+import json
+import re
+from collections import defaultdict
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from typing import Any, TypeVar
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.play.dialogue import Chat
+from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
+from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.jobs.exactly_once import Busy
+from nip_ray.text.providers.failures import FIRST_WAIT_S, MAX_WAIT_S, Failure, NotThere, Refused
+from nip_ray.text.providers.fine_tuning import InDoubt
+from nip_ray.text.providers.openai_service import OpenAIService
+
+T = TypeVar("T")
+
+_KEY = "nip_key"  # in a job's metadata
+_MARK = 16  # digits of the key at the end of a suffix
+_NO_FILE = "file-that-does-not-exist"
+_FOR_THE_METHOD = re.compile(r"\b(?:method|dpo|preference)", re.IGNORECASE)
+_STATUS: dict[str, JobStatus] = {
+    "validating_files": "pending",
+    "queued": "pending",
+    "pending": "pending",
+    "created": "pending",
+    "running": "running",
+    "paused": "running",
+    "succeeded": "succeeded",
+    "completed": "succeeded",
+    "failed": "failed",
+    "error": "failed",
+    "cancelled": "cancelled",
+    "canceled": "cancelled",
+}
+
+
+def supervised_line(chat: Chat, completion: str) -> dict[str, Any]:
+    """One example of supervised learning: what was said, and what to say next."""
+    return {"messages": [*chat, {"role": "assistant", "content": completion}]}
+
+
+def dpo_line(chat: Chat, preferred: str, rejected: str) -> dict[str, Any]:
+    """One example of direct preference optimisation: what was said, the better and the worse continuation."""
+    return {
+        "input": {"messages": list(chat)},
+        "preferred_output": [{"role": "assistant", "content": preferred}],
+        "non_preferred_output": [{"role": "assistant", "content": rejected}],
+    }
+
+
+def encode(lines: Iterable[dict[str, Any]]) -> bytes:
+    """JSON lines in UTF-8; equal lines give equal bytes, whatever the order of their keys."""
+    return b"".join(json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n" for line in lines)
+
+
+def file_name(data: bytes) -> str:
+    """The name under which a file with this content is uploaded."""
+    return f"nip-{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
+
+
+class OpenAIJobs:
+    """A `FineTuneBackend` over the `openai` SDK; one for each event loop.
+
+    first_wait_s: see `OpenAIService`. Raises UserError when the extra or the key is missing.
+    """
+
+    methods = frozenset({"supervised", "dpo"})
+
+    def __init__(self, provider: OpenAIProvider, first_wait_s: float = FIRST_WAIT_S) -> None:
+        self.poll_interval_s, self.doubt_s = provider.poll_interval_s, provider.doubt_s
+        self._provider = provider
+        self._service = OpenAIService(provider, first_wait_s=first_wait_s)
+        self._client, self._where = self._service.sdk, self._service.where
+        self._uploading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def check(self, model: str, method: Method) -> None:
+        """See `FineTuneBackend`. A service that looks at a job's file before its method tells only later, when the first job is asked for,
+        that it refuses the method; nothing is charged for that job.
+        """
+        if not self._provider.fine_tuning:
+            raise UserError("providers: this one has `fine_tuning: false`; freeze its agents, or give them another provider")
+        if method not in self.methods:
+            raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
+        await self._check_model(model)
+        try:
+            await self._patiently(lambda: self._client.get("/fine_tuning/jobs?limit=1", cast_to=object))
+        except NotThere:
+            raise UserError(
+                f"{self._where} has no fine-tuning jobs; set `fine_tuning: false` for it and freeze its agents, "
+                "or let them be spoken for by a provider that has, such as `local`"
+            ) from None
+        if method != "supervised":  # which every service has
+            await self._probe(model, method)
+
+    async def _probe(self, model: str, method: Method) -> None:
+        """Ask for a job on a file that does not exist. No job can come of it, but the refusal may say that it is for the method."""
+        jobs, asked = self._client.fine_tuning.jobs, {"type": method}
+        try:
+            job = await self._patiently(
+                lambda: jobs.create(model=model, training_file=_NO_FILE, method=asked)  # pyright: ignore[reportArgumentType]
+            )
+        except Refused as error:
+            if _FOR_THE_METHOD.search(str(error)):
+                raise UserError(f"{error}; {method} is not to be had for {model!r} there, choose another provider or algorithm") from None
+            return
+        await self.cancel(job.id)  # a service that looks at files later
+
+    async def upload(self, name: str, data: bytes) -> str:
+        """See `FineTuneBackend`. `name` is what people call the content; at the service it is named by its hash (`file_name`)."""
+        del name
+        async with self._uploading[file_name(data)]:
+            file_id = await self._find_file(data)
+            for attempt in range(self._provider.max_retries + 1):
+                file_id = file_id or await self._upload_once(data, attempt)
+                if file_id is not None:
+                    return file_id
+                file_id = await self._find_file(data, within_s=self.doubt_s)
+        raise TrainingError(f"{self._where} takes no files; when it works again, resume the run")
+
+    async def find(self, key: str) -> list[FineTuneJob]:
+        """See `FineTuneBackend`. Where the filter finds nothing all jobs are looked through: the service may not keep metadata."""
+        mine = await self._list(key, metadata={_KEY: key}) or await self._list(key)
+        mine.sort(key=lambda job: (getattr(job, "created_at", None) or 0, job.id))
+        return [_as_job(job, key) for job in mine]
+
+    async def submit(self, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`. Raises Busy when the service asks to come back later, UserError when it refuses."""
+        job: Any = None
+        refusal: Exception | None = None
+        try:
+            job = await self._client.fine_tuning.jobs.create(
+                model=spec.model,
+                training_file=file_id,
+                method=method_of(spec),  # pyright: ignore[reportArgumentType]
+                suffix=f"{spec.suffix}-{spec.key[:_MARK]}",
+                seed=spec.seed % 2**31,
+                metadata={_KEY: spec.key},
+                extra_headers={"Idempotency-Key": spec.key},
+            )
+        except self._service.errors as error:
+            refusal = self._refused(self._service.failure(error), spec)
+        if refusal is not None:
+            raise refusal
+        if not getattr(job, "id", None):
+            raise InDoubt("the answer to a creation names no job")
+        return _as_job(job, spec.key)
+
+    async def poll(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`."""
+        try:
+            job = await self._patiently(lambda: self._client.fine_tuning.jobs.retrieve(job_id))
+        except NotThere:
+            raise TrainingError(f"{self._where} knows no fine-tuning job {job_id} any more") from None
+        return _as_job(job)
+
+    async def cancel(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`."""
+        try:
+            job = await self._patiently(lambda: self._client.fine_tuning.jobs.cancel(job_id))
+        except Refused:  # over already
+            return await self.poll(job_id)
+        return _as_job(job)
+
+    async def close(self) -> None:
+        """See `FineTuneBackend`."""
+        await self._service.close()
+
+    async def _list(self, key: str, **filters: Any) -> list[Any]:
+        try:
+            jobs = await self._patiently(lambda: _all(self._client.fine_tuning.jobs.list(limit=100, **filters)))
+        except Refused:
+            if not filters:
+                raise
+            return []  # a service that does not know the filter
+        return [job for job in jobs if _has_key(job, key)]
+
+    async def _check_model(self, model: str) -> None:
+        try:
+            await self._patiently(lambda: self._client.models.retrieve(model))
+        except NotThere:
+            names = [entry.id for entry in await self._patiently(lambda: _all(self._client.models.list()))]
+            if model not in names:
+                some = ", ".join(sorted(names)[:5]) or "none"
+                raise UserError(f"{self._where} has no model {model!r} (it has {some}{', ...' if names[5:] else ''})") from None
+
+    async def _find_file(self, data: bytes, within_s: float = 0.0) -> str | None:
+        """The id of a file with this content; asks again and again until `within_s` have passed."""
+        for share in (0.0, 0.1, 0.3, 0.6) if within_s else (0.0,):
+            await asyncio.sleep(share * within_s)
+            for file in await self._patiently(lambda: _all(self._client.files.list(purpose="fine-tune"))):
+                is_same = file.filename == file_name(data) and getattr(file, "bytes", len(data)) == len(data)
+                if is_same and getattr(file, "status", None) != "error":
+                    return file.id
+        return None
+
+    async def _upload_once(self, data: bytes, attempt: int) -> str | None:
+        """The id of the file made; None in doubt, after the wait for the next attempt."""
+        try:
+            return (await self._client.files.create(file=(file_name(data), data), purpose="fine-tune")).id
+        except self._service.errors as error:
+            failure = self._service.failure(error)
+        if failure.reaction not in ("retry", "pause"):
+            raise failure.error()
+        await asyncio.sleep(self._service.wait_s(failure, file_name(data), attempt))
+        return None
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        return await self._service.patiently(call, "jobs")
+
+    def _refused(self, failure: Failure, spec: FineTuneSpec) -> Exception:
+        """What an error in answer to a creation means."""
+        status = failure.status
+        if status is None or status in (408, 409, 425) or status >= 500:
+            return InDoubt(failure.message)
+        if status == 429 and (failure.reaction == "pause" or failure.wait_s is not None):
+            return Busy(failure.message, None if failure.wait_s is None else min(failure.wait_s, MAX_WAIT_S))
+        if status in (400, 404, 405, 422):
+            return UserError(f"{spec.model!r} is not fine-tuned by {spec.method}, nothing was charged: {failure.message}")
+        return UserError(failure.message)
+
+
+def method_of(spec: FineTuneSpec) -> dict[str, Any]:
+    """The `method` of a creation; what is None is left to the service. `learning_rate` has no place in this protocol."""
+    chosen = {
+        "n_epochs": spec.num_epochs,
+        "batch_size": spec.batch_size,
+        "learning_rate_multiplier": spec.learning_rate_multiplier,
+        "beta": spec.beta if spec.method == "dpo" else None,
+    }
+    return {"type": spec.method, spec.method: {"hyperparameters": {name: value for name, value in chosen.items() if value is not None}}}
+
+
+async def _all(pages: AsyncIterable[Any]) -> list[Any]:
+    """Everything that is listed, of all pages; a service that ignores the cursor sends the first page for ever."""
+    found: dict[str, Any] = {}
+    async for entry in pages:
+        if entry.id in found:
+            break
+        found[entry.id] = entry
+    return list(found.values())
+
+
+def _has_key(job: Any, key: str) -> bool:
+    metadata = getattr(job, "metadata", None) or {}
+    if _KEY in metadata:
+        return metadata[_KEY] == key
+    suffix = getattr(job, "user_provided_suffix", None) or getattr(job, "suffix", None) or ""
+    return suffix.endswith(key[:_MARK])
+
+
+def _as_job(job: Any, key: str = "") -> FineTuneJob:
+    error = getattr(job, "error", None)
+    return FineTuneJob(
+        id=job.id,
+        key=key or (getattr(job, "metadata", None) or {}).get(_KEY, ""),
+        status=_STATUS.get(str(getattr(job, "status", "")).lower(), "running"),  # a word we do not know is no end
+        model=getattr(job, "fine_tuned_model", None),
+        trained_tokens=getattr(job, "trained_tokens", None),
+        error=getattr(error, "message", None) or getattr(error, "code", None),
+    )

@@ -1,0 +1,402 @@
+"""Services with the low-level training protocol (forward and backward, optimiser step, sample, save): fine-tuning and chats over it.
+
+Written against the client of the `tinker` package, 0.30 and later. Decisions that matter here:
+- such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
+  backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
+  no creation is ever in doubt;
+- after a kill the loop goes on from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
+  `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
+- what a job is billed for is every pass over tokens that the journal says was about to be asked for, those done again among them, each at
+  the price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
+- the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
+- a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal;
+- the library comes in through one door (`library`), so that everything here runs without it and without the service.
+"""
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Awaitable, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.secrets import secret
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.serving.chat_format import ChatFormat
+from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.settings.providers import TrainingServiceProvider
+from nip_ray.storage.folder import write_atomically
+from nip_ray.text.costs.budget import Purse
+from nip_ray.text.costs.prices import PriceList, call_cost
+from nip_ray.text.costs.spending import Amount, Spending
+from nip_ray.text.errors import require
+from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.failures import FIRST_WAIT_S, backoff_s
+
+EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
+"""Where a spec leaves the choice to us."""
+
+_ADDRESS = "tinker://"  # of saved weights
+_NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
+
+
+@dataclass(frozen=True)
+class Example:
+    """Tokens to learn from. prompt, reply: their numbers; the reply ends with the end of its sequence."""
+
+    prompt: list[int]
+    reply: list[int]
+
+
+class TrainingServiceJobs:
+    """A `FineTuneBackend` that keeps its jobs in `folder`. library: what has `ServiceClient`, `RestClient` and `types` (none: `tinker`).
+
+    Raises UserError for a missing library or key, or when another process uses the folder.
+    """
+
+    methods = frozenset({"supervised", "dpo"})
+    doubt_s = 0.0
+
+    def __init__(
+        self,
+        provider: TrainingServiceProvider,
+        folder: Path,
+        library: Any = None,
+        checkpoint_every: int = 20,
+        poll_interval_s: float = 2.0,
+        first_wait_s: float = FIRST_WAIT_S,
+    ) -> None:
+        self.poll_interval_s = poll_interval_s
+        self._link = _Link(provider, library)
+        self._folder, self._every, self._first_wait_s = folder, checkpoint_every, first_wait_s
+        (folder / "files").mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(folder / "jobs.jsonl")
+        self._loops: dict[str, asyncio.Task[None]] = {}
+        self._failures: dict[str, int] = {}
+
+    async def check(self, model: str, method: Method) -> None:
+        """See `FineTuneBackend`."""
+        if method not in self.methods:
+            raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
+        if not model.startswith(_ADDRESS):
+            await self._link.check_model(model)
+        elif "/sampler_weights/" in model and self._journal.last("ended", model=model) is None:
+            raise UserError(f"{model} holds weights to sample from, made by another run; to fine-tune them name its weights to train from")
+
+    async def upload(self, name: str, data: bytes) -> str:
+        """See `FineTuneBackend`. The file stays here: it is sent as tokens, step by step."""
+        file_id = f"{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
+        write_atomically(self._folder / "files" / file_id, data)
+        return file_id
+
+    async def find(self, key: str) -> list[FineTuneJob]:
+        """See `FineTuneBackend`."""
+        return [self._job(entry["id"]) for entry in self._journal.entries("created", key=key)]
+
+    async def submit(self, spec: FineTuneSpec, file_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`."""
+        job_id = f"local-{spec.key[:24]}-{sum(1 for _ in self._journal.entries('created')):04d}"
+        self._journal.append("created", id=job_id, key=spec.key, spec=asdict(spec), file=file_id)
+        self._begin(job_id)
+        return self._job(job_id)
+
+    async def poll(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`. Begins, or begins again, a loop that does not run."""
+        job, loop = self._job(job_id), self._loops.get(job_id)
+        if job.status in FINAL:
+            return job
+        if loop is None:
+            self._begin(job_id)
+        elif loop.done():
+            await self._after(job_id, loop)
+        return self._job(job_id)
+
+    async def cancel(self, job_id: str) -> FineTuneJob:
+        """See `FineTuneBackend`."""
+        if self._job(job_id).status not in FINAL:
+            self._journal.append("ended", id=job_id, status="cancelled", trained_tokens=self._passed(job_id))
+            await self._stop(self._loops.pop(job_id, None))
+        return self._job(job_id)
+
+    async def close(self) -> None:
+        """Stops the loops, whose jobs go on when they are polled in another process, and closes the journal."""
+        for loop in self._loops.values():
+            await self._stop(loop)
+        self._loops.clear()
+        self._journal.close()
+        await self._link.close()
+
+    def _job(self, job_id: str) -> FineTuneJob:
+        created = self._journal.last("created", id=job_id)
+        if created is None:
+            raise TrainingError(f"{self._folder} has no job {job_id}; it belongs to another run")
+        ended = self._journal.last("ended", id=job_id)
+        if ended is None:
+            return FineTuneJob(job_id, created["key"], "running" if job_id in self._loops else "pending")
+        return FineTuneJob(job_id, created["key"], ended["status"], ended.get("model"), ended.get("trained_tokens"), ended.get("error"))
+
+    def _begin(self, job_id: str) -> None:
+        self._loops[job_id] = asyncio.get_running_loop().create_task(self._train(job_id))
+
+    async def _after(self, job_id: str, loop: asyncio.Task[None]) -> None:
+        """What to do about a loop that ended too early: begin it again, or give up."""
+        error = None if loop.cancelled() else loop.exception()
+        if error is None:
+            return  # it has just ended as it should
+        if isinstance(told := self._link.told(error), UserError):
+            raise told from None
+        failures = self._failures[job_id] = self._failures.get(job_id, 0) + 1
+        if failures > self._link.provider.max_retries:
+            raise told from None
+        await asyncio.sleep(backoff_s(0, job_id, failures - 1, self._first_wait_s))
+        self._begin(job_id)
+
+    @staticmethod
+    async def _stop(loop: "asyncio.Task[None] | None") -> None:
+        if loop is not None:
+            loop.cancel()
+            await asyncio.wait([loop])
+
+    async def _train(self, job_id: str) -> None:
+        """The job itself, from where its weights were saved last."""
+        created = self._journal.last("created", id=job_id)
+        assert created is not None
+        spec = FineTuneSpec(**created["spec"])
+        saved = self._journal.last("saved", id=job_id)
+        client = await self._client(spec, saved)
+        try:
+            examples = _examples((self._folder / "files" / created["file"]).read_bytes(), spec.method, client.get_tokenizer())
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            self._journal.append("ended", id=job_id, status="failed", error=f"the training data cannot be used: {error}")
+            return
+        reference = await self._reference(job_id, spec, client, examples)
+        plan = steps(len(examples), spec)
+        for number in range(saved["step"] if saved else 0, len(plan)):
+            rows = plan[number]
+            self._pass(job_id, [examples[row] for row in rows], 2 if spec.method == "dpo" else 1)
+            await self._step(spec, client, [examples[row] for row in rows], [reference[row] for row in rows])
+            if (number + 1) % self._every == 0 and number + 1 < len(plan):
+                await self._save(job_id, client, number + 1)
+        await self._finish(job_id, client, len(plan))
+
+    async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
+        service = self._link.service()
+        if saved is not None:
+            return await _made(service.create_training_client_from_state_with_optimizer, saved["path"])
+        ended = self._journal.last("ended", model=spec.model)
+        if ended is not None:
+            return await _made(service.create_training_client_from_state, ended["state"])
+        if spec.model.startswith(_ADDRESS):
+            return await _made(service.create_training_client_from_state, spec.model)
+        rank, seed = self._link.provider.lora_rank, stable_seed(spec.seed, "adapters", spec.key) % 2**31
+        return await _made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
+
+    async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Example]]) -> list[list[float]]:
+        """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""
+        if spec.method != "dpo":
+            return [[] for _ in examples]
+        known = self._journal.last("reference", id=job_id)
+        if known is None:
+            self._pass(job_id, examples, 1)
+            data = [self._datum(example, 0.0) for pair in examples for example in pair]
+            outputs = (await client.forward(data, "cross_entropy")).loss_fn_outputs
+            sums = [
+                float(_tensor(out["logprobs"])[-len(one.reply) :].sum())
+                for one, out in zip((one for pair in examples for one in pair), outputs)
+            ]
+            known = self._journal.append("reference", id=job_id, sums=[sums[n : n + 2] for n in range(0, len(sums), 2)])
+        return known["sums"]
+
+    async def _step(self, spec: FineTuneSpec, client: Any, batch: list[list[Example]], reference: list[list[float]]) -> None:
+        """One optimiser step. Its request is sent before the gradients are there, as the service likes it."""
+        if spec.method == "supervised":
+            count = sum(len(example.reply) for row in batch for example in row)
+            data = [self._datum(example, 1.0 / count) for row in batch for example in row]
+            gradients = client.forward_backward(data, "cross_entropy")
+        else:
+            data, beta = [self._datum(example, 1.0) for pair in batch for example in pair], BETA if spec.beta is None else spec.beta
+            lengths = [len(example.reply) for pair in batch for example in pair]
+
+            def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+                sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
+                value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
+                return value, {}
+
+            gradients = client.forward_backward_custom(data, loss)
+        rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (spec.learning_rate_multiplier or 1.0)
+        update = client.optim_step(self._link.types.AdamParams(learning_rate=rate))
+        await gradients
+        await update
+
+    def _datum(self, example: Example, weight: float) -> Any:
+        """Predict each token from those before it; the prompt's count nothing. The lengths are one less than the tokens."""
+        types, tokens = self._link.types, [*example.prompt, *example.reply]
+        weights = [0.0] * (len(example.prompt) - 1) + [weight] * len(example.reply)
+        inputs = {"target_tokens": tokens[1:], "weights": weights}
+        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+    async def _save(self, job_id: str, client: Any, step: int) -> str:
+        path = (await client.save_state(f"{job_id}-{step:06d}", overwrite=True)).path
+        self._journal.append("saved", id=job_id, step=step, path=path)
+        return path
+
+    def _pass(self, job_id: str, examples: list[list[Example]], times: int) -> None:
+        """These tokens are about to go through the model."""
+        self._journal.append("pass", id=job_id, tokens=times * sum(len(one.prompt) + len(one.reply) for row in examples for one in row))
+
+    def _passed(self, job_id: str) -> int:
+        return sum(entry["tokens"] for entry in self._journal.entries("pass", id=job_id))
+
+    async def _finish(self, job_id: str, client: Any, step: int) -> None:
+        state = await self._save(job_id, client, step)
+        model = (await client.save_weights_for_sampler(f"{job_id}-model")).path
+        self._journal.append("ended", id=job_id, status="succeeded", model=model, state=state, trained_tokens=self._passed(job_id))
+
+
+class TrainingServiceChat:
+    """A `ChatClient` that samples from such a service. Models are base models, or addresses of sampling weights."""
+
+    def __init__(self, provider: TrainingServiceProvider, budget: Purse, library: Any = None) -> None:
+        self._link, self._budget = _Link(provider, library), budget
+        self._prices = PriceList(provider.prices, needed=budget.in_usd)
+        self._samplers: dict[str, asyncio.Task[Any]] = {}
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """See `ChatClient`. The same call has the same seed, so that one that is repeated is answered alike."""
+        if request.schema is not None:
+            raise UserError("scenario.decision_format: the training service cannot hold replies to a schema, set it to text")
+        sampler = await self._sampler(request.model)
+        tokenizer, types, price = sampler.get_tokenizer(), self._link.types, self._prices.of(request.model)
+        prompt = _prompt(tokenizer, request.messages)
+        seed = stable_seed(request.seed or 0, "sample", request.key) % 2**31
+        chosen = {"temperature": request.temperature, "top_p": request.top_p}
+        options = {name: value for name, value in chosen.items() if value is not None}
+        params = types.SamplingParams(max_tokens=request.max_tokens, seed=seed, **options)
+        worst = Amount(call_cost(price, len(prompt), request.max_tokens), len(prompt) + request.max_tokens)
+        reservation = await self._budget.reserve(worst)
+        try:
+            found = await self._link.call(sampler.sample(types.ModelInput.from_ints(prompt), 1, params))
+        except BaseException:
+            reservation.lose()
+            raise
+        sequence = found.sequences[0]
+        cost = call_cost(price, len(prompt), len(sequence.tokens))
+        reservation.settle(Spending.of_call(request.model, len(prompt), len(sequence.tokens), cost))
+        text = tokenizer.decode(list(sequence.tokens), skip_special_tokens=True)
+        return ChatReply(text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens), cost)
+
+    async def close(self) -> None:
+        """See `ChatClient`."""
+        await self._link.close()
+
+    async def _sampler(self, model: str) -> Any:
+        """The client of a model, made once however many ask for it at the same time; one that failed is made anew."""
+        task = self._samplers.get(model)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            which = {"model_path": model} if model.startswith(_ADDRESS) else {"base_model": model}
+            task = asyncio.ensure_future(self._link.call(_made(self._link.service().create_sampling_client, **which)))
+            self._samplers[model] = task
+        return await asyncio.shield(task)
+
+
+class _Link:
+    """The library, and one client of the service."""
+
+    def __init__(self, provider: TrainingServiceProvider, library: Any) -> None:
+        self.provider = provider
+        self._library = library if library is not None else require("tinker", "training-service")
+        self._secret = secret(provider.api_key_variable, "the training service")
+        self._service: Any = None
+
+    @property
+    def types(self) -> Any:
+        return self._library.types
+
+    def service(self) -> Any:
+        if self._service is None:
+            self._service = self._library.ServiceClient(base_url=self.provider.base_url, api_key=self._secret)
+        return self._service
+
+    async def check_model(self, model: str) -> None:
+        rest = self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
+        found = await self.call(rest.get_server_capabilities())
+        names = sorted(entry.model_name for entry in found.supported_models if entry.model_name)
+        if model not in names:
+            raise UserError(f"the training service has no model {model!r}; it has {', '.join(names[:8]) or 'none'}")
+
+    async def call(self, future: Awaitable[Any]) -> Any:
+        """The result of a request. The library repeats what may be repeated by itself."""
+        try:
+            return await future
+        except Exception as error:
+            raise self.told(error) from None
+
+    def told(self, error: BaseException) -> Exception:
+        """What a failure is to us. The library's own text is left out: nobody promises that it holds no key."""
+        if isinstance(error, UserError | TrainingError):
+            return error
+        if type(error).__name__ in _NOT_ALLOWED:
+            return UserError(f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})")
+        return TrainingError(f"the training service failed ({type(error).__name__}); when it works again, resume the run")
+
+    async def close(self) -> None:
+        service, self._service = self._service, None
+        if service is not None:
+            await asyncio.to_thread(lambda: service.close("success").result())
+
+
+def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
+    """The rows of each optimiser step: every example once an epoch, in an order that the seed and the epoch give."""
+    size, plan = spec.batch_size or BATCH_SIZE, []
+    for epoch in range(spec.num_epochs or EPOCHS):
+        order = torch.randperm(num_examples, generator=generator(spec.seed, "order of examples", epoch)).tolist()
+        plan += [order[start : start + size] for start in range(0, num_examples, size)]
+    return plan
+
+
+def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
+    """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse reply."""
+    margin = (logprobs - reference)[:, 0] - (logprobs - reference)[:, 1]
+    return -torch.nn.functional.logsigmoid(beta * margin).mean()
+
+
+async def _made(create: Any, *given: Any, **named: Any) -> Any:
+    """A client of the library. Asking for it may block, which a thread does; what comes back is awaited."""
+    return await (await asyncio.to_thread(create, *given, **named))
+
+
+def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Example]]:
+    """One (supervised) or two (dpo: better, worse) examples for each line."""
+    rows = [json.loads(line) for line in data.splitlines()]
+    if method == "supervised":
+        return [[_example(tokenizer, row["messages"][:-1], row["messages"][-1])] for row in rows]
+    sides = ("preferred_output", "non_preferred_output")
+    return [[_example(tokenizer, row["input"]["messages"], row[side][0]) for side in sides] for row in rows]
+
+
+def _example(tokenizer: Any, chat: list[dict[str, str]], last: dict[str, str]) -> Example:
+    if last["role"] != "assistant":
+        raise ValueError("an example must end with the assistant's message")
+    reply = [*tokenizer.encode(last["content"], add_special_tokens=False), tokenizer.eos_token_id]
+    return Example(_prompt(tokenizer, chat), reply)
+
+
+def _prompt(tokenizer: Any, chat: list[dict[str, str]]) -> list[int]:
+    """The tokens of a chat, made as for local models."""
+    return _format(tokenizer).prompt(chat)
+
+
+@lru_cache(maxsize=8)
+def _format(tokenizer: Any) -> ChatFormat:
+    return ChatFormat(tokenizer, 0)  # the service minds the context
+
+
+def _tensor(data: Any) -> Tensor:
+    return data.to_torch()

@@ -1,0 +1,1 @@
+"""How language agents learn: expert iteration and MALT, stage by stage."""

@@ -1,0 +1,181 @@
+"""What dialogues say of the verifier, of everyone's pay and of how replies came about, as flat figures.
+
+Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller puts ``train/`` or
+``test/`` before them. `docs/metrics.md` defines each.
+
+Decisions that matter here:
+- undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall and confidence are
+  over decided dialogues alone. Decision codes are never averaged;
+- an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.clusters`), and so are
+  ``verifier/worst_case`` and ``verifier/always_fail``;
+- a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nip_ray.evaluation.clusters import clustered_mean, clustered_share
+from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+
+Array = npt.NDArray[np.float64]
+Groups = Mapping[str, Callable[[Any], str | int]]
+"""Name of a grouping -> the function that says which group an item is of, for example ``{"difficulty": lambda item: item.difficulty}``."""
+Record = dict[str, dict[str, float | int | None]]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure, sum(x_B) / sum(n_B) over B dialogues. share: x_B counts successes among n_B trials."""
+
+    x_B: Array
+    n_B: Array
+    share: bool = True
+
+
+def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups | None = None) -> dict[str, float]:
+    """The figures of dialogues that have ended; {} for none. groups: see `Groups`; each gives ``verifier/accuracy/<group>=<value>``."""
+    if not dialogues:
+        return {}
+    ratios = {key: ratio for key, ratio in _ratios(dialogues, protocol, groups or {}).items() if ratio.n_B.any()}
+    figures = {key: float(ratio.x_B.sum() / ratio.n_B.sum()) for key, ratio in ratios.items()}
+    figures |= {f"{agent}/return_std": float(np.std(_returns(dialogues, agent))) for agent in protocol.agents}
+    if protocol.verifier is not None:
+        share_I = _right_by_item(dialogues)
+        figures |= {"verifier/worst_case": float(share_I.min()), "verifier/always_fail": float(np.mean(share_I == 0))}
+    return figures
+
+
+def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: float = 0.95, groups: Groups | None = None) -> Record:
+    """The same figures with intervals: ``{key: {"estimate", "lower", "upper", "n"}}``, ready for JSON; `n` counts data points.
+
+    Shares have exact intervals where each item was played once (or all its plays agree), else Student's over items; means Student's over
+    items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
+    """
+    item_B, count = _items(dialogues)
+    record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in _ratios(dialogues, protocol, groups or {}).items()}
+    for agent in protocol.agents:
+        std = float(np.std(_returns(dialogues, agent))) if dialogues else None
+        record[f"{agent}/return_std"] = Mean(std, None, None, count).record()
+    if protocol.verifier is not None:
+        share_I = _right_by_item(dialogues)
+        worst = float(share_I.min()) if count else None
+        record["verifier/worst_case"] = Mean(worst, None, None, count).record()
+        record["verifier/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
+    return record
+
+
+def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -> dict[str, Ratio]:
+    ratios = {}
+    if protocol.verifier is not None:
+        ratios |= _verdict_ratios(dialogues) | _confidence_ratios(dialogues) | _group_ratios(dialogues, groups)
+    one_B = np.ones(len(dialogues))
+    ratios["episode_length"] = Ratio(_array(len(dialogue.rounds) for dialogue in dialogues), one_B, share=False)
+    ratios["messages"] = Ratio(_array(_messages(dialogue) for dialogue in dialogues), one_B, share=False)
+    for agent in protocol.agents:
+        ratios[f"{agent}/return"] = Ratio(_returns(dialogues, agent), one_B, share=False)
+        ratios |= _turn_ratios(dialogues, agent)
+    return ratios
+
+
+def _verdict_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
+    verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
+    all_B = np.ones(len(dialogues), dtype=bool)
+    right_B, decided_B, accepted_B, positive_B = verdict_B == y_B, verdict_B != CONTINUE, verdict_B == ACCEPT, y_B == ACCEPT
+    return {
+        "verifier/accuracy": _share(right_B, all_B),
+        "verifier/completeness": _share(right_B, positive_B),
+        "verifier/soundness": _share(right_B, y_B == REJECT),
+        "verifier/undecided": _share(~decided_B, all_B),
+        "verifier/acceptance": _share(accepted_B, decided_B),
+        "verifier/precision": _share(right_B, accepted_B),
+        "verifier/recall": _share(accepted_B, decided_B & positive_B),
+    }
+
+
+def _confidence_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
+    """Confidence in one's own verdict is of decided dialogues; the Brier score also of those that ended in the middle of a scale."""
+    verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
+    given_B = _array(-1.0 if dialogue.confidence is None else dialogue.confidence for dialogue in dialogues)
+    known_B = given_B >= 0
+    decided_B = known_B & (verdict_B != CONTINUE)
+    own_B = np.where(verdict_B == ACCEPT, given_B, 1 - given_B)
+    values = {
+        "verifier/confidence": (own_B, decided_B),
+        "verifier/overconfidence": (own_B - (verdict_B == y_B), decided_B),
+        "verifier/brier": ((given_B - y_B) ** 2, known_B),
+    }
+    return {key: Ratio(x_B * where_B, where_B.astype(float), share=False) for key, (x_B, where_B) in values.items()}
+
+
+def _group_ratios(dialogues: Sequence[Dialogue], groups: Groups) -> dict[str, Ratio]:
+    right_B = _verdicts(dialogues) == _labels(dialogues)
+    ratios = {}
+    for group, value_of in groups.items():
+        values = [value_of(dialogue.item) for dialogue in dialogues]
+        for value in sorted(set(values)):
+            ratios[f"verifier/accuracy/{group}={value}"] = _share(right_B, np.array([one == value for one in values]))
+    return ratios
+
+
+def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
+    """Shares of the agent's turns, and how long it reasoned where it did."""
+    turns = [[turn for taken in dialogue.rounds for turn in taken if turn.agent == agent] for dialogue in dialogues]
+    n_B = _array(map(len, turns))
+    reasoned = [[turn for turn in own if turn.reasoning] for own in turns]
+    words_B = _array(sum(len(turn.reasoning.split()) for turn in own) for own in reasoned)
+    return {
+        f"{agent}/retry_share": Ratio(_array(sum(turn.retries > 0 for turn in own) for own in turns), n_B),
+        f"{agent}/truncated_share": Ratio(_array(sum(turn.truncated for turn in own) for own in turns), n_B),
+        f"{agent}/invalid_share": Ratio(_array(sum(turn.invalid for turn in own) for own in turns), n_B),
+        f"{agent}/reasoning_words": Ratio(words_B, _array(map(len, reasoned)), share=False),
+    }
+
+
+def _messages(dialogue: Dialogue) -> int:
+    return sum(bool(text) for turns in dialogue.rounds for turn in turns for text in turn.messages.values())
+
+
+def _interval(ratio: Ratio, item_B: npt.NDArray[np.int64], count: int, level: float) -> Mean | Proportion:
+    x_I = np.bincount(item_B, weights=ratio.x_B, minlength=count)
+    n_I = np.bincount(item_B, weights=ratio.n_B, minlength=count)
+    return clustered_share(x_I, n_I, level) if ratio.share else clustered_mean(x_I, n_I, level)
+
+
+def _items(dialogues: Sequence[Dialogue]) -> tuple[npt.NDArray[np.int64], int]:
+    """((B,) which data point, how many there are)."""
+    numbers: dict[Any, int] = {}
+    item_B = [numbers.setdefault(dialogue.item.id, len(numbers)) for dialogue in dialogues]
+    return np.array(item_B, dtype=np.int64), len(numbers)
+
+
+def _right_by_item(dialogues: Sequence[Dialogue]) -> Array:
+    """(I,) share of a data point's dialogues with the right verdict."""
+    item_B, count = _items(dialogues)
+    right_B = (_verdicts(dialogues) == _labels(dialogues)).astype(float)
+    return np.bincount(item_B, weights=right_B, minlength=count) / np.bincount(item_B, minlength=count)
+
+
+def _share(success_B: npt.NDArray[np.bool_], trial_B: npt.NDArray[np.bool_]) -> Ratio:
+    return Ratio((success_B & trial_B).astype(float), trial_B.astype(float))
+
+
+def _verdicts(dialogues: Sequence[Dialogue]) -> npt.NDArray[np.int64]:
+    return np.array([dialogue.verdict for dialogue in dialogues], dtype=np.int64)
+
+
+def _labels(dialogues: Sequence[Dialogue]) -> npt.NDArray[np.int64]:
+    return np.array([dialogue.item.y for dialogue in dialogues], dtype=np.int64)
+
+
+def _returns(dialogues: Sequence[Dialogue], agent: str) -> Array:
+    return _array(dialogue.total(agent) for dialogue in dialogues)
+
+
+def _array(values: Any) -> Array:
+    return np.fromiter(values, dtype=np.float64)

@@ -1,0 +1,343 @@
+"""`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
+
+    (rehearse ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
+
+Decisions that matter here:
+- a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
+  ones come from the records), and puts its results into place in one step. So a kill at any moment costs time and no money;
+- k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the models that the
+  iteration sampled with, before they are fine-tuned;
+- with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration;
+- trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out, and one that
+  comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the config: the names of the models,
+  which are all that another run needs to start from these.
+"""
+
+import asyncio
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import TrainingError
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.progress import say
+from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
+from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
+from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.text.costs.bills import worst, worst_of
+from nip_ray.text.costs.budget import Reservation
+from nip_ray.text.costs.spending import NOTHING, Amount, Spending
+from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
+from nip_ray.text.dialogues.talk import Progress, Sitting
+from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
+from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
+from nip_ray.text.parts import Parts
+from nip_ray.text.providers.openai_jobs import encode
+from nip_ray.text.training.last_test import GROUPS, last_test
+from nip_ray.text.training.lessons import METHODS, Lesson, lesson, rehearsal
+from nip_ray.text.training.malt import label_tree, mid_points
+from nip_ray.text.training.malt_figures import tree_statistics
+from nip_ray.text.training.metrics import dialogue_metrics
+from nip_ray.text.training.state import STATE, Stage, TextState, save_state
+from nip_ray.tracking import Tracker
+
+REHEARSAL = -1
+"""The iteration that the rehearsal counts as."""
+TRANSCRIPTS = 50
+"""Dialogues of an iteration that are written out for readers."""
+
+
+class TextTrainer:
+    """One process's work on a run. folder: open for writing. parts: whom to ask. state: where to go on. tracker: whom to tell.
+
+    finished: set by whoever has written the evaluation; until then trackers take an end for an interruption.
+    """
+
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState, tracker: Tracker) -> None:
+        self.config, self.folder, self.parts, self.state, self.tracker = config, folder, parts, state, tracker
+        self.finished = False
+        self.groups = groups(config)
+        self.progress: Progress | None = None
+        self._reserved: dict[str, Reservation] = {}
+        self._runner = asyncio.Runner()
+
+    @property
+    def rerun(self) -> bool:
+        """Whether only the tests of another run are done again."""
+        return self.config.base_run is not None and self.config.base_run.kind == "rerun_tests"
+
+    def run_stage(self) -> Stage:
+        """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done is kept."""
+        stage = self.state.stage
+        work = {
+            "rehearse": self._rehearse,
+            "sample": self._sample,
+            "log": self._log,
+            "test": self._test,
+            "create_jobs": self._create_jobs,
+            "await_jobs": self._await_jobs,
+        }[stage]
+        try:
+            self._advance(self._runner.run(work()))
+        except TrainingError:
+            if stage == "await_jobs":  # a job may have failed: who goes on looks at all of them, and makes new attempts of those
+                save_state(self.folder, replace(self.state, stage="create_jobs"))
+            raise
+        finally:
+            self.write_cost()
+        return stage
+
+    def close(self) -> None:
+        """Gives connections, trackers and files back."""
+        try:
+            self._runner.run(self.parts.close())
+        finally:
+            self._runner.close()
+            self.tracker.finish(not self.finished)
+
+    def write_cost(self) -> None:
+        """Write `cost.json`: jobs, tokens, usd, and their parts."""
+        self.folder.write_json("cost.json", self.spending().summary())
+
+    def spending(self) -> Spending:
+        """What the run has cost so far."""
+        return self.parts.spending()
+
+    # ---------------------------------------------------------------------------------------------------------- stages
+
+    async def _rehearse(self) -> TextState:
+        """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
+        dialogues = await self.parts.invented(replace(self._sitting("train"), split="rehearsal"), tasks)
+        state = self.state
+        scenario = self.parts.scenario
+        lessons = {group: rehearsal(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
+        jobs = await self._start(lessons, REHEARSAL, "supervised", self.config.algorithm.rehearsal_tuning)
+        for group, job in (await self._finish(jobs)).items():
+            state = state.group(group, base=job.model, model=job.model)
+        return state
+
+    async def _sample(self) -> TextState:
+        state, rule = self.state, self.config.algorithm
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
+        sitting, path = self._sitting("train"), rollout_file(self.folder.path, "train", state.iteration)
+        if isinstance(rule, MaltSettings):
+            roots = await self.parts.trees(state.models(), sitting, tasks, rule.num_responses, self.progress)
+            write_trees(path, self.parts.scenario, tasks, roots)
+        else:
+            dialogues = await self.parts.dialogues(state.models(), sitting, tasks, self.progress)
+            write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        return state
+
+    async def _log(self) -> TextState:
+        dialogues = self._played("train")
+        self._write_transcripts("", dialogues)
+        return self.state
+
+    async def _test(self) -> TextState:
+        began, iteration = time.perf_counter(), self.state.iteration
+        row: dict[str, Any] = {"iteration": iteration + 1}
+        if not self.rerun:
+            row |= {f"train/{name}": value for name, value in dialogue_metrics(self._played("train"), self.protocol, GROUPS).items()}
+            row |= self._learning_figures()
+        if self._is_tested(iteration):
+            await self._play_tests()
+            found = dialogue_metrics(self._played("test"), self.protocol, GROUPS)
+            row |= {f"eval_sampled/{name}": value for name, value in found.items()}
+        spent = self.spending()
+        row |= {"cost/usd": spent.summary()["usd"], "cost/tokens": spent.amount.tokens, "cost/jobs": spent.jobs}
+        row["time/test_s"] = time.perf_counter() - began
+        self.folder.rewind_metrics(iteration)
+        self.folder.append_metrics(row)
+        self.folder.sync()
+        self.tracker.log(row)
+        return replace(self.state, history=(*self.state.history[:iteration], self.state.models()))
+
+    async def _create_jobs(self) -> TextState:
+        state, rule = self.state, self.config.algorithm
+        lessons = {group: self._lesson(group) for group in self.trained_groups()}
+        for group, made in list(lessons.items()):
+            state = state.group(group, job_key=None)
+            if len(made.lines) < rule.fine_tuning.min_examples:
+                least = rule.fine_tuning.min_examples
+                say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
+                del lessons[group]
+        jobs = await self._start(lessons, state.iteration, METHODS[type(rule)], rule.fine_tuning)
+        for group, job in jobs.items():
+            state = state.group(group, job_key=job.key)
+        return state
+
+    async def _await_jobs(self) -> TextState:
+        keys = {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
+        state = self.state
+        for group, job in (await self._finish({group: self._known_job(key) for group, key in keys.items()})).items():
+            state = state.group(group, model=job.model, job_key=None)
+        return state
+
+    def _advance(self, state: TextState) -> None:
+        """Save the state after a stage, with what is to be done next."""
+        iteration = state.iteration
+        last = iteration + 1 >= self.config.iterations
+        following: dict[Stage, Stage] = {
+            "rehearse": "sample",
+            "sample": "log",
+            "log": "test",
+            "test": "create_jobs",
+            "create_jobs": "await_jobs",
+        }
+        if self.rerun or state.stage == "await_jobs" or (state.stage == "test" and not self._is_trained(last)):
+            state = replace(state, iteration=iteration + 1, stage="test" if self.rerun else "sample", over=last)
+        else:
+            state = replace(state, stage=following[state.stage])
+        if self.rerun and not state.over:
+            state = self.parts.base_models(state)
+        save_state(self.folder, state)
+        self.state = state
+        if state.iteration > iteration:
+            self._track_models()
+
+    # ----------------------------------------------------------------------------------------------------------- parts
+
+    @property
+    def protocol(self) -> Any:
+        """Who speaks when."""
+        return self.parts.scenario.protocol
+
+    def trained_groups(self) -> list[str]:
+        """The groups that are fine-tuned."""
+        settings = language_agents(self.config)
+        return [group for group, agents in self.groups.items() if not settings[agents[0]].frozen]
+
+    def _is_trained(self, last: bool) -> bool:
+        return bool(self.trained_groups()) and (not last or self.config.algorithm.fine_tune_after_last)
+
+    def _is_tested(self, iteration: int) -> bool:
+        last = iteration + 1 >= self.config.iterations
+        return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.config.algorithm.test_scheme]
+
+    def _sitting(self, split: str) -> Sitting:
+        return Sitting(self.state.run_id, self.config.seed, split, self.state.iteration)
+
+    def _test_tasks(self) -> list[Task]:
+        rule = self.config.algorithm
+        return test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats)
+
+    async def _play_tests(self) -> None:
+        tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
+        dialogues = await self.parts.dialogues(self.state.models(), self._sitting("test"), tasks, self.progress)
+        write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        self._write_transcripts("test-", dialogues)
+
+    def _played(self, split: str) -> list[Dialogue]:
+        path = rollout_file(self.folder.path, split, self.state.iteration)
+        return read_dialogues(path, self.parts.by_id[split])
+
+    def _write_transcripts(self, prefix: str, dialogues: Sequence[Dialogue]) -> None:
+        records = (self.parts.transcript(dialogue) for dialogue in dialogues[:TRANSCRIPTS])
+        iteration = self.state.iteration + 1
+        self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration:06d}", records), iteration)
+
+    def _track_models(self) -> None:
+        """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run` takes it."""
+        with TemporaryDirectory() as made:
+            for name in (CONFIG, STATE):
+                shutil.copyfile(self.folder.path / name, Path(made) / name)
+            self.tracker.checkpoint(Path(made), self.state.iteration)
+
+    def _lesson(self, group: str) -> Lesson:
+        items = self.parts.by_id["train"]
+        return lesson(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
+
+    def _learning_figures(self) -> dict[str, float]:
+        """How much there is to learn, and for malt what the trees look like."""
+        found: dict[str, float] = {}
+        for group in self.trained_groups():
+            found |= {f"learn/{name}": value for name, value in self._lesson(group).figures.items()}
+        if isinstance(self.config.algorithm, MaltSettings):
+            thresholds, agents = mid_points(self.protocol, self.config.algorithm), self.protocol.agents
+            trees = read_trees(rollout_file(self.folder.path, "train", self.state.iteration), self.parts.by_id["train"])
+            figures = tree_statistics([label_tree(tree, agents, thresholds) for tree in trees], agents)
+            found |= {f"train/{name}": value for name, value in figures.items()}
+        return found
+
+    # ------------------------------------------------------------------------------------------------------------ jobs
+
+    async def _start(
+        self, lessons: Mapping[str, Lesson], iteration: int, method: Method, rule: FineTuningSettings
+    ) -> dict[str, FineTuneJob]:
+        """A job for each group's lesson, made or found. Money for all of them is set aside before any is made."""
+        data = {group: encode(made.lines) for group, made in lessons.items()}
+        specs = {group: self._spec(group, lessons[group], data[group], iteration, method, rule) for group in lessons}
+        await self._reserve({spec.key: worst_of(spec) for spec in specs.values()})
+        return {
+            group: await ensure_job(self.parts.backend(group), self.parts.journal, spec, data[group], f"{iteration + 1:06d}-{group}.jsonl")
+            for group, spec in specs.items()
+        }
+
+    async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
+        """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are over."""
+        journal = self.parts.journal
+        intents = {job.key: intent for job in jobs.values() if (intent := journal.last("intent", key=job.key)) is not None}
+        await self._reserve({key: worst(intent) for key, intent in intents.items()})
+        waiting = (await_job(self.parts.backend(group), journal, job) for group, job in jobs.items())
+        done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
+        for job in jobs.values():
+            self._settle(job.key)
+        for job in done:
+            if isinstance(job, BaseException):
+                raise job
+        return {group: job for group, job in zip(jobs, done, strict=True) if isinstance(job, FineTuneJob)}
+
+    def _spec(self, group: str, made: Lesson, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
+        model = self._starting_model(group)
+
+        def key_of(attempt: int) -> str:
+            return job_key(self.state.run_id, iteration, group, data, method, model, attempt)
+
+        return FineTuneSpec(
+            key=key_of(next_attempt(self.parts.journal, key_of)),
+            method=method,
+            model=model,
+            suffix=f"{self.config.name}-{iteration + 1}-{group}".replace("_", "-").replace(".", "-")[:40],
+            num_examples=len(made.lines),
+            num_tokens=self.parts.count_tokens(group, data, method),
+            seed=self.config.seed,
+            token_pusd=self.parts.training_price(group, model),
+            **{name: getattr(rule, name) for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta")},
+        )
+
+    def _starting_model(self, group: str) -> str:
+        settings = language_agents(self.config)[self.groups[group][0]]
+        found = self.state.groups[group]
+        return found.base if settings.fine_tune_from_scratch else found.model
+
+    def _known_job(self, key: str) -> FineTuneJob:
+        """A job that an earlier stage made, as far as the journal knows it."""
+        entry = self.parts.journal.last("job", key=key)
+        return FineTuneJob("" if entry is None else entry["id"], key, "pending")
+
+    async def _reserve(self, jobs: Mapping[str, Amount]) -> None:
+        """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""
+        due = {key: amount for key, amount in jobs.items() if key not in self._reserved and ended(self.parts.journal, key) is None}
+        if due:
+            held = await self.parts.reserve_for_jobs(sum(due.values(), NOTHING))
+            self._reserved |= zip(due, held.split(due.values()), strict=True)
+
+    def _settle(self, key: str) -> None:
+        """Book what the jobs with this key have cost. One that is not over stays reserved."""
+        spending = self.parts.new_bills(key)
+        reservation = self._reserved.pop(key, None) if ended(self.parts.journal, key) is not None else None
+        if reservation is None:
+            self.parts.book(spending)
+        else:
+            reservation.settle(spending)
+
+    def final_record(self) -> Mapping[str, Any] | None:
+        """The figures of the last test, with intervals; None if there was none."""
+        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol)

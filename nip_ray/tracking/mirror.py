@@ -1,0 +1,316 @@
+"""An object store: the run folder once more, under `tracking.mirror.url`, from where it can be resumed on another machine.
+
+Decisions that matter here:
+- what is copied is the state of the folder, not the news: a pass compares what is at home with what is there and makes up for all
+  differences. So passes may fail or be left out; the next one does everything that is missing. One thread does them, one after another;
+- a checkpoint's files are held open before the rows are copied and its manifest goes up last. So pruning cannot take them away, and a
+  finished checkpoint in the mirror has all its rows with it. The `state.json` of a run of language models is treated likewise. What the
+  run pruned goes only after that; what it went back behind goes before, as in `rewind_checkpoints`;
+- unlike other trackers this one is not given up when it fails: it warns once, and tries again every `interval_s`;
+- a copy that is not this run's own is never touched: not another run's of the same name, nor one that another machine has carried further.
+  `.mirror` at home says how far this folder's own copies went;
+- hidden files, links and `wandb/` stay at home: locks, half written files, and what the library of Weights & Biases keeps for itself.
+"""
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any, BinaryIO, NamedTuple
+
+from nip_ray.progress import say
+from nip_ray.settings.tracking import MirrorSettings
+from nip_ray.storage.folder import CONFIG, write_atomically
+from nip_ray.storage.identity import IDENTITY
+from nip_ray.storage.mirror import Place, Store, check_library, checkpoint_of, manifest_of, one_line, place_of
+from nip_ray.tracking import wandb_runs
+from nip_ray.tracking.base import RunInfo, Tracker
+
+KEY = "tracking.mirror.url"
+OWN, CHECKPOINTS, STATE = ".mirror", "checkpoints", "state.json"
+
+_OURS = re.compile(r"(checkpoints|transcripts)/.+")
+_FINISH_S, _TELL_S = 300.0, 5.0
+_LOOKS = 10
+
+
+def check(settings: MirrorSettings) -> None:
+    """Raises UserError where the address is none, has credentials in it, or the installed pyarrow does not know its store."""
+    check_library(place_of(settings.url or "", KEY), KEY)
+
+
+def start(settings: MirrorSettings, run: RunInfo) -> Tracker:
+    """Begins to copy the run folder, in a thread of its own; nothing here waits for the network."""
+    run_dir = Path(os.path.abspath(run.run_dir))
+    place = place_of(settings.url or "", KEY).below(run_dir.name)
+    return _Mirror(Copier(run_dir, place, run.run_id, run.resumed_from), settings.interval_s)
+
+
+class Mark(NamedTuple):
+    """What tells one state of a file from another."""
+
+    size: int
+    changed_ns: int
+    number: int
+
+
+class NotOurs(Exception):
+    """The mirror belongs to somebody else, in words."""
+
+
+class _Mirror:
+    """Decides when to copy. `_due`: when the next pass begins (None: there is nothing new), by the clock of `time.monotonic`."""
+
+    def __init__(self, copier: "Copier", interval_s: float) -> None:
+        self._copier, self._interval_s = copier, interval_s
+        self._news = threading.Condition()
+        self._due: float | None = time.monotonic()  # at once: what is wrong with a bucket ought to be known early
+        self._began, self._closing, self._fault = time.monotonic(), False, ""
+        self._thread = threading.Thread(target=self._work, name="nip-ray-mirror", daemon=True)  # a hanging store holds up no exit
+        self._thread.start()
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        self._ask(self._began + self._interval_s)
+
+    def checkpoint(self, folder: Path, iteration: int) -> None:
+        self._ask(0.0)
+
+    def transcripts(self, file: Path, iteration: int) -> None:
+        self._ask(self._began + self._interval_s)
+
+    def finish(self, failed: bool) -> None:
+        url = self._copier.place.url
+        with self._news:
+            self._closing, self._due = True, 0.0
+            self._news.notify()
+        self._thread.join(min(_TELL_S, _FINISH_S))
+        if self._thread.is_alive():
+            say(f"copying what is left to {url}, for at most {_FINISH_S:g} s")
+            self._thread.join(max(0.0, _FINISH_S - _TELL_S))
+        if self._thread.is_alive():
+            self._fault = f"it took longer than {_FINISH_S:g} s"
+        if self._fault:
+            again = "`nip-ray resume` of the run folder tries again"
+            say(f"warning: tracker mirror: {url} lacks the end of the run ({self._fault}); the run folder has everything, {again}")
+
+    def _ask(self, due: float) -> None:
+        with self._news:
+            self._due = due if self._due is None else min(due, self._due)
+            self._news.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._news:
+                while self._due is None or self._due > time.monotonic():
+                    self._news.wait(None if self._due is None else self._due - time.monotonic())
+                self._due, self._began, last = None, time.monotonic(), self._closing
+            try:
+                more = self._copier.copy()
+            except NotOurs as error:
+                say(f"warning: tracker mirror failed and is left alone from here on ({error}); the run goes on")
+                return
+            except Exception as error:  # of the network, the store, the disk: never the run's
+                more = False
+                self._failed(error, last)
+            else:
+                self._worked()
+            if last and not more:
+                return
+            if more:
+                self._ask(0.0)
+
+    def _failed(self, error: Exception, last: bool) -> None:
+        if not self._fault and not last:
+            again = f"the run goes on, and it is tried again every {self._interval_s:g} s"
+            say(f"warning: tracker mirror: {self._copier.place.url} cannot be written ({one_line(error)}); {again}")
+        self._fault = one_line(error)
+        self._ask(time.monotonic() + self._interval_s)
+
+    def _worked(self) -> None:
+        if self._fault:
+            say(f"tracker mirror: {self._copier.place.url} is up to date again")
+        self._fault = ""
+
+
+class Copier:
+    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run goes on from.
+
+    `_there` is what the store has, as far as is known: name -> the state of our file that it has (None: anything).
+    """
+
+    def __init__(self, run_dir: Path, place: Place, run_id: str, resumed_from: int) -> None:
+        self.place = place
+        self._run_dir, self._run_id, self._resumed_from = run_dir, run_id, resumed_from
+        self._store: Store | None = None
+        self._there: dict[str, Mark | None] | None = None
+
+    def copy(self) -> bool:
+        """One pass. Returns whether the folder changed under it so that another one is due at once.
+
+        Raises NotOurs when the copy there is not this run's, anything else when the store, the network or the disk fails.
+        """
+        if not (self._run_dir / CONFIG).is_file():
+            raise OSError(f"{self._run_dir} has no {CONFIG} any more; its copy is left as it is")
+        checkpoints = _settled(self._run_dir, checkpoints=True)
+        store = self._store = self._store or Store(self.place)
+        there = self._there = self._there if self._there is not None else self._found(store, checkpoints)
+        finished = {number: names for number, names in by_checkpoint(checkpoints).items() if manifest_of(number) in names}
+        behind = sorted((n for n in finished if any(there.get(name) != checkpoints[name] for name in finished[n])), reverse=True)
+        self._forget(store, there, [number for number in by_checkpoint(there) if number > max(finished, default=-1)])
+        with ExitStack() as held:
+            files = self._held(finished[behind[0]], held) if behind else None
+            plain = self._put_plain(store, there)  # now that it is held: rows may be newer than it, never older
+            whole = not behind or self._put_checkpoint(store, there, behind[0], files)
+        for number in behind[1:]:
+            with ExitStack() as held:
+                whole &= self._put_checkpoint(store, there, number, self._held(finished[number], held))
+        if whole:  # else the newest there may be one of those that are to go
+            self._forget(store, there, [number for number in by_checkpoint(there) if number not in finished])
+            for name in [name for name in there if name not in plain and checkpoint_of(name) is None]:
+                store.remove(name)
+                there.pop(name)
+        return not whole
+
+    def _found(self, store: Store, checkpoints: Mapping[str, Mark]) -> dict[str, Mark | None]:
+        """What an earlier process left there: the state of each file, where it is known to be that of ours."""
+        sizes = store.files()
+        self._refuse_strangers(store, sizes)
+        found: dict[str, Mark | None] = {name: None for name in sizes if _OURS.fullmatch(name) or (self._run_dir / name).exists()}
+        for number, names in by_checkpoint(checkpoints).items():
+            manifest = manifest_of(number)
+            same = manifest in sizes and all(sizes.get(name) == checkpoints[name].size for name in names)
+            if same and store.read(manifest) == (self._run_dir / manifest).read_bytes():  # which has the sums of the others
+                found |= {name: checkpoints[name] for name in names}
+        return found
+
+    def _refuse_strangers(self, store: Store, sizes: Mapping[str, int]) -> None:
+        url = self.place.url
+        if sizes and _identity() not in sizes:
+            raise NotOurs(f"{url} holds something else already; name another {KEY}, or empty it")
+        if not sizes:
+            return
+        theirs = _read_json(store.read(_identity())).get("run_id")
+        if theirs != self._run_id:
+            raise NotOurs(f"{url} is the copy of another run of this name; name another {KEY}, or remove it")
+        own = _read_json((self._run_dir / OWN).read_bytes()) if (self._run_dir / OWN).is_file() else {}
+        known = max(self._resumed_from, own["iteration"] if own.get("url") == url and type(own.get("iteration")) is int else 0)
+        newest = max((number for number in by_checkpoint(sizes) if manifest_of(number) in sizes), default=0)
+        if newest > known:
+            raise NotOurs(f"{url} has iteration {newest}, which another machine made; go on from there, or remove it")
+
+    def _held(self, names: list[str], stack: ExitStack) -> dict[str, BinaryIO] | None:
+        """All these files, open; None if one is gone."""
+        try:
+            return {name: stack.enter_context((self._run_dir / name).open("rb")) for name in names}
+        except FileNotFoundError:
+            return None
+
+    def _put_checkpoint(self, store: Store, there: dict[str, Mark | None], number: int, files: Mapping[str, BinaryIO] | None) -> bool:
+        """A checkpoint's files, the manifest last; one that it replaces loses its manifest first. False without `files`."""
+        if files is None:
+            return False
+        manifest = manifest_of(number)
+        if manifest in there:
+            store.remove(manifest)
+            there.pop(manifest)
+        for name in sorted(files, key=lambda name: (name == manifest, name)):
+            _put(store, there, name, files[name])
+        newest = max(number for number in by_checkpoint(there) if manifest_of(number) in there)
+        write_atomically(self._run_dir / OWN, json.dumps({"url": self.place.url, "iteration": newest}).encode())
+        return True
+
+    def _put_plain(self, store: Store, there: dict[str, Mark | None]) -> dict[str, Mark]:
+        """Everything but checkpoints: whose copy it is first, where a run without checkpoints stands last. Returns what there is."""
+        with ExitStack() as held:
+            state = self._held([STATE], held) or {}  # before the others: they may be newer than it, never older
+            plain = _settled(self._run_dir, checkpoints=False)
+            for name in sorted(plain, key=lambda name: (name != _identity(), name != CONFIG, name)):
+                if name not in state and there.get(name) != plain[name]:
+                    with ExitStack() as opened:
+                        for file in (self._held([name], opened) or {}).values():  # none if it was removed: the next pass sees that
+                            _put(store, there, name, file)
+            for name, file in state.items():
+                _put(store, there, name, file)
+        return plain
+
+    def _forget(self, store: Store, there: dict[str, Mark | None], numbers: list[int]) -> None:
+        """Remove checkpoints there, each by its manifest first: one that is half removed counts as none."""
+        names = by_checkpoint(there)
+        for number in numbers:
+            if manifest_of(number) in there:
+                store.remove(manifest_of(number))
+                there.pop(manifest_of(number))
+            store.remove_folder(manifest_of(number).rpartition("/")[0])
+            for name in names[number]:
+                there.pop(name, None)
+
+
+def files_of(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
+    """name -> state, of the files of a run folder that are copied: those below `checkpoints/`, or all others.
+
+    Raises OSError when a folder cannot be read, FileNotFoundError when something is removed meanwhile.
+    """
+
+    def broken(error: OSError) -> None:
+        raise error
+
+    found: dict[str, Mark] = {}
+    top = run_dir / CHECKPOINTS if checkpoints else run_dir
+    for folder, inside, names in os.walk(top, onerror=broken) if top.is_dir() else ():
+        at_home = (wandb_runs.FOLDER, CHECKPOINTS) if folder == str(run_dir) else ()
+        inside[:] = [name for name in inside if not name.startswith(".") and name not in at_home]
+        for name in names:
+            stat = os.lstat(os.path.join(folder, name)) if not name.startswith(".") else None
+            if stat is not None and S_ISREG(stat.st_mode):  # a link may lead anywhere
+                found[os.path.relpath(os.path.join(folder, name), run_dir)] = _mark(stat)
+    return found
+
+
+def _settled(run_dir: Path, *, checkpoints: bool) -> dict[str, Mark]:
+    """`files_of`, looked at again where something was removed meanwhile: what was missed must not be taken for gone."""
+    for _ in range(_LOOKS):
+        try:
+            return files_of(run_dir, checkpoints=checkpoints)
+        except FileNotFoundError:
+            continue
+    raise OSError(f"{run_dir} changes faster than it can be read")
+
+
+def by_checkpoint(names: Mapping[str, Any]) -> dict[int, list[str]]:
+    """iteration -> the names that are of its checkpoint, finished or not."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        number = checkpoint_of(name)
+        if number is not None:
+            found.setdefault(number, []).append(name)
+    return found
+
+
+def _put(store: Store, there: dict[str, Mark | None], name: str, file: BinaryIO) -> None:
+    """Copy a file, unless this state of it is there."""
+    mark = _mark(os.fstat(file.fileno()))  # before it is read: what is appended meanwhile is copied next time
+    if there.get(name) != mark:
+        store.put(name, file)
+        there[name] = mark
+
+
+def _mark(stat: os.stat_result) -> Mark:
+    return Mark(stat.st_size, stat.st_mtime_ns, stat.st_ino)
+
+
+def _identity() -> str:
+    return IDENTITY
+
+
+def _read_json(content: bytes) -> dict[str, Any]:
+    """A small document; empty if it is none."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}

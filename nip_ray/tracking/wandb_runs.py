@@ -1,0 +1,115 @@
+"""Weights & Biases: a run with the id of ours, our iterations as its steps, files as artifacts.
+
+Decisions that matter here:
+- everything that the library writes goes to `wandb/` in the run folder: events, logs, copies of artifacts on their way, its cache. What
+  the user set in the environment wins;
+- nothing is taken that was not given: no console output, no git state or diff, no list of packages, no command line, no figures of
+  the machine. Those may hold secrets, and what matters of them is in the run folder;
+- a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent again: a run that
+  is resumed makes the same numbers, and twice the same step is drawn twice;
+- artifacts are copied when they are told of, since checkpoints are pruned while the upload goes on.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nip_ray.settings.tracking import WandbSettings
+from nip_ray.storage.folder import CONFIG
+from nip_ray.storage.wandb_source import kept_in, require_key, require_library
+from nip_ray.tracking.base import RunInfo, Tracker, values
+from nip_ray.tracking.wandb_files import last_step
+
+FOLDER = "wandb"
+
+_SETTINGS: dict[str, Any] = {
+    "console": "off",
+    "silent": True,
+    "disable_git": True,
+    "save_code": False,
+    "disable_job_creation": True,
+    "x_disable_meta": True,
+    "x_disable_machine_info": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+    "x_transaction_log_flush_interval": 1.0,  # seconds of figures that a killed run loses
+    "finish_timeout": 1800,  # what is not sent by then stays in the run folder, for `wandb sync`
+}
+
+
+def check(settings: WandbSettings) -> None:
+    """Raises UserError where there is no library, or no usable key for mode: online."""
+    require_library("tracking.wandb.enabled")
+    if settings.mode == "online":
+        require_key("tracking.wandb.mode is online", "or set mode: offline")
+
+
+def start(settings: WandbSettings, run: RunInfo) -> Tracker:
+    """A run at Weights & Biases, or in files for `wandb sync`; the same one again if `run` is resumed."""
+    import wandb
+
+    files = run.run_dir / FOLDER
+    written = last_step(files)
+    files.mkdir(exist_ok=True)
+    online = settings.mode == "online"
+    with kept_in(files.absolute()):
+        made = wandb.init(
+            dir=str(run.run_dir.absolute()),
+            project=settings.project or os.environ.get("WANDB_PROJECT") or "nip_ray",
+            entity=settings.entity,
+            id=run.run_id,
+            name=run.name,
+            group=settings.group or run.group,
+            tags=list(settings.tags) or None,
+            config=dict(run.config),
+            mode=settings.mode,
+            resume="allow" if online else None,
+            reinit="create_new",
+            settings=wandb.Settings(**{key: value for key, value in _SETTINGS.items() if key in wandb.Settings.model_fields}),
+        )
+    tracker = _Wandb(made, files, settings, run, max(written, run.resumed_from, made.starting_step - 1))
+    tracker.config(run.run_dir / CONFIG)
+    return tracker
+
+
+class _Wandb:
+    """last_step: rows up to it are there already."""
+
+    def __init__(self, made: Any, files: Path, settings: WandbSettings, run: RunInfo, last_step: int) -> None:
+        self._run, self._files, self._settings, self._info, self._last_step = made, files.absolute(), settings, run, last_step
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        step = int(row["iteration"])
+        if step > self._last_step:
+            self._run.log(values(row), step=step, commit=True)
+            self._last_step = step
+
+    def config(self, file: Path) -> None:
+        self._send("config", {file.name: file}, None)
+
+    def checkpoint(self, folder: Path, iteration: int) -> None:
+        if self._settings.checkpoints:
+            place = f"checkpoints/{iteration:06d}"  # a small run folder, which other runs can start from
+            found = {f"{place}/{path.relative_to(folder)}": path for path in sorted(folder.rglob("*")) if path.is_file()}
+            self._send("checkpoint", {CONFIG: self._info.run_dir / CONFIG, **found}, iteration)
+
+    def transcripts(self, file: Path, iteration: int) -> None:
+        if self._settings.transcripts:
+            self._send("transcripts", {file.name: file}, iteration)
+
+    def finish(self, failed: bool) -> None:
+        with kept_in(self._files):
+            self._run.finish(exit_code=int(failed))
+
+    def _send(self, kind: str, files: Mapping[str, Path], iteration: int | None) -> None:
+        """The files, by their names in the artifact KIND-RUN_ID, as its newest version."""
+        import wandb
+
+        with kept_in(self._files):
+            about = {"run": self._info.name, "run_id": self._info.run_id, **({} if iteration is None else {"iteration": iteration})}
+            artifact = wandb.Artifact(f"{kind}-{self._info.run_id}", type=kind, metadata=about)
+            for name, path in files.items():
+                artifact.add_file(str(path), name=name, skip_cache=True)
+            aliases = ["latest"] if iteration is None else ["latest", f"iteration-{iteration}"]
+            self._run.log_artifact(artifact, aliases=aliases)

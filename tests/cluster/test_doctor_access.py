@@ -1,0 +1,275 @@
+"""The doctor on who may use a Ray, and whom it listens to: tokens, clusters, ports. With real files, sockets and processes."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nip_ray.cluster import doctor
+from nip_ray.cluster.doctor import cluster, ports
+from nip_ray.cluster.doctor.finding import Finding
+
+
+def check(name: str) -> list[Finding]:
+    """What one check says."""
+    return doctor.CHECKS[name]()
+
+
+def told(findings: list[Finding], status: str) -> list[str]:
+    """The facts of one status."""
+    return [finding.what for finding in findings if finding.status == status]
+
+
+def everything_below(*folders: Path) -> set[Path]:
+    return {path for folder in folders for path in folder.rglob("*")}
+
+
+# ---------------------------------------------------------------------------------------------------------------- tokens
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty home, and Ray left to its own rules."""
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def write_token(home: Path, mode: int) -> Path:
+    path = home / ".ray" / "auth_token"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("canary-token-2f9a")
+    path.chmod(mode)
+    return path
+
+
+def test_a_token_that_others_can_read_is_a_note_with_its_mend(home: Path) -> None:
+    path = write_token(home, 0o644)
+    [found] = check("token")
+    assert found.status == "note"
+    assert "644" in found.what
+    assert found.mend == f"chmod 600 {path}"
+    assert "canary" not in str(found)
+    subprocess.run(found.mend, shell=True, check=True)
+    assert [finding.status for finding in check("token")] == ["ok"]
+
+
+def test_without_a_token_a_home_that_can_be_written_is_fine_and_stays_empty(home: Path) -> None:
+    assert [finding.status for finding in check("token")] == ["ok"]
+    assert not everything_below(home)
+
+
+def test_a_home_that_takes_no_token_is_a_problem_unless_tokens_are_off(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "file").write_text("")
+    monkeypatch.setenv("HOME", str(home / "file"))
+    assert [finding.status for finding in check("token")] == ["problem"]
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert [finding.status for finding in check("token")] == ["note"]
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_a_named_token_file_without_a_token_is_a_problem(home: Path, monkeypatch: pytest.MonkeyPatch, content: str | None) -> None:
+    path = home / "named"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
+    assert [finding.status for finding in check("token")] == ["problem"]
+
+
+def test_a_misspelt_mode_turns_tokens_off_and_is_noted(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_token(home, 0o600)
+    monkeypatch.setenv("RAY_AUTH_MODE", "tokens")
+    assert [finding.status for finding in check("token")] == ["note", "ok"]
+    monkeypatch.setenv("RAY_AUTH_MODE", "Token")  # as Ray reads it
+    assert [finding.status for finding in check("token")] == ["ok"]
+
+
+def test_a_cluster_that_asks_for_a_token_is_a_problem_for_who_has_none(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    assert [finding.status for finding in check("token")] == ["problem"]
+    write_token(home, 0o600)
+    assert [finding.status for finding in check("token")] == ["ok"]
+
+
+# --------------------------------------------------------------------------------------------------------------- cluster
+
+
+@contextlib.contextmanager
+def listening(host: str) -> Iterator[int]:
+    with socket.create_server((host, 0)) as server:
+        yield server.getsockname()[1]
+
+
+def closed_port() -> int:
+    with listening("127.0.0.1") as port:
+        return port
+
+
+def test_a_cluster_that_is_not_there_is_a_problem_and_one_that_answers_is_not(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{closed_port()}")
+    [found] = check("cluster")
+    assert found.status == "problem"
+    assert "refused" in found.what
+    with listening("127.0.0.1") as port:
+        for address in (f"127.0.0.1:{port}", f"ray://localhost:{port}"):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            assert [finding.status for finding in check("cluster")] == ["ok"]
+
+
+def test_a_cluster_elsewhere_without_tokens_is_a_problem(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening("0.0.0.0") as port:
+        monkeypatch.setenv("RAY_ADDRESS", f"0.0.0.0:{port}")  # not the loopback by name, though it answers here
+        answers, bare = check("cluster")
+        assert (answers.status, bare.status) == ("ok", "problem")
+        assert "RAY_AUTH_MODE=token" in bare.mend
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")
+        assert [finding.status for finding in check("cluster")] == ["ok"]
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8265", "nowhere", "host:", "host:port", "a:b:1", "me:pass@host:1", "pass@host:1", "host:99999"]
+)
+def test_an_address_of_another_form_is_a_problem_and_is_not_repeated(home: Path, monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    [found] = check("cluster")
+    assert found.status == "problem"
+    assert address not in found.what
+
+
+def test_hosts_and_ports_are_read_in_every_form() -> None:
+    assert cluster.host_and_port("10.0.0.1:6379") == ("10.0.0.1", 6379)
+    assert cluster.host_and_port("ray://head:10001/") == ("head", 10001)
+    assert cluster.host_and_port("[::1]:6379") == ("::1", 6379)
+    assert cluster.is_loopback("::1")
+    assert cluster.is_loopback("127.3.2.1")
+    assert not cluster.is_loopback("localhost.example.org")
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for() -> None:
+    with socket.socket() as server, contextlib.ExitStack() as stack:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(4):  # the queue is full: the kernel drops whoever comes next
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+        start = time.monotonic()
+        assert "timed out" in cluster.reason_not_reached(*server.getsockname(), timeout_s=0.3)
+        assert time.monotonic() - start < 5
+
+
+def test_a_name_that_takes_ages_to_look_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def look_up(*_: object, **__: object) -> None:
+        over.wait(20)
+        raise OSError("no such name")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    start = time.monotonic()
+    try:
+        assert cluster.reason_not_reached("head.example.org", 6379, timeout_s=0.2) == "timed out"
+        assert time.monotonic() - start < 10
+    finally:
+        over.set()
+
+
+def test_auto_looks_for_what_ray_start_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(home))
+    (home / "ray").mkdir()
+    assert [finding.status for finding in check("cluster")] == ["ok"]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert [finding.status for finding in check("cluster")] == ["problem"]
+    with listening("127.0.0.1") as port:
+        (home / "ray" / "ray_current_cluster").write_text(f"127.0.0.1:{port}")
+        assert [finding.status for finding in check("cluster")] == ["ok"]
+        monkeypatch.delenv("RAY_ADDRESS")
+        assert told(check("cluster"), "note")[0].count("answers") == 1
+    assert told(check("cluster"), "note")[0].count("is not there any more") == 1
+
+
+# ----------------------------------------------------------------------------------------------------------------- ports
+
+LISTEN = """
+import socket, sys
+with socket.create_server((sys.argv[1].removeprefix("--host="), 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def process_that_listens(script: Path, host: str, mode: str, name: str | None = None) -> Iterator[int]:
+    """The port of a process called `name` (none: as Python is) that runs `script`."""
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(LISTEN)
+    process = subprocess.Popen(
+        [name or sys.executable, str(script), f"--host={host}"],
+        executable=sys.executable,
+        env={**os.environ, "RAY_AUTH_MODE": mode, "PYTHONHOME": sys.base_prefix},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+    finally:
+        process.kill()
+        process.communicate(timeout=120)
+
+
+def notes_on(port: int) -> list[Finding]:
+    return [finding for finding in check("ports") if finding.status != "ok" and f":{port} " in finding.what]
+
+
+def test_a_dashboard_that_other_machines_can_reach_is_noted_with_its_port(tmp_path: Path) -> None:
+    script = tmp_path / "ray" / "dashboard" / "dashboard.py"
+    with process_that_listens(script, "0.0.0.0", "disabled") as port:
+        [found] = notes_on(port)
+        assert "they can run programs as you" in found.what
+        assert "127.0.0.1" in found.mend
+    assert not notes_on(port)
+    with process_that_listens(script, "0.0.0.0", "token") as port:
+        [found] = notes_on(port)
+        assert "they can run programs as you" not in found.what
+
+
+def test_a_ray_without_tokens_that_other_machines_can_reach_is_noted(tmp_path: Path) -> None:
+    with process_that_listens(tmp_path / "x.py", "0.0.0.0", "disabled", name="/opt/gcs_server") as port:
+        [found] = notes_on(port)
+        assert "RAY_AUTH_MODE=token" in found.mend
+    with process_that_listens(tmp_path / "x.py", "0.0.0.0", "token", name="/opt/gcs_server") as port:
+        assert not notes_on(port)
+        assert port in [one.port for one in ports.listeners()]
+
+
+def test_other_peoples_servers_are_none_of_ours(tmp_path: Path) -> None:
+    with process_that_listens(tmp_path / "server.py", "0.0.0.0", "disabled") as port:
+        assert port not in [one.port for one in ports.listeners()]
+
+
+def test_command_lines_are_known_for_what_they_are() -> None:
+    assert ports.role(["ray::IDLE", "", ""]) == "worker"
+    assert ports.role(["ray::ProxyActor", ""]) == "serve proxy"
+    assert ports.role(["/venv/ray/core/src/ray/raylet/raylet", "--x"]) == "raylet"
+    assert ports.role(["/venv/bin/python", "/venv/bin/nip-ray", "serve"]) == "nip-ray"
+    assert ports.role(["python", "-m", "nip_ray.cli", "train"]) == "nip-ray"
+    assert ports.role(["vim", "ray/dashboard/notes.md"]) == ""
+    assert ports.role([]) == ""
+
+
+def test_figures_of_a_dashboard_that_stays_at_home_are_not_the_dashboard() -> None:
+    figures = ports.Listener(1, "dashboard", "0.0.0.0", 44227, False, told="127.0.0.1")
+    pages = ports.Listener(2, "dashboard", "::", 8265, False, told="::")
+    mapped = ports.Listener(3, "dashboard", "::ffff:127.0.0.1", 8265, False, told="localhost")
+    assert [finding.status for finding in ports.judge([figures, pages, mapped])] == ["ok", "note"]

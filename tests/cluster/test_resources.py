@@ -1,0 +1,89 @@
+"""Whether a cluster can hold what a run asks for, and what is said when it cannot."""
+
+import itertools
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from nip_ray.cluster.resources import Bundle, missing, trial_bundles, worker_bundles
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.errors import UserError
+from nip_ray.runs.experiment import run_experiment
+from tests.runs.small import MESSAGES, small
+
+ONE: Bundle = {"CPU": 1}
+
+
+def test_what_fits_lacks_nothing() -> None:
+    assert missing([ONE] * 4, [{"CPU": 4.0}]) == ""
+    assert missing([], [{"CPU": 1.0}]) == ""
+    assert missing([], []) == ""
+    assert missing([ONE] * 4, [{"CPU": 1.0, "memory": 1e9}, {"CPU": 3.0, "GPU": 1.0}]) == ""
+
+
+def test_too_few_in_all_says_what_there_is_what_is_asked_for_and_what_fits() -> None:
+    said = missing([ONE] * 64 + [{"CPU": 2, "GPU": 1}], [{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}])
+    assert said.startswith("it has 6 CPU and 1 GPU in all, and 66 CPU and 1 GPU are asked for (64 x 1 CPU, 2 CPU and 1 GPU), of which ")
+    assert "6 of 65 processes fit" in said  # without the learner
+    assert "lower play.num_env_runners" in said
+
+
+def test_a_process_larger_than_every_node_is_named() -> None:
+    said = missing([{"CPU": 6}], [{"CPU": 4.0}, {"CPU": 4.0}])
+    assert said.startswith("one process asks for 6 CPU, and the largest node has 4 CPU; lower ")
+
+
+def test_what_is_there_in_all_may_be_in_pieces_too_small() -> None:
+    said = missing([{"CPU": 3}] * 3, [{"CPU": 5.0}, {"CPU": 5.0}])
+    assert said.startswith("its nodes have 5 CPU, 5 CPU, and of 3 x 3 CPU 2 of 3 processes fit; lower ")
+
+
+def test_gpus_lack_by_name() -> None:
+    said = missing([{"CPU": 1, "GPU": 1}] * 2, [{"CPU": 8.0, "GPU": 1.0}])
+    assert "1 of 2 processes fit" in said
+    assert said.endswith("lower the GPUs for each env runner and learner, join a larger cluster, or set runtime.autoscaling where it grows")
+
+
+def test_a_share_of_a_gpu_is_a_share_of_one_gpu() -> None:
+    node = {"CPU": 8.0, "GPU": 2.0}
+    assert missing([{"GPU": 0.5}] * 4, [node]) == ""
+    assert missing([{"GPU": 0.1}] * 10 + [{"GPU": 1}], [node]) == ""  # ten times 0.1 is 1, whatever floats make of it
+    assert "2 of 3 processes fit" in missing([{"GPU": 0.6}] * 3, [node])
+    assert "lower the GPUs" in missing([{"GPU": 0.6}] * 3, [node])
+    assert missing([{"GPU": 2}], [node]) == ""
+    assert "1 of 2 processes fit" in missing([{"GPU": 2}, {"GPU": 0.5}], [node])
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_refuses_exactly_what_no_placement_holds(seed: int) -> None:
+    """Against trying all placements."""
+    dice = random.Random(seed)
+    kinds = [dice.choice([1, 2, 3, 4, 5]) for _ in range(2)]
+    bundles: list[Bundle] = [{"CPU": dice.choice(kinds)} for _ in range(dice.randint(2, 6))]
+    nodes = [{"CPU": float(dice.randint(2, 9))} for _ in range(dice.randint(1, 3))]
+    possible = any(
+        all(sum(b["CPU"] for b, at in zip(bundles, place) if at == i) <= node["CPU"] for i, node in enumerate(nodes))
+        for place in itertools.product(range(len(nodes)), repeat=len(bundles))
+    )
+    assert (missing(bundles, nodes) == "") == possible
+
+
+def test_bundles_are_those_of_the_config() -> None:
+    workers = ("play.num_env_runners=2", "play.num_cpus_per_env_runner=0.5", "learners.num_learners=1", "learners.num_gpus_per_learner=1")
+    config = small(*workers, "runtime.num_cpus=2", base=MESSAGES)
+    assert isinstance(config, ExperimentConfig)
+    assert worker_bundles(config) == [{"CPU": 0.5}, {"CPU": 0.5}, {"CPU": 1, "GPU": 1}]
+    assert trial_bundles(config) == [{"CPU": 2}, *worker_bundles(config)]
+
+
+def test_a_run_that_can_never_be_placed_is_refused_at_once(ray_session: None, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError) as refused:
+        run_experiment(small("play.num_env_runners=64", base=MESSAGES), tmp_path / "run", quiet=True)
+    assert time.monotonic() - began < 20  # imports, most of it
+    said = str(refused.value)
+    assert said.startswith("the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are asked for (64 x 1 CPU)")
+    assert "4 of 64 processes fit; lower play.num_env_runners" in said
+    assert "\n" not in said

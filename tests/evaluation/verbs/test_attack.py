@@ -1,0 +1,198 @@
+"""`evaluate --attack` and runs that end with an attack: from the run folder to `evaluation.json`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import ENTRIES, num_iterations
+from nip_ray.evaluation.verbs.attack import attackers, wider
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.protocols import build
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.scenarios.graph_isomorphism.build import graph_data
+from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
+from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
+from nip_ray.settings.attack import AttackSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.heads import LrFactors
+from nip_ray.storage.folder import RunFolder
+from tests.runs.small import GRAPHS, MESSAGES, small
+
+SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")]
+MATRIX: dict[str, Any] = {
+    **{key: GRAPHS[key] for key in ("seed", "iterations", "play", "evaluation", "checkpoint", "runtime")},
+    "name": "small-matrix",
+    "protocol": {"name": "matrix_game"},
+    "scenario": {"name": "matrix_game", "game": "matching_pennies"},
+    "algorithm": {"num_epochs": 1, "minibatch_size": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_experiment(small("iterations=2", *SHORT), tmp_path_factory.mktemp("attack") / "run", quiet=True).run_dir
+
+
+def evaluation(run: Path) -> dict[str, Any]:
+    return RunFolder.open(run).read_json("evaluation.json")
+
+
+def records(value: Any) -> list[dict[str, Any]]:
+    """Everything that has an estimate."""
+    if isinstance(value, list):
+        return [found for part in value for found in records(part)]
+    if not isinstance(value, dict):
+        return []
+    here = [value] if "estimate" in value else []
+    return here + [found for part in value.values() for found in records(part)]
+
+
+def test_a_run_without_an_attack_says_nothing_of_one(run: Path) -> None:
+    document = evaluation(run)
+    assert "soundness_under_attack" not in document
+    assert {"worst_case", "calibration", "message_value"} <= set(document)
+    assert document["worst_case"]["episodes"] == 5
+
+
+def test_every_number_has_its_sample_size_and_interval(run: Path) -> None:
+    found = evaluate_run(run, attacked=True)
+    document = evaluation(run)
+    assert len(records(document)) > 60
+    for record in records({**document, **{key: found[key] for key in ("attack", "soundness_under_attack")}}):
+        assert {"estimate", "lower", "upper", "n"} <= set(record)
+        if record["lower"] is not None and record["n"]:
+            assert record["lower"] <= record["estimate"] <= record["upper"]
+
+
+def test_the_command_line_prints_what_python_returns_and_keeps_it(tmp_path: Path) -> None:
+    made = run_experiment(small("iterations=2", *SHORT), tmp_path / "run", quiet=True).run_dir
+    before = evaluation(made)
+    result = CliRunner().invoke(app, ["evaluate", str(made), "--attack", "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == 1
+    printed = json.loads(result.stdout)
+    record = printed["soundness_under_attack"]
+    assert {"estimate", "lower", "upper", "n", "attacker"} <= set(record)
+    assert record["n"] == printed["soundness_error"]["n"] == 10
+    names = [row["name"] for row in printed["attack"]["soundness"]["attackers"]]
+    fresh = [f"fresh/size={size}/seed=0" for size in (1, 2)]
+    assert names == [*fresh, "continued/seed=0", "own", "random", "silent", "manual"]
+    after = evaluation(made)
+    assert {key: after[key] for key in before} == before, "the other figures are those of the run"
+    assert {key: after[key] for key in ENTRIES["soundness"]} == {key: printed[key] for key in ENTRIES["soundness"]}
+    again = evaluate_run(made, attacked=True)
+    assert {**again["attack"], "seconds": 0} == {**printed["attack"], "seconds": 0}
+
+
+def test_a_run_can_end_with_an_attack(tmp_path: Path) -> None:
+    made = run_experiment(small("iterations=2", "evaluation.attack.enabled=true", *SHORT), tmp_path / "run", quiet=True).run_dir
+    document = evaluation(made)
+    alone = evaluate_run(made, attacked=True)
+    assert document["soundness_under_attack"] == alone["soundness_under_attack"], "the same afterwards, from the checkpoint"
+    assert document["worst_case"] == alone["worst_case"]
+
+
+def test_an_attack_on_an_earlier_checkpoint_is_not_kept(tmp_path: Path) -> None:
+    made = run_experiment(small("iterations=2", "checkpoint.interval=1", *SHORT), tmp_path / "run", quiet=True).run_dir
+    assert evaluate_run(made, attacked=True, checkpoint=1)["iteration"] == 1
+    assert "attack" not in evaluation(made)
+
+
+def test_attackers_never_learn_on_what_the_verifier_is_measured_on(run: Path, tmp_path: Path) -> None:
+    """Measured on a file, they learn on the run's own training pairs."""
+    settings = small().scenario
+    assert isinstance(settings, GraphIsomorphismSettings)
+    pairs = graph_data(settings.data)[1]
+    save_pairs(pairs.select(pairs.y_P == 0), tmp_path / "negatives.npz")
+    found = evaluate_run(run, dataset=tmp_path / "negatives.npz", attacked=True)
+    assert found["soundness_under_attack"]["n"] == 10
+    assert found["attack"]["soundness"]["attackers"][0]["selection"]["n"] == 15, "half of the run's 30 negative training pairs"
+
+
+def test_settings_can_be_changed_for_one_evaluation(run: Path) -> None:
+    changed = ["evaluation.attack.goals=[completeness]", "evaluation.max_instances=8", "evaluation.worst_case_episodes=0"]
+    found = evaluate_run(run, attacked=True, settings=changed)
+    assert "refusal" in found
+    assert "soundness_error" not in found
+    assert found["num_instances"] == 8
+    with pytest.raises(UserError, match=r"evaluation\.… only"):
+        evaluate_run(run, settings=["algorithm.lr=1"])
+
+
+def test_the_message_game_can_be_attacked(tmp_path: Path) -> None:
+    made = run_experiment(small("iterations=1", *SHORT, base=MESSAGES), tmp_path / "run", quiet=True).run_dir
+    found = evaluate_run(made, attacked=True)
+    assert found["soundness_under_attack"]["n"] == 512
+
+
+# ------------------------------------------------------------------------------------------------------------ attackers
+
+
+def test_attackers_can_be_wider_and_always_learn() -> None:
+    config = small("scenario.agents.prover={kind: random, agent_lr_factor: {actor: 0}}")
+    usual, wide = (attackers(config, ["prover"], size, 0)["prover"] for size in (1, 2))
+    assert not isinstance(usual, RandomAgent)
+    sizes = [sum(part.numel() for part in network.parameters()) for network in (usual, wide)]
+    assert sizes[1] > 2 * sizes[0]
+    assert all(group.lr_factor == 1 for network in (usual, wide) for group in network.groups())  # type: ignore[operator]
+    other = attackers(config, ["prover"], 1, 1)["prover"].state_dict()
+    assert any(not part.equal(other[name]) for name, part in usual.state_dict().items())
+
+
+def test_only_widths_grow() -> None:
+    own = GraphAgentSettings()
+    twice = wider(own, 2)
+    assert (twice.d_gnn, twice.d_transformer, twice.d_decider) == (32, 32, 32)
+    assert (twice.num_gnn_layers, twice.num_heads, twice.agent_lr_factor) == (own.num_gnn_layers, own.num_heads, LrFactors())
+    assert wider(own, 1) is own
+
+
+def test_the_progress_line_knows_its_length() -> None:
+    settings = AttackSettings(seeds=2, sizes=(1, 4), continued=True, iterations=10)
+    assert num_iterations(build("nip"), settings) == 2 * 3 * 10
+    assert num_iterations(build("debate"), settings) == 2 * 2 * 3 * 10
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+
+
+def test_a_game_without_a_verifier_cannot_be_attacked(tmp_path: Path) -> None:
+    made = run_experiment(small("iterations=1", base=MATRIX), tmp_path / "run", quiet=True).run_dir
+    result = CliRunner().invoke(app, ["evaluate", str(made), "--attack"])
+    assert result.exit_code == 2
+    assert result.stderr.count("\n") == 1
+    assert "has no verifier" in result.stderr
+    assert not {"worst_case", "calibration", "message_value"} & set(evaluation(made))
+
+
+@pytest.mark.parametrize(
+    ("base", "overrides", "words"),
+    [
+        (MATRIX, [], "has no verifier"),
+        (GRAPHS, ["protocol={name: solo_verifier}", "algorithm.minibatch_size=16"], "no prover who could fool"),
+        (GRAPHS, ["algorithm={name: solo, agent: verifier, minibatch_size: 16}"], "learns alone"),
+    ],
+)
+def test_a_run_that_is_to_end_with_an_impossible_attack_does_not_begin(
+    tmp_path: Path, base: dict[str, Any], overrides: list[str], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        run_experiment(small("evaluation.attack.enabled=true", *overrides, base=base), tmp_path / "run", quiet=True)
+
+
+def test_a_run_without_checkpoints_is_one_clear_error(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
+    with pytest.raises(UserError, match="no checkpoint"):
+        evaluate_run(tmp_path / "run", attacked=True)
+
+
+def test_all_checkpoints_are_not_attacked(run: Path) -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--all-checkpoints", "--attack"])
+    assert result.exit_code == 2
+    assert "one checkpoint" in result.stderr

@@ -1,0 +1,207 @@
+"""`nip-ray evaluate`: the figures of a run again, from any checkpoint, on any kind of data file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.scenarios.graph_isomorphism.build import graph_data
+from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, save_pairs, to_raw
+from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
+from nip_ray.storage.folder import RunFolder
+from tests.runs.small import small
+
+CONFIG = small("iterations=4", "checkpoint.interval=1", "checkpoint.keep=null", "evaluation.interval=1", "algorithm.lr=0.05")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_experiment(CONFIG, tmp_path_factory.mktemp("evaluate") / "run", quiet=True).run_dir
+
+
+@pytest.fixture(scope="module")
+def held_out() -> GraphPairs:
+    """The run's own held-out split."""
+    assert isinstance(CONFIG.scenario, GraphIsomorphismSettings)
+    return graph_data(CONFIG.scenario.data)[1]
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    with RunFolder.open(run) as folder:
+        return folder.metrics()
+
+
+def evaluated(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key.startswith("eval")}
+
+
+def without_bounds(figures: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in evaluated(figures).items() if not key.endswith(("/lower", "/upper", "/n"))}
+
+
+def call(*arguments: str | Path) -> dict[str, Any]:
+    """The JSON object that `nip-ray evaluate` prints."""
+    result = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--json"])
+    assert result.exit_code == 0, result.output
+    assert len(result.stdout.splitlines()) == 1
+    return json.loads(result.stdout)
+
+
+def write(kind: str, pairs: GraphPairs, folder: Path) -> Path:
+    """`pairs` as one of the three kinds of files."""
+    if kind == "ours":
+        save_pairs(pairs, folder / "pairs.npz")
+        return folder / "pairs.npz"
+    if kind == "published":
+        torch.save({key: torch.from_numpy(value) for key, value in to_raw(pairs).items()}, folder / "data.pt")
+        return folder / "data.pt"
+    raw: dict[str, Any] = dict(to_raw(pairs))
+    np.savez(folder / "plain.npz", **raw)
+    return folder / "plain.npz"
+
+
+# --------------------------------------------------------------------------------------------------------- the run's own split
+
+
+def test_one_json_object_and_nothing_else(run: Path) -> None:
+    before = sorted(path for path in run.rglob("*"))
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout.endswith("}\n")
+    assert len(done.stdout.splitlines()) == 1
+    figures = json.loads(done.stdout)
+    assert (figures["run_dir"], figures["iteration"], figures["dataset"], figures["num_instances"]) == (str(run), 4, None, 20)
+    assert without_bounds(figures) == evaluated(rows(run)[-1]), "greedy and sampled: the seed is the run's"
+    assert sorted(path for path in run.rglob("*")) == before, "evaluating writes nothing"
+
+
+@pytest.mark.parametrize("iteration", [1, 2, 3, 4])
+def test_every_checkpoint(run: Path, iteration: int) -> None:
+    figures = call(run, "--checkpoint", str(iteration))
+    assert figures["iteration"] == iteration
+    assert without_bounds(figures) == evaluated(rows(run)[iteration - 1])
+
+
+def test_intervals(run: Path) -> None:
+    figures = call(run)
+    with RunFolder.open(run) as folder:
+        document = folder.read_json("evaluation.json")
+    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled")):
+        for name in ("accuracy", "completeness", "soundness", "undecided"):
+            record = document[mode][f"verifier/{name}"]
+            ends = [figures[f"{prefix}/verifier/{name}{end}"] for end in ("/lower", "", "/upper")]
+            assert ends == [record["lower"], record["estimate"], record["upper"]]
+
+
+def test_every_figure_comes_with_its_sample_size_and_the_record_that_it_is_from(run: Path) -> None:
+    figures = evaluate_run(run)
+    with RunFolder.open(run) as folder:
+        document = folder.read_json("evaluation.json")
+    for mode, prefix in (("greedy", "eval"), ("sampled", "eval_sampled")):
+        assert figures[mode] == document[mode]
+        for name, record in document[mode].items():
+            for end in ("lower", "upper", "n"):
+                assert figures.get(f"{prefix}/{name}/{end}") == (None if record["estimate"] is None else record[end]), name
+    assert any("=" in key and key.endswith("/lower") for key in figures)
+    assert figures["held_out"] is document["held_out"] is True
+
+
+def test_the_seed_is_for_sampled_actions(run: Path) -> None:
+    found = [call(run, "--seed", seed) for seed in ("3", "3", "11", "12", "13")]
+    assert found[0] == found[1] == call(run)
+    greedy = [{key: value for key, value in figures.items() if key.startswith("eval/")} for figures in found]
+    sampled = [{key: value for key, value in figures.items() if key.startswith("eval_sampled/")} for figures in found]
+    assert all(figures == greedy[0] for figures in greedy), "nothing random is in it"
+    assert any(figures != sampled[0] for figures in sampled)
+
+
+def test_a_table_without_json(run: Path) -> None:
+    result = CliRunner().invoke(app, ["evaluate", str(run)])
+    assert result.exit_code == 0
+    figures = evaluate_run(run)
+    cells = [f"{figures[f'eval/verifier/accuracy{end}']:.4f}" for end in ("", "/lower", "/upper")]
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert ["eval/verifier/accuracy", *cells, "20"] in lines
+    assert sum(line[:1] == ["eval/verifier/accuracy"] for line in lines) == 1
+
+
+# ---------------------------------------------------------------------------------------------------------- other data sets
+
+
+@pytest.mark.parametrize("kind", ["ours", "published", "plain"])
+def test_the_same_pairs_from_a_file(run: Path, held_out: GraphPairs, tmp_path: Path, kind: str) -> None:
+    path = write(kind, held_out, tmp_path)
+    figures, own = call(run, "--dataset", path), call(run)
+    assert figures["dataset"] == str(path)
+    assert {**figures, "dataset": None} == own
+
+
+def test_a_folder_in_the_published_layout(run: Path, held_out: GraphPairs, tmp_path: Path) -> None:
+    (tmp_path / "raw").mkdir()
+    write("published", held_out, tmp_path / "raw")
+    assert {**call(run, "--dataset", tmp_path), "dataset": None} == call(run)
+
+
+def test_a_data_set_is_used_whole(tmp_path: Path, held_out: GraphPairs) -> None:
+    """Whatever the run's own limits on its data are."""
+    config = small("iterations=1", "scenario.data.num_test=4", "evaluation.max_instances=3", "scenario.data.min_wl_score=2")
+    run = run_experiment(config, tmp_path / "run", quiet=True).run_dir
+    assert call(run)["num_instances"] == 3
+    assert call(run, "--dataset", write("ours", held_out, tmp_path))["num_instances"] == 20
+
+
+def test_one_class_alone(run: Path, held_out: GraphPairs, tmp_path: Path) -> None:
+    negatives = held_out.select(held_out.y_P == 0)
+    figures = call(run, "--dataset", write("plain", negatives, tmp_path))
+    assert figures["num_instances"] == len(negatives)
+    assert "eval/verifier/completeness" not in figures
+    assert figures["eval/verifier/soundness"] == figures["eval/verifier/accuracy"]
+
+
+def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: GraphPairs, tmp_path: Path) -> None:
+    """With other node labels, and the two graphs exchanged, a pair is the same."""
+    assert isinstance(CONFIG.scenario, GraphIsomorphismSettings)
+    train, order = graph_data(CONFIG.scenario.data)[0].select(slice(6)), torch.randperm(7, generator=torch.manual_seed(0))
+    small = train.size_P == 7
+    assert small.any()
+    adjacency = train.adjacency_P2nn[small][:, :, :7, :7].flip(1)[:, :, order][:, :, :, order]
+    seen = GraphPairs(adjacency, train.size_P[small], train.wl_score_P[small])
+    joined = GraphPairs(
+        *(
+            torch.cat(parts)
+            for parts in zip(*((p.padded_to(11).adjacency_P2nn, p.size_P, p.wl_score_P) for p in (seen, held_out)), strict=True)
+        )
+    )
+    figures, own = call(run, "--dataset", write("ours", joined, tmp_path)), call(run)
+    assert (figures["overlap"], figures["held_out"]) == (len(seen), False)
+    assert (own["overlap"], own["held_out"]) == (0, True)
+    assert figures["unseen/eval/verifier/accuracy/n"] == len(held_out)
+    assert figures["unseen"]["greedy"]["verifier/accuracy"] == own["greedy"]["verifier/accuracy"]
+    assert "unseen" not in own
+
+
+@pytest.mark.parametrize("size", [7, 9])
+def test_graphs_of_other_sizes(run: Path, tmp_path: Path, size: int) -> None:
+    """Networks know no number of nodes: larger graphs than those of training can be asked about, and padding changes nothing."""
+    pairs = generate_pairs(12, 5, GeneratorSettings(graph_sizes=(size,)))
+    plain = call(run, "--dataset", write("ours", pairs, tmp_path))
+    assert plain["num_instances"] == 12
+    (larger := tmp_path / "larger").mkdir()
+    both = generate_pairs(2, 6, GeneratorSettings(graph_sizes=(11,)))
+    joined = GraphPairs(
+        torch.cat([pairs.padded_to(11).adjacency_P2nn, both.adjacency_P2nn]),
+        torch.cat([pairs.size_P, both.size_P]),
+        torch.cat([pairs.wl_score_P, both.wl_score_P]),
+    )
+    mixed = call(run, "--dataset", write("ours", joined, larger))
+    assert mixed["num_instances"] == 14
+    right = [figures["eval/verifier/accuracy"] * figures["num_instances"] for figures in (plain, mixed)]
+    assert -1e-6 <= right[1] - right[0] <= 2 + 1e-6, "the 12 are judged as before, the 2 others right or wrong"

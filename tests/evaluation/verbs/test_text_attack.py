@@ -1,0 +1,162 @@
+"""Liars among language models: a prover that learns what a verifier, whose habits are known, believes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
+from nip_ray.config.text_rules import language_agents
+from nip_ray.errors import UserError
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.text_attack import attack_config
+from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.settings.attack import AttackSettings
+from nip_ray.storage.folder import RunFolder
+from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
+from tests.text.provider import provider_thread
+
+OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
+ALONE = {"provider": "nobody", "model": "none"}
+
+
+def experiment(folder: Path, protocol: str = "adp", **changes: Any) -> dict[str, Any]:
+    rule = {"name": "expert_iteration", "rollouts_per_iteration": 40, "num_test_items": 40, "fine_tuning": {"min_examples": 1}}
+    made = config(
+        folder, rule, iterations=1, protocol={"name": protocol, **({} if protocol == "solo_verifier" else {"shared_reward": True})}
+    )
+    made["scenario"]["agents"] = {"_default": dict(ALONE)}
+    made["providers"] = {"nobody": {"name": "dummy"}}
+    return {**made, **changes}
+
+
+def played(folder: Path, data: dict[str, Any]) -> Path:
+    made: Any = load_config(write_config(folder, data))
+    run_text_experiment(made, folder / "run", quiet=True)
+    return folder / "run"
+
+
+def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
+    """The verifier accepts whatever "holds". An honest prover says so of good programs; a liar learns to say it of bad ones."""
+    belief = {"base": {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.1, 0.9]}}}
+    with provider_thread(tmp_path, roles=roles(habit=0.8), tables=belief, **OPTIONS) as provider:
+        tuning = {"num_epochs": 3, "min_examples": 1}
+        rule = {"name": "expert_iteration", "rollouts_per_iteration": 60, "num_test_items": 60, "fine_tuning": tuning}
+        data = config(tmp_path, rule, iterations=2)
+        data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
+        run = played(tmp_path, data)
+        before = RunFolder.open(run).read_json("evaluation.json")
+        found = evaluate_run(run, attacked=True, settings=["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=6"])
+    honest = before["sampled"]["verifier/soundness"]["estimate"]
+    record = found["soundness_under_attack"]
+    assert record["attacker"] == "continued"
+    assert record["n"] == 30, "half of the 60 items are bad"
+    assert record["estimate"] < honest - 0.3
+    assert record["lower"] <= record["estimate"] <= record["upper"]
+    rows = found["attack"]["soundness"]["attackers"]
+    assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover goes on as it was"
+    after = RunFolder.open(run).read_json("evaluation.json")
+    assert after["soundness_under_attack"] == record
+    assert after["sampled"] == before["sampled"]
+
+
+@pytest.mark.slow
+def test_an_attack_is_a_run_of_its_own_about_one_label(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
+    assert "completeness_under_attack" not in found, "no prover of adp is paid for rejection"
+    folder = run / found["attack"]["soundness"]["run_dir"]
+    assert folder == run / "attack" / "soundness"
+    with RunFolder.open(folder) as opened:
+        assert [row["iteration"] for row in opened.metrics()] == [1, 2]
+        assert {record["label"] for record in opened.read_transcripts(opened.transcript_names()[-1])} == {0}
+    again = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
+    assert again["attack"]["soundness"]["run_dir"] == "attack/soundness-2", "nothing is replaced"
+
+
+def test_both_sides_of_a_debate_can_lie(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path, "debate"))
+    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
+    assert found["attack"]["soundness"]["agents"] == ["prover1"]
+    assert found["attack"]["completeness"]["agents"] == ["prover0"]
+
+
+def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
+    shared = experiment(tmp_path)
+    shared["scenario"]["agents"]["_default"] |= {"group": "all"}
+    own: Any = config_from_dict(shared)
+    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
+    agents = language_agents(made)
+    assert {agent: (found.model, found.frozen, found.group) for agent, found in agents.items()} == {
+        "prover": ("tuned", False, None),
+        "verifier": ("tuned", True, None),
+    }
+    assert not made.protocol.shared_reward
+
+
+def test_the_stored_tests_can_be_examined_and_nothing_is_played(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    before = sorted(run.rglob("*"))
+    result = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert result.exit_code == 0, result.output
+    figures, stored = json.loads(result.stdout), RunFolder.open(run).read_json("evaluation.json")
+    assert figures["sampled"] == stored["sampled"]
+    assert figures["eval_sampled/verifier/accuracy"] == stored["sampled"]["verifier/accuracy"]["estimate"]
+    assert figures["eval_sampled/verifier/accuracy/n"] == figures["num_instances"] == 40
+    assert sorted(run.rglob("*")) == before
+    assert CliRunner().invoke(app, ["evaluate", str(run)]).exit_code == 0
+    (run / "rollouts" / "test-000001.jsonl").unlink()
+    with pytest.raises(UserError, match="no test dialogues"):
+        evaluate_run(run)
+
+
+def test_an_attack_is_kept_though_the_file_of_figures_is_gone(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    before = RunFolder.open(run).read_json("evaluation.json")
+    (run / "evaluation.json").unlink()
+    found = evaluate_run(run, attacked=True, seed=77, settings=["evaluation.attack.text_iterations=2"])
+    after = RunFolder.open(run).read_json("evaluation.json")
+    assert after["soundness_under_attack"] == found["soundness_under_attack"]
+    assert after["sampled"] == before["sampled"]
+    assert load_config(run / found["attack"]["soundness"]["run_dir"] / "config.yaml").seed == 77
+    assert found["attack"]["seed"] == 77
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"seed": 3}, "--seed: of language models the stored dialogues"),
+        ({"checkpoint": 1}, "--checkpoint: of language models"),
+        ({"settings": ["evaluation.attack.goals=[soundness]"]}, "--set evaluation.attack.goals: of language models nothing"),
+        ({"attacked": True, "settings": ["evaluation.attack.seeds=4"]}, "--set evaluation.attack.seeds: of language models an attack uses"),
+        ({"attacked": True, "settings": ["evaluation.attack.verifier=sampled"]}, "--set evaluation.attack.verifier"),
+    ],
+)
+def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    (tmp_path / "run").mkdir()
+    made: Any = load_config(write_config(tmp_path, experiment(tmp_path)))
+    (tmp_path / "run" / "config.yaml").write_text(config_to_yaml(made))
+    with pytest.raises(UserError, match=words) as caught:
+        evaluate_run(tmp_path / "run", **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [(["evaluation.attack.goals=[completeness]"], "is paid for a wrong verdict"), (["iterations=3"], r"evaluation\.… only")],
+)
+def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[str], words: str) -> None:
+    run = played(tmp_path, experiment(tmp_path))
+    with pytest.raises(UserError, match=words):
+        evaluate_run(run, attacked=True, settings=settings)
+    with pytest.raises(UserError, match="--checkpoint: of language models the last ones are attacked"):
+        evaluate_run(run, attacked=True, checkpoint=1)
+
+
+def test_a_verifier_alone_has_nobody_who_could_fool_it(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path, "solo_verifier"))
+    with pytest.raises(UserError, match="no prover who could fool"):
+        evaluate_run(run, attacked=True)

@@ -1,0 +1,123 @@
+"""A canary key goes through everything that can fail; nothing that is written or said may hold it."""
+
+import asyncio
+import io
+import logging
+import pickle
+import traceback
+from pathlib import Path
+
+import pytest
+
+from nip_ray.secrets import HIDDEN, Redactor
+from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.text.costs.budget import Budget
+from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.dialogues.records import RecordedChat
+from nip_ray.text.providers.chat import ChatRequest
+from nip_ray.text.providers.openai_chat import OpenAIChat
+from tests.text.chat_server import API_KEY, ChatServer
+from tests.text.dummy_chat import DummyChat
+
+FAULTS = ("ok", "400", "401", "403", "500", "429", "quota", "policy", "drop_before", "malformed", "late")
+
+
+async def call_under_every_fault(url: str, folder: Path) -> list[BaseException]:
+    """What was raised. The server repeats a wrong key in its message, as real ones do."""
+    provider = OpenAIProvider(base_url=url, api_key_variable="CANARY", max_retries=1, timeout_s=0.5)
+    chat = OpenAIChat(provider, Limiter(), Budget())
+    recorded = RecordedChat(chat, folder, 0)
+    calls = [recorded.complete(ChatRequest(fault, "gpt-4o-mini", [{"role": "user", "content": "hello"}], 9)) for fault in FAULTS]
+    raised = [outcome for outcome in await asyncio.gather(*calls, return_exceptions=True) if isinstance(outcome, BaseException)]
+    for name in ("gpt-4o-mini", "no-such-model"):
+        try:
+            await chat.check_models([name])
+        except Exception as error:
+            raised.append(error)
+    await recorded.close()
+    return raised
+
+
+@pytest.mark.filterwarnings("ignore:provider.prices has no price")
+@pytest.mark.parametrize("canary", [API_KEY, "sk-wrong-but-secret-0123456789"])
+def test_the_canary_is_nowhere(canary: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("CANARY", canary)
+    log, root = io.StringIO(), logging.getLogger()
+    handler, level = logging.StreamHandler(log), root.level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    redactor = Redactor(["CANARY"])
+    redactor.install()
+    try:
+        with ChatServer(late_s=2.0, plan=lambda attempt: attempt.key) as server:
+            raised = asyncio.run(call_under_every_fault(server.url, tmp_path))
+            assert server.authorizations[f"Bearer {canary}"] > 0
+            logging.getLogger("test").debug("sent with %s", canary)
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(level)
+        for there in [*root.handlers, *([logging.lastResort] if logging.lastResort else [])]:
+            there.removeFilter(redactor)
+    texts = [log.getvalue(), *capfd.readouterr()]
+    assert "HTTP" in texts[0]
+    assert f"sent with {HIDDEN}" in texts[0]
+    texts += [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(raised) >= 6
+    for error in raised:
+        texts += [str(error), repr(error), "".join(traceback.format_exception(error)), repr(pickle.dumps(error))]
+        assert error.__context__ is None  # no exception of the SDK, with its request, hangs on ours
+        assert error.__cause__ is None
+    assert not [text for text in texts if canary in text]
+
+
+def test_what_counts_as_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "key/with+odd=signs")
+    monkeypatch.setenv("MY_TOKEN", "short")
+    monkeypatch.setenv("ODDLY_NAMED", "another-secret-value")
+    monkeypatch.setenv("KEYBOARD", "qwertyuiop")
+    text = "key/with+odd=signs key%2Fwith%2Bodd%3Dsigns short another-secret-value qwertyuiop"
+    assert Redactor()(text) == f"{HIDDEN} {HIDDEN} short another-secret-value qwertyuiop"
+    assert Redactor(["ODDLY_NAMED"])(text) == f"{HIDDEN} {HIDDEN} short {HIDDEN} qwertyuiop"
+
+
+def test_a_secret_within_another_is_hidden_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("A_TOKEN", "abcdefgh")
+    monkeypatch.setenv("B_TOKEN", "abcdefgh-ijklmnop")
+    assert Redactor()("x abcdefgh-ijklmnop y abcdefgh z") == f"x {HIDDEN} y {HIDDEN} z"
+
+
+def test_records_are_cleaned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CANARY", API_KEY)
+    redactor, log = Redactor(["CANARY"]), io.StringIO()
+    handler = logging.StreamHandler(log)
+    handler.addFilter(redactor)
+    logger = logging.getLogger("nip_ray.test.records")
+    logger.addHandler(handler)
+    error = RuntimeError("outer")
+    error.__cause__ = ValueError(f"inner {API_KEY}")
+    logger.error("it failed: %s", {"header": API_KEY}, exc_info=error, stack_info=True)
+    assert API_KEY not in redactor.traceback(error)
+    assert f"inner {HIDDEN}" in redactor.traceback(error)
+    logger.removeHandler(handler)
+    assert API_KEY not in log.getvalue()
+    assert log.getvalue().count(HIDDEN) == 2
+    assert "RuntimeError: outer" in log.getvalue()
+
+
+def test_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    logger = logging.getLogger("nip_ray.test.installed")
+    logger.addHandler(handler)
+    redactor = Redactor()
+    redactor.install()
+    redactor.install()
+    assert handler.filters == [redactor]
+    logger.removeHandler(handler)
+
+
+def test_the_dummy_cuts_at_its_limit() -> None:
+    chat = DummyChat(lambda request: request.key * 10)
+    whole = asyncio.run(chat.complete(ChatRequest("abcd", "m", [{"role": "user", "content": "hello"}], 10)))
+    assert (whole.content, whole.finish_reason, whole.completion_tokens, whole.cost_pusd) == ("abcd" * 10, "stop", 10, 0)
+    cut = asyncio.run(chat.complete(ChatRequest("abcд", "m", [], 3)))
+    assert (cut.content, cut.finish_reason, cut.completion_tokens) == ("abcдabcдab", "length", 3)

@@ -1,0 +1,38 @@
+"""`DummyJobs`: found after a restart, damaged files told."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.text.jobs.exactly_once import await_job, ensure_job
+from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.providers.dummy_jobs import DummyJobs
+
+SPEC = FineTuneSpec("k" * 64, "dpo", "base", "s", 3, 50, num_epochs=2)
+
+
+def test_jobs_succeed_at_once_and_are_found_again(tmp_path: Path) -> None:
+    async def run(journal: Journal) -> None:
+        backend = DummyJobs(tmp_path / "dummy.json")
+        await backend.check("base", "dpo")
+        job = await await_job(backend, journal, await ensure_job(backend, journal, SPEC, b"{}\n", "x"))
+        assert (job.id, job.model, job.trained_tokens) == ("dummy-000000", "base-ft", 100)
+        assert await backend.find(SPEC.key) == [job]
+        assert await backend.cancel(job.id) == job
+        with pytest.raises(TrainingError):
+            await backend.poll("dummy-9")
+        await backend.close()
+
+    for name in ("journal", "journal", "another journal"):
+        with Journal(tmp_path / name) as journal:
+            asyncio.run(run(journal))
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"version": 2, "jobs": []}', '{"version": 1, "jobs": [{"id": "x", "surprise": 1}]}'])
+def test_damaged_files(tmp_path: Path, content: str) -> None:
+    (tmp_path / "dummy.json").write_text(content)
+    with pytest.raises(UserError, match=r"dummy\.json cannot be used"):
+        DummyJobs(tmp_path / "dummy.json")

@@ -1,0 +1,349 @@
+"""The chat client against a real server on the loopback: every fault once, what is retried, what is billed, what is said."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+import pytest
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
+from nip_ray.text.costs.budget import Budget
+from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.costs.spending import Amount, MeteredReply
+from nip_ray.text.errors import BudgetExhausted, uncertain_of
+from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.failures import backoff_s, refused, retry_after_s
+from nip_ray.text.providers.openai_chat import OpenAIChat, idempotency_key
+from tests.text.chat_server import API_KEY, Attempt, ChatServer
+
+PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
+
+
+WORST = Amount(78 * 150_000 + 64 * 600_000, 78 + 64)
+"""Of `request()`: a token for each of 14 bytes, 32 around the message and around the reply."""
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+    with ChatServer() as running:
+        yield running
+
+
+def request(key: str = "k", model: str = "gpt-4o-mini", **changes: Any) -> ChatRequest:
+    messages = [{"role": "user", "content": f"Is {key} true?"}]
+    return ChatRequest(key, model, messages, **({"max_tokens": 64} | changes))
+
+
+def first(fault: str, times: int = 1) -> Callable[[Attempt], str]:
+    """The first `times` attempts of every key fail."""
+    return lambda attempt: fault if attempt.number < times else "ok"
+
+
+Use = Callable[[OpenAIChat], Coroutine[Any, Any, Any]]
+
+
+def run(server: ChatServer, use: Use, budget: Budget | None = None, **settings: Any) -> Any:
+    provider = OpenAIProvider(base_url=server.url, **({"max_retries": 3, "timeout_s": 20.0, "prices": PRICES} | settings))
+
+    async def main() -> Any:
+        client = OpenAIChat(provider, Limiter(), budget or Budget(), max_in_flight=32)
+        try:
+            return await use(client)
+        finally:
+            await client.close()
+
+    return asyncio.run(main())
+
+
+def complete(server: ChatServer, sent: ChatRequest | None = None, budget: Budget | None = None, **settings: Any) -> MeteredReply:
+    return run(server, lambda client: client.complete(sent or request()), budget, **settings)
+
+
+def test_a_reply_is_what_the_server_billed(server: ChatServer) -> None:
+    budget = Budget()
+    reply = complete(server, request(temperature=0.5, top_p=0.9, seed=3), budget)
+    (bill,) = server.bills
+    assert (reply.prompt_tokens, reply.completion_tokens) == (bill.prompt_tokens, bill.completion_tokens)
+    assert reply.cost_pusd == 150_000 * bill.prompt_tokens + 600_000 * bill.completion_tokens
+    assert budget.spending.amount == Amount(reply.cost_pusd, bill.prompt_tokens + bill.completion_tokens)
+    assert budget.reserved == Amount()
+    assert reply.finish_reason == "stop"
+    assert server.attempts[0].body["temperature"] == 0.5
+    assert server.attempts[0].body["seed"] == 3
+
+
+def test_a_reply_at_its_limit_is_truncated(server: ChatServer) -> None:
+    reply = complete(server, request(max_tokens=2))
+    assert (reply.finish_reason, reply.completion_tokens) == ("length", 2)
+
+
+@pytest.mark.parametrize("fault", ["429", "429-ms", "429-date", "500", "503", "529", "408", "409", "drop_before", "malformed"])
+def test_passing_faults_are_retried_under_one_key(server: ChatServer, fault: str) -> None:
+    server.plan = first(fault, 2)
+    reply = complete(server)
+    assert reply.content
+    assert [attempt.key for attempt in server.attempts] == ["k"] * 3
+    assert len(server.bills) == 1
+
+
+@pytest.mark.parametrize("fault", ["drop_after", "malformed", "late"])
+def test_a_lost_reply_is_billed_once_where_keys_are_honoured(server: ChatServer, fault: str) -> None:
+    server.plan, server.late_s = first(fault), 3.0
+    budget = Budget()
+    reply = complete(server, budget=budget, timeout_s=1.0)
+    assert len(server.bills) == 1
+    assert budget.spending.models["gpt-4o-mini"].calls == 1
+    assert reply.uncertain.pusd > reply.cost_pusd
+    assert budget.spending.uncertain == reply.uncertain
+
+
+def test_what_a_service_without_idempotency_bills_is_within_certain_and_uncertain(server: ChatServer) -> None:
+    server.honours_keys, server.plan = False, first("drop_after", 2)
+    budget = Budget()
+    complete(server, budget=budget)
+    billed = sum(150_000 * bill.prompt_tokens + 600_000 * bill.completion_tokens for bill in server.bills)
+    assert len(server.bills) == 3
+    assert budget.spending.amount.pusd < billed <= budget.spending.at_most.pusd
+
+
+def test_a_wait_that_was_asked_for_is_kept(server: ChatServer) -> None:
+    server.plan, server.wait_s = first("429-ms"), 0.7
+    complete(server)
+    assert server.arrived_s[1] - server.arrived_s[0] >= 0.7
+
+
+def test_a_429_holds_everyone_back(server: ChatServer) -> None:
+    """One caller is told to wait; a call that starts later waits too."""
+    server.plan, server.wait_s = (lambda attempt: "429" if attempt.arrival == 0 else "ok"), 1.0
+
+    async def two(client: OpenAIChat) -> None:
+        slow = asyncio.create_task(client.complete(request("a")))
+        while not server.attempts:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        await asyncio.gather(slow, client.complete(request("b")))
+
+    run(server, two)
+    assert min(server.arrived_s[1:]) - server.arrived_s[0] >= 0.9
+
+
+def test_a_storm_passes(server: ChatServer) -> None:
+    server.plan = lambda attempt: ("429-ms", "503", "ok")[min(attempt.number, 2)] if attempt.arrival % 3 else "ok"
+    budget = Budget()
+
+    async def many(client: OpenAIChat) -> list[ChatReply]:
+        return await asyncio.gather(*(client.complete(request(f"k{number}")) for number in range(60)))
+
+    replies = run(server, many, budget, max_retries=8)
+    assert len({reply.content for reply in replies}) == 60
+    assert len(server.bills) == 60
+    assert sum(reply.cost_pusd for reply in replies) == budget.spending.amount.pusd
+
+
+def test_giving_up_says_why(server: ChatServer) -> None:
+    server.plan = lambda attempt: "503"
+    with pytest.raises(TrainingError, match=r"failed 3 times, last: .*503: error 503") as caught:
+        complete(server, max_retries=2)
+    assert uncertain_of(caught.value) == WORST * 3
+    assert len(server.attempts) == 3
+
+
+def test_used_up_credit_is_not_retried(server: ChatServer) -> None:
+    server.plan = lambda attempt: "quota"
+    with pytest.raises(TrainingError, match=r"credit .* is used up"):
+        complete(server)
+    assert len(server.attempts) == 1
+
+
+@pytest.mark.parametrize("fault", ["policy", "finish content_filter"])
+def test_content_policy_is_a_reply(server: ChatServer, fault: str) -> None:
+    server.plan = lambda attempt: fault
+    reply = complete(server)
+    assert reply.finish_reason == "content_filter"
+    assert (reply.content is None) is (fault == "policy")
+    assert len(server.attempts) == 1
+
+
+@pytest.mark.parametrize(
+    ("told", "finish"), [("eos", "stop"), ("null", "stop"), ("tool_calls", "stop"), ("MAX_TOKENS", "length"), ("error", "unknown")]
+)
+def test_words_of_other_services_for_the_end_of_a_reply(server: ChatServer, told: str, finish: str) -> None:
+    server.plan = lambda attempt: f"finish {told}"
+    reply = complete(server)
+    assert (reply.finish_reason, bool(reply.content)) == (finish, True)
+
+
+def test_no_content(server: ChatServer) -> None:
+    server.plan = lambda attempt: "no_content"
+    assert complete(server).content is None
+
+
+def test_reasoning_comes_beside_and_members_of_the_body_pass(server: ChatServer) -> None:
+    reply = complete(server, request(extra={"reasoning_effort": "low", "top_k": 20}))
+    assert (reply.reasoning, server.attempts[0].body["top_k"]) == ("Well, well.", 20)
+    assert "Well" not in (reply.content or "")
+    assert complete(server, request("other", schema={"type": "object"})).reasoning == ""
+    named = {"name": "reply", "strict": True, "schema": {"type": "object"}}
+    assert server.attempts[1].body["response_format"] == {"type": "json_schema", "json_schema": named}
+
+
+@pytest.mark.parametrize("fault", ["no_usage", "500", "503", "520", "529"])
+def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) -> None:
+    """A reply without a count, and errors that may have come after the work."""
+    server.plan = first(fault)
+    budget = Budget()
+    reply = complete(server, budget=budget)
+    assert reply.uncertain == budget.spending.uncertain == WORST
+    assert budget.spending.models["gpt-4o-mini"].calls == 1
+    assert bool(reply.cost_pusd) == (fault != "no_usage")
+    assert budget.spending.amount.pusd == reply.cost_pusd == reply.completion_tokens * 600_000 + reply.prompt_tokens * 150_000
+
+
+def test_who_answered_and_hidden_and_cached_tokens_are_known(server: ChatServer) -> None:
+    """Tokens that stand in the total alone are paid as part of the reply; cached ones have a price if the table says so."""
+    server.plan = lambda attempt: "details"
+    budget = Budget()
+    prices = {"gpt-4o-mini": PriceSettings(0.15, 0.6, cached_input=0.05)}
+    reply = complete(server, budget=budget, prices=prices)
+    (bill,) = server.bills
+    assert reply.completion_tokens == bill.completion_tokens + 10
+    assert reply.cost_pusd == 150_000 * (bill.prompt_tokens - 3) + 50_000 * 3 + 600_000 * (bill.completion_tokens + 10)
+    detail = budget.summary()["detail"]["gpt-4o-mini"]
+    assert (detail["cached_prompt_tokens"], detail["reasoning_tokens"]) == (3, 5)
+    assert detail["answered_by"] == {"gpt-4o-mini-2024-07-18 fp_1": 1}
+
+
+def test_models_that_want_the_limit_by_another_name(server: ChatServer) -> None:
+    async def calls(client: OpenAIChat) -> None:
+        await asyncio.gather(*(client.complete(request(f"k{number}", "o4-mini")) for number in range(4)))
+        before = len(server.attempts)
+        await client.complete(request("last", "o4-mini"))
+        assert len(server.attempts) == before + 1
+
+    run(server, calls, max_retries=0)
+    assert all("max_completion_tokens" in attempt.body for attempt in server.attempts)
+    assert len(server.bills) == 5
+
+
+def test_what_the_user_must_mend(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"no model 'gpt-5'"):
+        complete(server, request(model="gpt-5"))
+    with pytest.raises(UserError, match=r"400: messages must be a list"):
+        complete(server, ChatRequest("k", "gpt-4o-mini", [], 5))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong-wrong-wrong")
+    with pytest.raises(UserError, match=r"does not know the key in \$OPENAI_API_KEY") as caught:
+        complete(server)
+    assert "sk-wrong" not in str(caught.value)
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(UserError, match=r"\$OPENAI_API_KEY is not set"):
+        complete(server)
+    assert not server.bills
+
+
+def test_a_service_that_is_away(monkeypatch: pytest.MonkeyPatch, server: ChatServer) -> None:
+    server.url = "http://127.0.0.1:1/v1"
+    with pytest.raises(TrainingError, match="cannot be reached") as caught:
+        complete(server, max_retries=1)
+    assert uncertain_of(caught.value) == Amount()
+
+
+def test_a_service_without_a_list_of_models_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
+    with ChatServer(models_endpoint=False) as server:
+        run(server, lambda client: client.check_models(["whatever"]))
+
+
+def test_the_budget_is_never_exceeded_with_many_in_flight(server: ChatServer) -> None:
+    """Calls are sent until the next one could exceed the limit; those in flight are all paid for."""
+    server.latency_s = 0.01
+    usd = 60 * 1e-6 * (0.15 * 12 + 0.6 * 32)
+    budget = Budget(BudgetSettings(usd=usd))
+
+    async def many(client: OpenAIChat) -> list[Any]:
+        return await asyncio.gather(*(client.complete(request(f"k{number}")) for number in range(200)), return_exceptions=True)
+
+    outcomes = run(server, many, budget)
+    refused_ = [outcome for outcome in outcomes if isinstance(outcome, BudgetExhausted)]
+    assert len(refused_) + len(server.bills) == 200
+    assert all(isinstance(outcome, ChatReply | BudgetExhausted) for outcome in outcomes)
+    worst = 150_000 * (len("user" + "Is k100 true?") + 64) + 600_000 * 64
+    assert usd * 1e12 - worst < budget.spending.amount.pusd <= usd * 1e12
+    assert "budget.usd" in str(refused_[0])
+
+
+def test_a_budget_in_dollars_needs_prices(server: ChatServer) -> None:
+    with pytest.raises(UserError, match=r"no price for 'gpt-4o'"):
+        complete(server, request(model="gpt-4o"), Budget(BudgetSettings(usd=1.0)), prices={})
+
+
+def test_a_cancelled_call_may_have_been_billed(server: ChatServer) -> None:
+    server.latency_s = 5.0
+    budget = Budget()
+
+    async def cancel(client: OpenAIChat) -> None:
+        task = asyncio.create_task(client.complete(request()))
+        while not server.attempts:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(server, cancel, budget)
+    assert budget.spending.uncertain.pusd > 0
+    assert budget.reserved == Amount()
+
+
+def test_reading_retry_after() -> None:
+    assert retry_after_s({"retry-after-ms": "1500", "retry-after": "60"}, 0.0) == 1.5
+    assert retry_after_s({"retry-after": "2"}, 0.0) == 2.0
+    assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, 40.0) == 60.0
+    assert retry_after_s({"retry-after": "Thu, 01 Jan 1970 00:00:00 GMT"}, 40.0) == 0.0
+    assert [retry_after_s({"retry-after": text}, 0.0) for text in ("soon", "nan", "inf", "-3")] == [None, None, None, 0.0]
+    assert retry_after_s({}, time.time()) is None
+
+
+def test_a_wait_beyond_patience_ends_the_run() -> None:
+    failure = refused(429, b'{"error": {"message": "daily limit"}}', {"retry-after": "80000"}, "x", "V", "m")
+    assert failure.reaction == "fatal"
+    assert "80000 seconds" in failure.message
+
+
+@pytest.mark.parametrize(
+    "body", [b"<html>bad gateway</html>", b"[1]", b'"text"', b"\xff\xfe", b"", b'{"error": "flat"}', b'{"error": null}']
+)
+def test_errors_in_any_form_are_understood(body: bytes) -> None:
+    assert refused(502, body, {}, "x", "V", "m").reaction == "retry"
+    assert refused(502, body, {}, "x", "V", "m").lost
+    assert refused(400, body, {}, "x", "V", "m").reaction == "user"
+
+
+def test_backoff_grows_is_spread_and_repeats() -> None:
+    waits = [backoff_s(0, "k", attempt) for attempt in range(12)]
+    assert all(0.25 * 2**attempt <= wait <= 0.5 * 2**attempt for attempt, wait in enumerate(waits[:6]))
+    assert max(waits) <= 30
+    assert waits == [backoff_s(0, "k", attempt) for attempt in range(12)]
+    assert len({backoff_s(0, f"k{caller}", 3) for caller in range(20)}) == 20
+
+
+def test_keys_are_fit_for_headers() -> None:
+    assert idempotency_key("run-1/0/item-3/2/prover/0") == "run-1/0/item-3/2/prover/0"
+    odd = [idempotency_key(key) for key in ("ключ", "a b", "x" * 500, "line\nbreak")]
+    assert len(set(odd)) == 4
+    assert all(key.isascii() and key.isalnum() for key in odd)
+
+
+def test_messages_of_services_are_short_and_plain() -> None:
+    message = refused(400, json.dumps({"error": {"message": "\x1b[31mred\n" + "x" * 9999}}), {}, "there", "V", "m").message
+    assert message.startswith("there answered 400:  [31mred xxx")
+    assert len(message) < 600
+
+
+def test_a_key_at_the_cut_of_a_long_message_is_hidden_whole(server: ChatServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = "sk-" + "wrong" * 120
+    monkeypatch.setenv("OPENAI_API_KEY", wrong)
+    with pytest.raises(UserError, match="does not know the key") as caught:
+        complete(server)
+    assert "wrongwrong" not in str(caught.value)

@@ -1,0 +1,339 @@
+"""MALT: labels and pairs against an enumeration of leaves, growing, and figures."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nip_ray.errors import TrainingError
+from nip_ray.play.dialogue import Dialogue, Turn
+from nip_ray.play.dialogues import Answer, play_round, start_dialogue
+from nip_ray.protocols import build
+from nip_ray.scenarios.code_validation.dummy import dummy_reply
+from nip_ray.scenarios.code_validation.item import CodeItem
+from nip_ray.scenarios.code_validation.scenario import build_text_scenario
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.text_training import MaltSettings
+from nip_ray.text.training.malt import LabelledNode, Node, grow, label_tree, mid_points, preference_pairs
+from nip_ray.text.training.malt_figures import tree_statistics
+from tests.text.small_dialogues import Item, tiny
+
+AGENTS = ("prover", "verifier")
+MIDS = {"prover": 0.5, "verifier": 0.0}
+
+
+def child(parent: Node, number: int, paid: dict[str, float], turns: tuple[Turn, ...], ended: bool = False) -> Node:
+    before = parent.dialogue
+    dialogue = replace(before, rounds=(*before.rounds, turns), rewards=(*before.rewards, paid), ended=ended)
+    return Node(dialogue, (*parent.path, number))
+
+
+def speaker(depth: int) -> str:
+    return "verifier" if depth % 2 == 0 else "prover"
+
+
+def random_tree(random: np.random.Generator, number: int = 0) -> Node:
+    """Depth up to 5, width 2 to 4, ends anywhere; rewards are eighths, exact in binary, at inner nodes too. An eighth is invalid."""
+    width = int(random.integers(2, 5))
+    depth = int(random.integers(1, 6 if width == 2 else 4))
+
+    def below(node: Node) -> Node:
+        if node.dialogue.ended:
+            return node
+        agent, level = speaker(len(node.path)), len(node.path) + 1
+        made = []
+        for i in range(width):
+            paid = {name: float(random.integers(-8, 9)) / 8 for name in AGENTS}
+            turn = Turn(agent, f"text {random.integers(3)}", {}, invalid=bool(random.random() < 1 / 8))
+            made.append(below(child(node, i, paid, (turn,), ended=level == depth or random.random() < 0.25)))
+        return replace(node, children=tuple(made))
+
+    return below(Node(start_dialogue(Item(number, 1), int(random.integers(2**16)))))
+
+
+def leaves(node: Node) -> Iterator[Node]:
+    if not node.children:
+        yield node
+    for one in node.children:
+        yield from leaves(one)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for one in node.children:
+        yield from nodes(one)
+
+
+def expected_by_enumeration(node: Node, agent: str) -> Fraction:
+    """Over all dialogues that end below the node: the mean of what is paid from the node's own round on."""
+    first = max(len(node.path) - 1, 0)
+    sums = [sum((Fraction(paid[agent]) for paid in leaf.dialogue.rewards[first:]), Fraction(0)) for leaf in leaves(node)]
+    return sum(sums, Fraction(0)) / len(sums)
+
+
+@dataclass
+class Reference:
+    """Labels of one agent in one tree, by path, worked out from the leaves of each node anew."""
+
+    agent: str
+    known: dict[tuple[int, ...], Fraction] = field(default_factory=dict)
+
+    def expected(self, node: Node) -> Fraction:
+        if node.path not in self.known:
+            self.known[node.path] = expected_by_enumeration(node, self.agent)
+        return self.known[node.path]
+
+    def positive(self, node: Node) -> bool:
+        return self.expected(node) >= Fraction(MIDS[self.agent])
+
+    def both(self, node: Node) -> bool:
+        signs = [self.positive(one) for one in node.children]
+        return True in signs and False in signs
+
+    def pair_outcome(self, node: Node, seed: int) -> tuple[str, str] | str | None:
+        """(preferred, rejected), or why there is none; None where nothing is asked."""
+        if not self.both(node) or speaker(len(node.path)) != self.agent:
+            return None
+        good = [one.dialogue.rounds[-1][0] for one in node.children if self.positive(one)]
+        bad = [one.dialogue.rounds[-1][0] for one in node.children if not self.positive(one)]
+        good, bad = [turn for turn in good if not turn.invalid], [turn for turn in bad if not turn.invalid]
+        if not good or not bad:
+            return "invalid"
+        path = ".".join(str(i) for i in node.path)
+        random = np.random.default_rng(stable_seed(seed, "malt", node.dialogue.item.id, node.dialogue.seed, path, self.agent))
+        preferred, rejected = good[random.integers(len(good))].raw, bad[random.integers(len(bad))].raw
+        return "equal" if preferred == rejected else (preferred, rejected)
+
+
+def test_labels_and_pairs_of_random_trees_equal_brute_force() -> None:
+    random, scenario = np.random.default_rng(0), tiny("nip")
+    kinds = {"pairs": 0, "equal": 0, "invalid": 0}
+    for number in range(1000):
+        tree = random_tree(random, number)
+        labelled = label_tree(tree, AGENTS, MIDS)
+        assert [place.node for place in labelled.walk()] == list(nodes(tree))
+        for agent in AGENTS:
+            reference = Reference(agent)
+            for place in labelled.walk():
+                label = place.labels[agent]
+                assert place.branches == len(list(leaves(place.node)))
+                assert label.expected == float(reference.expected(place.node))
+                assert label.positive == reference.positive(place.node)
+                assert label.has_both == reference.both(place.node)
+            found = preference_pairs(labelled, agent, scenario, 3)
+            wanted = [(node, reference.pair_outcome(node, 3)) for node in nodes(tree)]
+            assert [(pair.path, pair.preferred, pair.rejected) for pair in found.pairs] == [
+                (node.path, *outcome) for node, outcome in wanted if isinstance(outcome, tuple)
+            ]
+            assert found.equal == sum(outcome == "equal" for _, outcome in wanted)
+            assert found.invalid == sum(outcome == "invalid" for _, outcome in wanted)
+            kinds["pairs"] += len(found.pairs)
+            kinds["equal"] += found.equal
+            kinds["invalid"] += found.invalid
+    assert min(kinds.values()) > 30, kinds  # each case did occur
+
+
+def by_hand() -> Node:
+    """The verifier asks (two ways, paid -0.25 for not deciding), the prover answers (two ways), and the verdict is paid."""
+    root = Node(start_dialogue(Item(0, 1), 5))
+
+    def ask(number: int, ends: tuple[float, float]) -> Node:
+        node = child(root, number, {"prover": 0.0, "verifier": -0.25}, (Turn("verifier", f"question {number}", {}),))
+        answers = [
+            child(node, i, {"prover": float(paid > 0), "verifier": paid}, (Turn("prover", f"answer {number}{i}", {}),), True)
+            for i, paid in enumerate(ends)
+        ]
+        return replace(node, children=tuple(answers))
+
+    return replace(root, children=(ask(0, (1.0, -0.5)), ask(1, (-1.0, -1.0))))
+
+
+def test_the_root_gives_a_pair() -> None:
+    scenario = tiny("nip")
+    labelled = label_tree(by_hand(), AGENTS, MIDS)
+    (pair,) = preference_pairs(labelled, "verifier", scenario, 0).pairs
+    assert (pair.path, pair.preferred, pair.rejected) == ((), "question 0", "question 1")
+    assert pair.chat == scenario.chat(labelled.node.dialogue, "verifier")
+    (pair,) = preference_pairs(labelled, "prover", scenario, 0).pairs
+    assert (pair.path, pair.preferred, pair.rejected) == ((0,), "answer 00", "answer 01")
+    assert [message["content"] for message in pair.chat][1:] == ["question 0"]
+
+
+def one_level(*kinds: tuple[str, float, bool]) -> LabelledNode:
+    root = Node(start_dialogue(Item(0, 1), 0))
+    children = tuple(
+        child(root, i, {"prover": 0.0, "verifier": paid}, (Turn("verifier", raw, {}, invalid=invalid),), True)
+        for i, (raw, paid, invalid) in enumerate(kinds)
+    )
+    return label_tree(replace(root, children=children), AGENTS, MIDS)
+
+
+def test_equal_replies_are_counted_and_may_be_kept() -> None:
+    tree = one_level(("same", 1.0, False), ("same", -1.0, False))
+    found = preference_pairs(tree, "verifier", tiny("nip"), 0)
+    assert (found.pairs, found.equal, found.invalid) == ([], 1, 0)
+    found = preference_pairs(tree, "verifier", tiny("nip"), 0, skip_equal=False)
+    assert [(pair.preferred, pair.rejected) for pair in found.pairs] == [("same", "same")]
+    assert found.equal == 0
+
+
+def test_invalid_replies_are_never_drawn() -> None:
+    tree = one_level(("good", 1.0, False), ("bad", -1.0, False), ("broken", -1.0, True), ("broken too", 1.0, True))
+    for seed in range(20):
+        (pair,) = preference_pairs(tree, "verifier", tiny("nip"), seed).pairs
+        assert (pair.preferred, pair.rejected) == ("good", "bad")
+    tree = one_level(("good", 1.0, False), ("broken", -1.0, True))
+    found = preference_pairs(tree, "verifier", tiny("nip"), 0)
+    assert (found.pairs, found.equal, found.invalid) == ([], 0, 1)
+
+
+def test_draws_reach_every_reply_and_depend_on_the_seed() -> None:
+    tree = one_level(*((f"good {i}", 1.0, False) for i in range(3)), *((f"bad {i}", -1.0, False) for i in range(3)))
+    drawn = [preference_pairs(tree, "verifier", tiny("nip"), seed).pairs[0] for seed in range(200)]
+    assert {pair.preferred for pair in drawn} == {f"good {i}" for i in range(3)}
+    assert {pair.rejected for pair in drawn} == {f"bad {i}" for i in range(3)}
+    assert preference_pairs(tree, "verifier", tiny("nip"), 5).pairs == [drawn[5]]
+
+
+def test_thresholds() -> None:
+    protocol = build("nip", verifier_reward=2.0, verifier_incorrect_penalty=-1.0, prover_reward=3.0)
+    assert mid_points(protocol, MaltSettings()) == {"prover": 1.5, "verifier": 0.5}
+    assert mid_points(protocol, MaltSettings(reward_threshold=0.25)) == {"prover": 0.25, "verifier": 0.25}
+
+
+def test_a_threshold_is_reached_in_spite_of_rounding() -> None:
+    """A verdict at 0.95 pays a little less than 0.9 in binary."""
+    root = Node(start_dialogue(Item(0, 1), 0))
+    paid = 0.95 * 1 + (1 - 0.95) * -1
+    assert paid < 0.9
+    tree = replace(root, children=(child(root, 0, {"verifier": paid}, (Turn("verifier", "x", {}),), True),))
+    assert label_tree(tree, ["verifier"], {"verifier": 0.9}).children[0].labels["verifier"].positive
+
+
+# -------------------------------------------------------------------------------------------------------------- growing
+
+
+async def dummy_round(scenario: Any, dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+    """The real text core, with seeded replies of the right form."""
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Any, attempt: int, path: tuple[int, ...]) -> Answer:
+        await asyncio.sleep(0)
+        return Answer(dummy_reply(scenario, dialogue, agent, stable_seed(0, ".".join(map(str, path)), attempt)))
+
+    return await play_round(scenario, dialogue, ask, path)
+
+
+@pytest.mark.parametrize("name", ["nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier"])
+def test_trees_of_real_protocols(name: str) -> None:
+    params = {"max_rounds": 4} if name in ("nip", "debate", "mnip") else {}
+    scenario = build_text_scenario(build(name, **params), CodeValidationSettings())
+    item = CodeItem(3, "Print 1.", "print(1)", 1, 1)
+    tree = asyncio.run(grow(scenario, item, 70000, 2, lambda dialogue, path: dummy_round(scenario, dialogue, path)))
+    for node in nodes(tree):
+        assert node.dialogue.seed == 70000 % 2**16
+        assert len(node.path) == len(node.dialogue.rounds)
+        assert node.dialogue.ended == (not node.children)
+        assert len(node.children) in (0, 2)
+        for number, one in enumerate(node.children):
+            assert one.path == (*node.path, number)
+            assert one.dialogue.rounds[:-1] == node.dialogue.rounds
+    paths = [node.path for node in nodes(tree)]
+    assert len(set(paths)) == len(paths)
+    again = asyncio.run(grow(scenario, item, 70000, 2, lambda dialogue, path: dummy_round(scenario, dialogue, path)))
+    assert again == tree
+
+
+def test_real_trees_give_pairs_with_the_agents_own_chats() -> None:
+    scenario = build_text_scenario(build("nip", max_rounds=4), CodeValidationSettings())
+    thresholds, found = mid_points(scenario.protocol, MaltSettings()), 0
+    for seed in range(12):
+        item = CodeItem(seed, "Print 1.", "print(1)", seed % 2, 1)
+        tree = asyncio.run(grow(scenario, item, seed, 3, lambda dialogue, path: dummy_round(scenario, dialogue, path)))
+        labelled = label_tree(tree, AGENTS, thresholds)
+        at = {place.node.path: place.node for place in labelled.walk()}
+        for agent in AGENTS:
+            for pair in preference_pairs(labelled, agent, scenario, 0).pairs:
+                found += 1
+                assert pair.chat == scenario.chat(at[pair.path].dialogue, agent)
+                replies = {one.turn(agent).raw for one in at[pair.path].children}  # type: ignore[union-attr]
+                assert {pair.preferred, pair.rejected} <= replies
+    assert found > 10
+
+
+def test_children_are_played_at_the_same_time() -> None:
+    """A branch does not wait for its cousins: the first round of one and the second of another are under way together."""
+    running, most, seen = 0, 0, set[tuple[int, ...]]()
+
+    async def slow(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.02 if path[0] == 0 else 0.05)
+        running -= 1
+        seen.add(path)
+        turn = Turn("verifier", str(path), {})
+        return replace(dialogue, rounds=(*dialogue.rounds, (turn,)), rewards=(*dialogue.rewards, {}), ended=len(path) == 3)
+
+    tree = asyncio.run(grow(tiny("nip"), Item(0, 1), 0, 3, slow))
+    assert len(list(leaves(tree))) == 27
+    assert len(seen) == 3 + 9 + 27
+    assert most > 9
+
+
+def test_errors_come_out_as_they_are_and_stop_the_rest() -> None:
+    started, cancelled = [], []
+
+    async def fails(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+        started.append(path)
+        if path == (1,):
+            raise TrainingError("the provider stays away")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.append(path)
+            raise
+        return dialogue
+
+    with pytest.raises(TrainingError, match="the provider stays away"):
+        asyncio.run(grow(tiny("nip"), Item(0, 1), 0, 3, fails))
+    assert cancelled == [(0,), (2,)]
+    assert len(started) == 3
+
+
+def test_a_dialogue_that_never_ends_is_an_error() -> None:
+    async def endless(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
+        return replace(dialogue, rounds=(*dialogue.rounds, ()), rewards=(*dialogue.rewards, {}))
+
+    with pytest.raises(TrainingError, match="goes on after 2 rounds"):
+        asyncio.run(grow(tiny("adp"), Item(0, 1), 0, 2, endless))
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+
+
+def test_figures_by_hand() -> None:
+    """Two trees; the second ends after one round, so later rounds are those of the first alone."""
+    first = label_tree(by_hand(), AGENTS, MIDS)
+    second = one_level(("good", 1.0, False), ("bad", -1.0, False))
+    found = tree_statistics([first, second], AGENTS)
+    # replies of the first tree: 0, -1.25 (round 0); 1, -0.5, -1, -1 (round 1)
+    assert found["malt/verifier/expected_reward/round=0"] == pytest.approx((-0.625 + 0.0) / 2)
+    assert found["malt/verifier/expected_reward_std/round=0"] == pytest.approx(0.3125)
+    assert found["malt/verifier/expected_reward/round=1"] == pytest.approx(-0.375)
+    assert found["malt/verifier/expected_reward_std/round=1"] == 0.0
+    assert found["malt/verifier/expected_reward"] == pytest.approx((-2.75 / 6 + 0.0) / 2)
+    assert found["malt/verifier/positive_share"] == pytest.approx((2 / 6 + 1 / 2) / 2)
+    assert found["malt/verifier/has_both_share/round=0"] == 1.0
+    assert found["malt/verifier/has_both_share/round=1"] == 0.5
+    assert found["malt/verifier/has_both_share"] == pytest.approx((2 / 3 + 1) / 2)
+    assert found["malt/prover/has_both_share/round=0"] == 0.5
+    assert not [key for key in found if key.endswith("round=2")]
+
+
+def test_no_trees_no_figures() -> None:
+    assert tree_statistics([], AGENTS) == {}

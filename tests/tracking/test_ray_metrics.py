@@ -1,0 +1,186 @@
+"""A run's figures as metrics of Ray, read where Prometheus reads them, and the board that shows them."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from nip_ray.tracking.ray_metrics import METRICS, exported_names
+
+ROOT = Path(__file__).resolve().parents[2]
+BOARD = ROOT / "grafana" / "nip_ray.json"
+
+# of every metric one key at least, in two iterations
+ROWS: list[dict[str, Any]] = [
+    {
+        "iteration": 1,
+        "env_steps": 100,
+        "env_steps_total": 5100,
+        "env_steps_per_s": 400.0,
+        "episodes": 16,
+        "time/iteration_s": 0.2,
+        "time/sample_s": 0.05,
+        "time/learn_s": 0.15,
+        "train/verifier/accuracy": 0.5,
+        "train/verifier/accuracy/wl_score=-1": 0.125,  # of one group: not the headline
+        "train/verifier/undecided": 0.0,
+        "train/episode_length": 3.5,
+        "train/prover/return": -1.25,
+        "learn/prover/entropy": 1.5,
+        "learn/prover/kl": 0.01,
+        "learn/prover/grad_norm": 2.0,
+        "learn/lr": 0.001,
+    },
+    {
+        "iteration": 2,
+        "env_steps": 150,
+        "env_steps_total": 5250,
+        "episodes": 16,
+        "time/iteration_s": 0.7,
+        "time/evaluate_s": 0.4,
+        "train/verifier/accuracy": 0.75,
+        "eval/verifier/accuracy": 0.625,
+        "eval_sampled/verifier/soundness": 0.25,
+        "eval/verifier/completeness": 1.0,
+        "eval/verifier/solo_baseline": 0.875,
+        "eval/exploitability": 0.5,
+        "cost/usd": 0.5,
+        "cost/tokens": 12000,
+        "eval/verifier/undecided": None,
+    },
+]
+
+
+@pytest.fixture(scope="module")
+def scraped(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """(name, our tags) -> value, as a live Ray's endpoint says them."""
+    scratch = Path(os.environ["RAY_TMPDIR"]) / "metrics"  # short, since Ray's sockets lie below it
+    command = [sys.executable, str(Path(__file__).with_name("log_to_ray.py")), str(scratch), json.dumps(ROWS), "ray_nip_cost_tokens{"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path_factory.mktemp("cwd"), capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
+    return {
+        (
+            sample.name,
+            frozenset((key, value) for key, value in sample.labels.items() if key in {"run", "name", "split", "agent"}),
+        ): sample.value
+        for family in text_string_to_metric_families(done.stdout)
+        for sample in family.samples
+        if sample.name.startswith("ray_nip_") and sample.labels.get("le", "+Inf") == "+Inf"
+    }
+
+
+def tags(**more: str) -> frozenset[tuple[str, str]]:
+    return frozenset({"run": "run-7", "name": "proofs", **more}.items())
+
+
+def test_headline_figures_arrive_at_the_endpoint_with_their_tags(scraped: dict[Any, float]) -> None:
+    assert scraped["ray_nip_iteration", tags()] == 2
+    assert scraped["ray_nip_verifier_accuracy", tags(split="train")] == 0.75
+    assert scraped["ray_nip_verifier_accuracy", tags(split="eval")] == 0.625
+    assert scraped["ray_nip_verifier_soundness", tags(split="eval_sampled")] == 0.25
+    assert scraped["ray_nip_agent_return", tags(split="train", agent="prover")] == -1.25
+    assert scraped["ray_nip_env_steps_so_far", tags()] == 5250
+    assert scraped["ray_nip_cost_usd", tags()] == 0.5
+
+
+def test_counters_count_what_this_process_has_seen(scraped: dict[Any, float]) -> None:
+    assert scraped["ray_nip_env_steps_total", tags()] == 250
+    assert scraped["ray_nip_episodes_total", tags()] == 32
+
+
+def test_a_histogram_has_every_iteration_and_a_counter_their_exact_sum(scraped: dict[Any, float]) -> None:
+    assert scraped["ray_nip_iteration_seconds_count", tags()] == 2
+    assert scraped["ray_nip_seconds_in_iterations_total", tags()] == pytest.approx(0.9)
+
+
+def test_figures_of_groups_and_missing_ones_are_not_exported(scraped: dict[Any, float]) -> None:
+    assert 0.125 not in scraped.values()
+    assert ("ray_nip_verifier_undecided", tags(split="eval")) not in scraped
+    assert scraped["ray_nip_verifier_undecided", tags(split="train")] == 0
+
+
+def test_everything_in_the_table_is_exported_and_nothing_else(scraped: dict[Any, float]) -> None:
+    assert {name for name, _ in scraped} == exported_names()
+
+
+def test_without_ray_nothing_happens_and_none_is_started(tmp_path: Path) -> None:
+    code = f"""
+import ray
+from pathlib import Path
+from nip_ray.tracking.ray_metrics import start
+from nip_ray.tracking.base import RunInfo
+tracker = start(RunInfo(Path({str(tmp_path)!r}), "a", "b", {{}}))
+tracker.log({{"iteration": 1, "env_steps": 3}})
+tracker.finish(failed=False)
+assert not ray.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=tmp_path)
+
+
+def test_every_key_of_the_table_is_in_the_documentation_of_metrics() -> None:
+    documented = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    for metric in METRICS.values():
+        key = re.sub(r"\(\?P<split>[^)]*\)", "train", metric.keys)
+        key = re.sub(r"\(\?P<agent>[^)]*\)", "<agent>", key)
+        assert f"`{key}`" in documented or key in documented, key
+
+
+@pytest.fixture(scope="module")
+def board() -> dict[str, Any]:
+    return json.loads(BOARD.read_text(encoding="utf-8"))
+
+
+def expressions(board: dict[str, Any]) -> Iterator[str]:
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            yield target["expr"]
+
+
+def test_the_board_asks_only_for_metrics_that_are_exported_and_for_each_of_them(board: dict[str, Any]) -> None:
+    asked = {name for text in expressions(board) for name in re.findall(r"ray_\w+", text)}
+    assert asked <= exported_names()
+    shown = {
+        name for name in METRICS if any(re.search(rf"ray_{name}(_total|_bucket|_sum|_count)?\{{", text) for text in expressions(board))
+    }
+    assert shown == set(METRICS)
+    assert board["templating"]["list"][1]["query"]["query"] == "label_values(ray_nip_iteration, run)"
+
+
+def test_every_query_of_the_board_is_for_the_chosen_runs_and_groups_by_tags_that_there_are(board: dict[str, Any]) -> None:
+    for text in expressions(board):
+        assert text.count('{run=~"$run"}') == len(re.findall(r"ray_\w+", text))
+        metrics = [METRICS[name] for name in METRICS if re.search(rf"ray_{name}(_total|_bucket|_sum|_count)?\{{", text)]
+        for group in re.findall(r"by \(([^)]*)\)", text):
+            assert set(group.split(", ")) - {"le"} <= set.intersection(*(set(metric.tags) for metric in metrics))
+
+
+def test_legends_of_the_board_use_tags_that_their_query_keeps(board: dict[str, Any]) -> None:
+    for panel in board["panels"]:
+        for target in panel.get("targets", []):
+            kept = {tag for group in re.findall(r"by \(([^)]*)\)", target["expr"]) for tag in group.split(", ")}
+            assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= kept
+
+
+def test_panels_of_the_board_have_ids_of_their_own_and_do_not_overlap(board: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids)) > 10
+    places = [panel["gridPos"] for panel in board["panels"]]
+    assert all(place["x"] >= 0 and place["x"] + place["w"] <= 24 for place in places)
+    for one, other in combinations(places, 2):
+        apart_x = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        apart_y = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
+        assert apart_x or apart_y
+
+
+def test_the_board_leaves_the_data_source_to_whoever_imports_it(board: dict[str, Any]) -> None:
+    assert board["templating"]["list"][0] == {**board["templating"]["list"][0], "name": "datasource", "type": "datasource"}
+    assert {target["datasource"]["uid"] for panel in board["panels"] for target in panel.get("targets", [])} == {"${datasource}"}
