@@ -4,7 +4,7 @@ from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import sections, walk
-from nip_ray.storage.checkpoint import fingerprint
+from nip_ray.storage.fingerprint import fingerprint
 
 
 def run_fingerprint(config: ExperimentConfig) -> str:

@@ -32,7 +32,8 @@ from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.runs.experiment import changes_of
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
-from nip_ray.storage.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.fingerprint import fingerprint
 from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
 
 Driver = SequentialDriver | ParallelDriver

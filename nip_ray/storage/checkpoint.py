@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from nip_ray.errors import UserError
+from nip_ray.storage.fingerprint import canonical
 from nip_ray.storage.folder import sync_folder
 
 FORMAT = "nip_ray.checkpoint"
@@ -63,14 +64,6 @@ class Checkpoint:
 
 class _Damaged(Exception):
     """Why a checkpoint cannot be used."""
-
-
-def fingerprint(config: Mapping[str, Any]) -> str:
-    """16 hexadecimal digits that depend on the content of `config` (plain JSON values) alone, not on the order of its keys.
-
-    Callers pass the parts that matter: what may change between a run and its resumption stays out. Raises TypeError for other values.
-    """
-    return hashlib.sha256(_canonical(config)).hexdigest()[:16]
 
 
 def save_checkpoint(
@@ -357,13 +350,9 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _canonical(content: Mapping[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
-
-
 def _readable(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
 
 
 def _sum_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(_canonical(manifest)).hexdigest()
+    return hashlib.sha256(canonical(manifest)).hexdigest()

@@ -6,8 +6,8 @@ Decisions that matter here:
 - with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
 - in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
 - a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
-  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their own, and with trials that fill a cluster would wait
-  for ever. So in a trial one process fine-tunes.
+  `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their
+  own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
 """
 
 import asyncio

@@ -24,7 +24,8 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.storage import checkpoint as module
-from nip_ray.storage.checkpoint import fingerprint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.fingerprint import fingerprint
 
 MINE = fingerprint({"seed": 1})
 FILES = ("manifest.json", "state.json", "prover.pt", "verifier.pt")

@@ -9,7 +9,7 @@ import pytest
 from nip_ray.config.load import load_config
 from nip_ray.runs.text_run import run_text_experiment
 
-CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
+CONFIGS = Path(__file__).resolve().parents[3] / "tune_configs"
 
 
 def rows(run_dir: Path) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from nip_ray.text.jobs.journal import Journal, read_journal
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
 RATES = {"supervised": 0.8, "dpo": 60.0, "steps": 20}
 RULES = {
