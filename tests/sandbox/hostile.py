@@ -172,6 +172,17 @@ for number in range(10**7):
     open(str(number), "w").close()
     if number > 100_000: harm(number)
 """, ENDED, endless=True, slow=True),
+    *(Hostile(f"nameless_files_{kept}", "disk", f"""
+import mmap, time
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+kept = []
+for number in range(40):
+    kept.append(open("file", "w+b", buffering=0))
+    os.remove("file")
+    kept[-1].write(b"x" * (4 << 20))
+    {also}
+time.sleep(1)
+""", ("error", "killed")) for kept, also in (("open", ""), ("mapped", "kept[-1] = mmap.mmap(kept[-1].fileno(), 1 << 12)"))),
     Hostile("undeletable", "disk", """
 for number in range(50):
     os.makedirs(f"a{number}/b/c", exist_ok=True)

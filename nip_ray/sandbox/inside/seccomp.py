@@ -73,7 +73,7 @@ ALLOWED_IN_NAMESPACES = {  # where files and processes are the program's own
 VALUES = {
     "fcntl": (1, (*range(8), 36, 37, 38, *range(1030, 1035))),  # duplicates, flags, locks, sizes of pipes, seals; no leases, no owners
     "ioctl": (1, (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)),  # is it a terminal, its size; bytes to read; flags
-    "prctl": (0, (1, 2, 3, 4, 15, 16, 38, 39, 0x53564D41)),  # signal at the parent's end, dumps, names, no new privileges
+    "prctl": (0, (1, 2, 3, 15, 16, 38, 39, 0x53564D41)),  # signal at the parent's end, names, no new privileges; not to hide from /proc
     "prlimit64": (0, (0,)),  # its own limits
 }
 """Calls of which one argument must be one of these: (which argument, the values)."""

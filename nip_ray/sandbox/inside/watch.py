@@ -3,10 +3,12 @@
 Decisions that matter here:
 - the kernel's limit on processes counts those of a user, and never root's; this one counts the descendants of the supervisor, whoever
   they run as. A look takes as long as there are processes on the machine, so looks get rarer where they take long;
-- shared pages count for each process that has them, hence the margin on memory.
+- shared pages count for each process that has them, hence the margin on memory;
+- a file without a name takes room while somebody has it open or mapped, and no listing shows it: /proc does.
 """
 
 import os
+import stat
 import time
 
 INTERVAL_S, UNBOUNDED_INTERVAL_S = 0.025, 0.01
@@ -76,6 +78,34 @@ def usage(folder):
     return size, entries
 
 
+def nameless(proc, processes, folder, largest):
+    """Bytes of the files of `folder` without a name that these processes keep; one that is only mapped counts as `largest`."""
+    sizes, inside = {}, folder.encode() + b"/"
+    for process in processes:
+        try:
+            with open(os.open(f"{process}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), "rb") as maps:
+                found = [line.split(None, 5) for line in maps if line.endswith(b" (deleted)\n")]
+            sizes = {int(fields[4]): largest for fields in found if fields[5].startswith(inside)} | sizes
+            _nameless_open(os.open(f"{process}/fd", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc), inside, sizes)
+        except OSError:
+            continue  # it has ended
+    return sum(sizes.values())
+
+
+def _nameless_open(handles, inside, sizes):
+    """Add those that are open to `sizes`, by inode. handles: a descriptor of /proc/N/fd, which is closed."""
+    try:
+        for name in os.listdir(handles):
+            try:
+                found = os.stat(name, dir_fd=handles)
+                if stat.S_ISREG(found.st_mode) and not found.st_nlink and os.readlink(name, dir_fd=handles).encode().startswith(inside):
+                    sizes[found.st_ino] = found.st_blocks * 512
+            except OSError:
+                continue  # closed meanwhile
+    finally:
+        os.close(handles)
+
+
 def _blocks(entry):
     try:
         return entry.stat(follow_symlinks=False).st_blocks * 512
@@ -100,14 +130,15 @@ class Watch:
             self.interval = max(self.shortest, (time.monotonic() - start) / SHARE_OF_TIME)
 
     def _over(self):
-        if self.proc is not None:
-            family = descendants(self.proc, os.getpid()).values()
-            if sum(threads for threads, _ in family) > self.limits["processes"]:
-                return "processes"
-            if sum(resident for _, resident in family) > MEMORY_MARGIN * self.limits["memory_mb"] << 20:
-                return "memory"
+        family = {} if self.proc is None else descendants(self.proc, os.getpid())
+        if sum(threads for threads, _ in family.values()) > self.limits["processes"]:
+            return "processes"
+        if sum(resident for _, resident in family.values()) > MEMORY_MARGIN * self.limits["memory_mb"] << 20:
+            return "memory"
         if self.folder is not None:
             size, entries = usage(self.folder)
+            if self.proc is not None:
+                size += nameless(self.proc, family, self.folder, self.limits["file_mb"] << 20)
             if size > folder_bytes(self.limits["file_mb"]) or entries > MAX_ENTRIES:
                 return "disk"
         return None
