@@ -11,7 +11,7 @@ import typer
 from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors, number, print_json, print_table
 from nip_ray.errors import UserError
 
-_TOLD_APART = ("attack", "greedy", "sampled", "unseen", "message_regression", "exact", "figures")
+_TOLD_APART = ("attack", "greedy", "sampled", "solo_baseline", "message_regression", "exact", "figures")
 
 
 @app.command()
@@ -119,7 +119,7 @@ def cross_play(
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:
     """A row for every record in the parts of an evaluation, but those of the attack, and those that stand flat beside them."""
     for key, value in figures.items():
-        if (not prefix and key in _TOLD_APART) or not isinstance(value, dict):
+        if (prefix in ("", "unseen/") and key in _TOLD_APART) or not isinstance(value, dict):
             continue
         if "estimate" in value:
             yield [f"{prefix}{key}", *(number(value[part]) for part in ("estimate", "lower", "upper", "n"))]
@@ -142,7 +142,7 @@ def _print_attack(figures: Mapping[str, Any]) -> None:
         for name, key in (("against all of them at once", "any_attacker"), ("whatever is said", "every_message")):
             if table[key] is not None:
                 rows.append([name, "", "", _interval(table[key])])
-        measured = "held out" if figures.get("held_out", True) else "all instances"
+        measured = "held out" if figures.get("held_out", True) or "unseen" in figures else "all instances"
         print_table([f"{goal}: right verdicts against", "", "training", measured], rows)
 
 

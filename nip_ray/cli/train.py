@@ -130,10 +130,11 @@ def _print_result(run_dir: Path, iterations: int, metrics: Mapping[str, Any], qu
     shown = greedy or of_verifier or found  # the last for a game without a verifier
     if shown:
         from nip_ray.evaluation.report.source import read_run
-        from nip_ray.evaluation.report.trust import is_held_out
+        from nip_ray.evaluation.report.trust import examined_words
 
-        examined = "held out" if is_held_out(read_run(run_dir)) else "on training instances"
-        print_table([f"{examined}, after iteration {iterations}", ""], [[key, number(metrics[key])] for key in shown])
+        print_table(
+            [f"{examined_words(read_run(run_dir))}, after iteration {iterations}", ""], [[key, number(metrics[key])] for key in shown]
+        )
     if (run_dir / "report.html").is_file():
         from nip_ray.evaluation.report import headline
 

@@ -1,6 +1,6 @@
 """Examining agents on the instances of a split: every instance once, with the most likely actions or with sampled ones."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.evaluation.simulation import symbol_distance
-from nip_ray.evaluation.staged import Player, stage_all
+from nip_ray.evaluation.staged import Player, Staged, stage_all
 from nip_ray.evaluation.worst_case import worst_case
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
@@ -21,6 +21,7 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.message_regression import MessageRegressionSettings
 
 _BATCH = 512  # copies at once: keeps memory flat on large splits
+FITTED = "fitted classifier"
 _NO_REGRESSION = MessageRegressionSettings()
 
 
@@ -63,7 +64,7 @@ class Examination:
         said = symbol_distance(self.scenario, rollout)
         if said is not None:
             figures[f"{prefix}/simulator/symbol_distance"] = said[0]
-        bound, (baseline, _) = self.scenario.wl_bound(self.split), self.baseline()
+        bound, (baseline, _) = self.scenario.wl_bound(self.ids), self.baseline()
         if bound is not None:
             figures["eval/verifier/wl_bound"] = bound
         if baseline is not None:
@@ -71,19 +72,23 @@ class Examination:
         return figures
 
     def baseline(self) -> tuple[tuple[int, int] | None, str | None]:
-        """((instances judged rightly, instances) of the split without a prover, by whom): by the better of the scenario's and `alone`."""
-        fitted = self.scenario.solo_baseline(self.split)
+        """((instances judged rightly, instances) without a prover, by whom): by the better of the scenario's and `alone`."""
+        fitted = self.scenario.solo_baseline(self.ids)
         if fitted is not None and self.alone is not None and self.alone[0] / self.alone[1] > fitted[0] / fitted[1]:
             return self.alone, "verifier trained alone"
-        return fitted, None if fitted is None else "fitted classifier"
+        return fitted, None if fitted is None else FITTED
 
     def trained_with(self) -> torch.Tensor | None:
-        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are."""
+        """(B,) bool: which of the instances are training instances as well; None where this cannot be told, or all are by the task."""
         found_I = self.scenario.occurring() if self.split == "test" and self.scenario.held_out else None
         if found_I is None:
             return None
         place_I = {int(id): place for place, id in enumerate(self.scenario.ids("test").tolist())}
-        return found_I[[place_I[int(id)] for id in self.ids.tolist()]].to(self.scenario.label_I.device)
+        return found_I[[place_I[int(id)] for id in self.ids.tolist()]].cpu()
+
+    def unseen_ids(self) -> torch.Tensor:
+        """The instances that are no training instances, where some are and some are not; else all."""
+        return self.ids if (kept_K := _apart(self.trained_with())) is None else self.ids[kept_K]
 
     def exact(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
         """``eval/<name>`` of what the scenario computes exactly, or finds in games of its own; see `Scenario.exact_figures`, `figures`."""
@@ -111,24 +116,27 @@ class Examination:
             return {}
         return message_regression(self.scenario, self.rollout(networks, greedy=False) if rollout is None else rollout, settings, self.seed)
 
-    def depth(self, networks: Mapping[str, nn.Module], episodes: int) -> dict[str, Any]:
+    def depth(self, networks: Mapping[str, nn.Module], episodes: int, parts: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`, `message_value`.
 
-        docs/evaluation.md has their layout. {} in a game without a verifier.
+        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a verifier.
         """
-        protocol = self.scenario.protocol
-        if protocol.verifier is None:
-            return {}
+        if self.scenario.protocol.verifier is None:
+            return [{} for _ in parts]
         seed_B = episode_seeds(stable_seed(self.seed, "examination", 0), 0, len(self.ids))
         staged = stage_all(self.play, {agent: Player(network) for agent, network in networks.items()}, self.ids, seed_B)
-        right_B = staged.rollout.verdict_B == staged.rollout.y_B
-        found: dict[str, Any] = {"calibration": calibration(staged, self.seed)}
-        if value := message_value(self.play, networks, self.ids, seed_B, right_B, self.seed):
-            found["message_value"] = value
-        if episodes:
-            rollouts = [self.rollout(networks, greedy=False, repeat=repeat) for repeat in range(episodes)]
-            found["worst_case"] = worst_case(rollouts, self.scenario.group_I())
-        return found
+        rollouts = [self.rollout(networks, greedy=False, repeat=repeat) for repeat in range(episodes)]
+        made = []
+        for place_K in parts:
+            part = Staged(staged.rollout.copies(place_K), staged.chance_BR3[place_K])
+            right_K = part.rollout.verdict_B == part.rollout.y_B
+            found: dict[str, Any] = {"calibration": calibration(part, self.seed)}
+            if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed):
+                found["message_value"] = value
+            if rollouts:
+                found["worst_case"] = worst_case([rollout.copies(place_K) for rollout in rollouts], self.scenario.group_I())
+            made.append(found)
+        return made
 
     @torch.no_grad()
     def document(
@@ -153,7 +161,7 @@ class Examination:
             "num_instances": len(self.ids),
             "held_out": self.scenario.held_out and not overlap,
             "overlap": overlap,
-            "wl_bound": self.scenario.wl_bound(self.split),
+            "wl_bound": self.scenario.wl_bound(self.ids),
             "solo_baseline": None if baseline is None else proportion(*baseline).record(),
             "solo_baseline_by": by,
         }
@@ -161,8 +169,14 @@ class Examination:
         if sampled:
             rollouts["sampled"] = self.rollout(networks, greedy=False)
         document |= {mode: self.record(rollout) for mode, rollout in rollouts.items()}
-        if trained_B is not None and 0 < trained_B.sum() < len(self.ids):
-            document["unseen"] = {mode: self.record(rollout.copies(~trained_B)) for mode, rollout in rollouts.items()}
+        if (kept_K := _apart(trained_B)) is not None:
+            fitted = self.scenario.solo_baseline(self.ids[kept_K])
+            document["unseen"] = {
+                "wl_bound": self.scenario.wl_bound(self.ids[kept_K]),
+                "solo_baseline": None if fitted is None else proportion(*fitted).record(),
+                "solo_baseline_by": None if fitted is None else FITTED,
+                **{mode: self.record(rollout.copies(kept_K)) for mode, rollout in rollouts.items()},
+            }
         rollout = rollouts.get("sampled")
         if scores := self.regression(networks, regression, rollout):
             document["message_regression"] = {agent: score.record() for agent, score in scores.items()}
@@ -170,4 +184,14 @@ class Examination:
             document["exact"] = exact
         if played := self.played(networks):
             document["figures"] = played
-        return document if episodes is None else {**document, **self.depth(networks, episodes)}
+        if episodes is not None:
+            whole, *apart = self.depth(networks, episodes, [torch.arange(len(self.ids)), *([] if kept_K is None else [kept_K])])
+            document |= whole
+            for found in apart:
+                document["unseen"] |= found
+        return document
+
+
+def _apart(trained_B: torch.Tensor | None) -> torch.Tensor | None:
+    """The places of the instances that are no training instances; None where all are, none is, or nobody knows."""
+    return None if trained_B is None or bool(trained_B.all()) or not bool(trained_B.any()) else (~trained_B).nonzero().flatten()

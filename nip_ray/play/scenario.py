@@ -113,10 +113,10 @@ class Scenario(ABC):
         """(I,) bool, of each of ``ids("test")`` in order: whether it is a training instance as well; None where this cannot be told."""
         return None
 
-    def wl_bound(self, split: str) -> float | None:
-        """An accuracy that the verifier's network cannot pass alone on a split, where one can be computed; it may be loose."""
+    def wl_bound(self, id_N: Tensor) -> float | None:
+        """An accuracy that the verifier's network cannot pass alone on these instances, where one can be computed; it may be loose."""
         return None
 
-    def solo_baseline(self, split: str) -> tuple[int, int] | None:
-        """(instances judged rightly, instances) of a split by the best that was measured without a prover, where there is such."""
+    def solo_baseline(self, id_N: Tensor) -> tuple[int, int] | None:
+        """(those judged rightly, all) of these instances by the best that was measured without a prover, where there is such."""
         return None

@@ -288,7 +288,7 @@ class Session:
 
         examination, networks = self._examination(), self.algorithm.networks()
         settings = self.config.evaluation.attack
-        return attack(self.config, examination.scenario, networks, examination.ids, self.config.seed, settings, quiet=self.quiet)
+        return attack(self.config, examination.scenario, networks, examination.unseen_ids(), self.config.seed, settings, quiet=self.quiet)
 
     def _info(self) -> RunInfo:
         identity, config = run_id(self.folder, self.config.name, self.config.seed), self.config.model_dump(mode="json")

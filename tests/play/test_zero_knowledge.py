@@ -334,9 +334,9 @@ def test_the_bound_is_the_verifiers() -> None:
     scenario = graph_scenario(build("nip", zero_knowledge=True))
     alone = graph_scenario(build("nip"), num_gnn_layers=1)
     scenario.agents = {agent: replace(settings, num_gnn_layers=layers[agent]) for agent, settings in scenario.agents.items()}
-    assert scenario.wl_bound("test") == alone.wl_bound("test")
+    assert scenario.wl_bound(scenario.ids("test")) == alone.wl_bound(alone.ids("test"))
     scenario.agents["verifier"] = replace(scenario.agents["verifier"], num_gnn_layers=0)
-    assert scenario.wl_bound("test") != alone.wl_bound("test")
+    assert scenario.wl_bound(scenario.ids("test")) != alone.wl_bound(alone.ids("test"))
 
 
 def test_learners_can_compute_the_same_similarity_from_rows() -> None:

@@ -77,10 +77,10 @@ def _page(source: "RunSource", live: str = "", running: bool = False) -> tuple[s
     from nip_ray.evaluation.report.findings import find
     from nip_ray.evaluation.report.page import rendered
     from nip_ray.evaluation.report.panels import panels
-    from nip_ray.evaluation.report.trust import is_held_out
+    from nip_ray.evaluation.report.trust import examined_words
 
     findings = find(source)
-    drawn = curves.drawn(panels(source.rows, findings.chance, findings.baseline, held_out=is_held_out(source)))
+    drawn = curves.drawn(panels(source.rows, findings.chance, findings.baseline, held_out=examined_words(source) == "held out"))
     scripts = ("browser.js", "watch.js") if live else ("browser.js",)
     contents = page_contents(source, findings, running)
     page = rendered("report.html.j2", scripts=scripts, connect=bool(live), kind="report", live=live, curves=drawn, **contents)

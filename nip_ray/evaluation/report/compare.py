@@ -28,7 +28,7 @@ from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, interval_words, percent_words, read_run
-from nip_ray.evaluation.report.trust import heat_map, is_held_out, soundness_error
+from nip_ray.evaluation.report.trust import examined_words, heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
 SETTINGS_NAMED, SETTINGS_LISTED = 3, 60
@@ -42,6 +42,7 @@ _CURVES = (
     ("train/verifier/undecided", "Undecided, training", "share of episodes"),
     ("train/episode_length", "Episode length, training", "rounds"),
 )
+_EXAMINED = ("on training instances", "evaluated", "held out")  # the first that holds of a run
 _OF_TRAINING = {"num_train", "min_wl_score"}  # keys of `scenario.data` that choose no held-out instance
 
 
@@ -108,7 +109,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
         rows=rows,
         run_rows=[_run_row(run, group) for group in groups for run in group.runs],
         notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in run.source.notes],
-        curves=curves.drawn(_panels(groups[:MAX_GROUPS], _examined(groups))),
+        curves=curves.drawn(_panels(groups[:MAX_GROUPS])),
         crossed=heat_map(crossed),
     )
 
@@ -329,7 +330,8 @@ def _words(group: Group, figure: Figure, examined: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- curves
 
 
-def _panels(groups: Sequence[Group], examined: str) -> list[Panel]:
+def _panels(groups: Sequence[Group]) -> list[Panel]:
+    examined = next(words for words in _EXAMINED if words in {examined_words(run.source) for group in groups for run in group.runs})
     named = list(_CURVES)
     names = dict.fromkeys(agent for group in groups for run in group.runs for agent in agents(run.source.rows))
     named += [(f"train/{agent}/return", f"Return of {agent}, training", "reward per episode") for agent in list(names)[:6]]

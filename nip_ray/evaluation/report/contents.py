@@ -142,7 +142,7 @@ def _cite(source: RunSource) -> str:
 
 def _alone(source: RunSource, findings: Findings) -> str:
     """What a verifier can do alone: measured, and the loose upper bound."""
-    measured, bound = findings.baseline, finite(source.evaluation.get("wl_bound"))
+    measured, bound = findings.baseline, finite(source.told("wl_bound"))
     parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
     parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
     return "; ".join(parts)

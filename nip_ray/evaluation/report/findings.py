@@ -32,8 +32,7 @@ class Findings:
 def held_out(source: RunSource, mode: str, name: str) -> Figure | None:
     """A figure of the last evaluation, on instances that were not trained with where these are told apart. mode: "greedy" or "sampled";
     name: a key without prefix."""
-    unseen = source.evaluation.get("unseen")
-    table = unseen.get(mode) if isinstance(unseen, dict) else source.evaluation.get(mode)
+    table = source.told(mode)
     if isinstance(table, dict):
         return figure_of(table.get(name))
     key = f"{MODES[mode]}/{name}"
@@ -74,14 +73,14 @@ def find(source: RunSource) -> Findings:
 def solo_baseline(source: RunSource) -> Figure | None:
     """Accuracy of the strongest verifier without a prover, as it was measured; None where it was not."""
     if source.evaluation:
-        return figure_of(source.evaluation.get("solo_baseline"))
+        return figure_of(source.told("solo_baseline"))
     key = "eval/verifier/solo_baseline"
     return next((Figure(row[key]) for row in reversed(source.rows) if key in row), None)
 
 
 def baseline_by(source: RunSource) -> str:
     """Who reached that baseline: the fitted classifier unless the evaluation says otherwise, as it does once the run has ended."""
-    return "verifier trained alone" if source.evaluation.get("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
+    return "verifier trained alone" if source.told("solo_baseline_by") == "verifier trained alone" else "fitted classifier"
 
 
 def exact_figures(source: RunSource) -> dict[str, float]:
@@ -158,7 +157,7 @@ def _but(source: RunSource) -> str:
 def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure | None) -> tuple[list[str], list[str], str]:
     """(shown, not shown, tone) of the accuracy: against chance, against a verifier alone, and with its messages silenced."""
     apart, alone = is_held_out(source), agents(source.rows) == ["verifier"]
-    shown, not_shown = [], [] if apart else ["Anything about instances that it was not trained with: the task has no others."]
+    shown, not_shown = [], [] if apart else ["Anything about instances that it was not trained with: none was evaluated."]
 
     def claim(words: str, holds: bool) -> None:
         (shown if holds else not_shown).append(words if holds else f"That {words[0].lower()}{words[1:]}")
@@ -167,7 +166,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
     claim(f"The verifier decides better than chance on {where}.", accuracy.against(chance) == "above")
     tone = {"above": "good", "below": "bad"}.get(accuracy.against(chance), "plain")
     if alone:
-        bound = finite(source.evaluation.get("wl_bound"))
+        bound = finite(source.told("wl_bound"))
         if bound is not None and accuracy.against(bound) == "above":
             leak = f"It is right more often than its message-passing layers allow ({percent_words(bound)}): something leaks."
             return [*shown, leak], not_shown, "bad"
@@ -178,7 +177,7 @@ def _claims(source: RunSource, accuracy: Figure, chance: float, baseline: Figure
         tone = "plain" if tone == "good" and not better else tone
     else:
         not_shown.append("That it decides better than without a prover: no such baseline was computed.")
-    value = source.evaluation.get("message_value")
+    value = source.told("message_value")
     silenced = value.get("silenced") if isinstance(value, dict) else None
     lost = figure_of(silenced.get("lost")) if isinstance(silenced, dict) else None
     if lost is not None:

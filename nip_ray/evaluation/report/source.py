@@ -52,6 +52,11 @@ class RunSource:
     cross_play: Record
     notes: list[str]
 
+    def told(self, part: str) -> Any:
+        """A part of evaluation.json: of the instances that were not trained with, where it tells them apart; None where it is missing."""
+        unseen = self.evaluation.get("unseen")
+        return unseen[part] if isinstance(unseen, dict) and part in unseen else self.evaluation.get(part)
+
 
 def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     """Everything a report needs. transcripts: which file of them, as in 000050 (None: the newest that can be read).

@@ -70,6 +70,13 @@ def is_held_out(source: RunSource) -> bool:
     return told if isinstance(told, bool) else has_held_out(source.config)
 
 
+def examined_words(source: RunSource) -> str:
+    """What the instances are called of which a run's rows speak: those that it was trained with are among them, if there are such."""
+    if not is_held_out(source):
+        return "on training instances"
+    return "evaluated" if source.evaluation.get("overlap") else "held out"
+
+
 def attackers(source: RunSource, side: str) -> list[Record]:
     """The attackers of one side as they stand in the file."""
     part = _inner(source.evaluation, "attack").get(side)
@@ -97,7 +104,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
     return {
         "sides": sides,
-        "held_out": is_held_out(source) and not source.evaluation.get("overlap"),
+        "held_out": is_held_out(source),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
         "questions": list(_questions(source)),
         "worst": list(_worst_case(source)),
@@ -105,6 +112,11 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         "messages": list(_message_value(source)),
         "cross_play": heat_map(source.cross_play),
     }
+
+
+def _part(source: RunSource, key: str) -> Record:
+    found = source.told(key)
+    return found if isinstance(found, dict) else {}
 
 
 def _inner(record: Record, key: str) -> Record:
@@ -173,7 +185,7 @@ def _cell(figure: Figure | None) -> tuple[str, str]:
 
 
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
-    part = _inner(source.evaluation, "worst_case")
+    part = _part(source, "worst_case")
     names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
     for key, label in names.items():
         figure = figure_of(part.get(f"verifier/{key}"))
@@ -183,7 +195,7 @@ def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]
 
 def _calibration(source: RunSource) -> dict[str, Any] | None:
     """Bins of a reliability diagram, in per cent of its sides, and the figures beside it."""
-    part = _inner(source.evaluation, "calibration")
+    part = _part(source, "calibration")
     bins = []
     for one in part["bins"][:40] if isinstance(part.get("bins"), list) else []:
         seen = figure_of(one.get("positive")) if isinstance(one, dict) else None
@@ -207,7 +219,7 @@ def _number(figure: Figure | None) -> tuple[str, str]:
 
 def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tuple[str, str]]]:
     """(what was done to the messages, accuracy, what was lost)."""
-    part = _inner(source.evaluation, "message_value")
+    part = _part(source, "message_value")
     heard = figure_of(part.get("heard"))
     if heard is None:
         return

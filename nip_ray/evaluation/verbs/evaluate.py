@@ -87,7 +87,7 @@ def evaluate_run(
     figures = {**flat_figures(made, document), **parts(document)}
     if not attacked:
         return figures
-    entries = attack(config, scenario, made.networks, held_out, made.seed, config.evaluation.attack, quiet=quiet)
+    entries = attack(config, scenario, made.networks, made.examination.unseen_ids(), made.seed, config.evaluation.attack, quiet=quiet)
     if wanted:
         keep(folder, document, entries)
     return {**figures, **entries}
@@ -183,15 +183,14 @@ def _figures(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     yield from ((f"eval/{name}", value) for name, value in document.get("exact", {}).items())
     for name, record in document.get("figures", {}).items():
         yield from _figure(f"eval/{name}", record)
-    for mode, prefix in _MODES:
-        for name, record in document.get(mode, {}).items():
-            yield from _figure(f"{prefix}/{name}", record)
-        for name, record in document.get("unseen", {}).get(mode, {}).items():
-            yield from _figure(f"unseen/{prefix}/{name}", record)
-    if document.get("wl_bound") is not None:
-        yield "eval/verifier/wl_bound", document["wl_bound"]
-    if document.get("solo_baseline") is not None:
-        yield from _figure("eval/verifier/solo_baseline", document["solo_baseline"])
+    for start, part in (("", document), ("unseen/", document.get("unseen", {}))):
+        for mode, prefix in _MODES:
+            for name, record in part.get(mode, {}).items():
+                yield from _figure(f"{start}{prefix}/{name}", record)
+        if part.get("wl_bound") is not None:
+            yield f"{start}eval/verifier/wl_bound", part["wl_bound"]
+        if part.get("solo_baseline") is not None:
+            yield from _figure(f"{start}eval/verifier/solo_baseline", part["solo_baseline"])
     for agent, score in document.get("message_regression", {}).items():
         yield from _figure(f"eval/{agent}/message_regression", score)
 

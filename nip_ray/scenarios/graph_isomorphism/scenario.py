@@ -123,19 +123,18 @@ class GraphIsomorphism(Scenario):
         """Held-out pairs that occur in training up to isomorphism."""
         return occurring(self.pairs["test"], self.pairs["train"])
 
-    def wl_bound(self, split: str) -> float | None:
+    def wl_bound(self, id_N: Tensor) -> float | None:
         """An upper bound for the verifier's message-passing layers alone; see `alone.wl_bound`."""
-        return None if self.protocol.verifier is None else wl_bound(self.pairs[split], self._verifier_layers())
+        verifier = self.protocol.verifier
+        return None if verifier is None else wl_bound(self._pairs(id_N), self.agents[verifier].num_gnn_layers)
 
-    def solo_baseline(self, split: str) -> tuple[int, int] | None:
+    def solo_baseline(self, id_N: Tensor) -> tuple[int, int] | None:
         """A classifier that sees what the verifier's message-passing layers see; see `alone.solo_baseline`."""
-        if self.protocol.verifier is None:
-            return None
-        return solo_baseline(self.pairs["train"], self.pairs[split], self._verifier_layers())
+        verifier = self.protocol.verifier
+        return None if verifier is None else solo_baseline(self.pairs["train"], self._pairs(id_N), self.agents[verifier].num_gnn_layers)
 
-    def _verifier_layers(self) -> int:
-        assert self.protocol.verifier is not None
-        return self.agents[self.protocol.verifier].num_gnn_layers
+    def _pairs(self, id_N: Tensor) -> GraphPairs:
+        return GraphPairs(self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N])
 
     def _named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
         """(N, G, V, F) history and (N, G, V, L) latest messages of the channels that the seat `at` reads."""

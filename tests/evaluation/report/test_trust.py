@@ -13,7 +13,7 @@ from nip_ray.evaluation.report import report_page, write_report
 from nip_ray.evaluation.report.contents import page_contents
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
-from nip_ray.evaluation.report.trust import heat_map, trust
+from nip_ray.evaluation.report.trust import examined_words, heat_map, trust
 
 
 def record(right: int, n: int = 100) -> dict[str, Any]:
@@ -127,11 +127,26 @@ def test_completeness_of_an_older_run_is_a_refusal_where_nobody_is_paid_for_reje
 
 
 def test_instances_of_training_among_those_evaluated_are_left_out_of_the_headline(tmp_path: Path) -> None:
-    unseen = {"greedy": {"verifier/accuracy": record(40, 80)}}
-    folder = run_folder(tmp_path / "run", held_out=False, overlap=20, unseen=unseen)
-    assert find(read_run(folder)).sentence.startswith(
+    unseen = {
+        "greedy": {"verifier/accuracy": record(40, 80)},
+        "solo_baseline": record(48, 80),
+        "message_value": {"heard": record(40, 80), "silenced": {"accuracy": record(44, 80), "lost": {"estimate": -0.05}}},
+        "worst_case": {"verifier/accuracy": record(4, 80)},
+    }
+    whole = {"solo_baseline": record(33), "message_value": {"heard": record(99)}, "worst_case": {"verifier/accuracy": record(98)}}
+    folder = run_folder(tmp_path / "run", held_out=False, overlap=20, unseen=unseen, **whole, **attacked())
+    source, page = read_run(folder), report_page(folder)[0]
+    findings = find(source)
+    assert findings.sentence.startswith(
         "On 80 held-out instances (and 20 that it was trained with left out) the verifier decided 50.0\u00a0% correctly"
     )
+    assert "the 60.0\u00a0% measured without a prover" in findings.sentence
+    assert any("silenced, it loses -5.0 points" in words for words in findings.not_shown)
+    assert "55.0\u00a0%" in page
+    assert "99.0\u00a0%" not in page
+    assert "98.0\u00a0%" not in page
+    assert "Of 100 held-out instances with label reject" in page
+    assert examined_words(source) == "evaluated", "the rows of a run have all instances"
 
 
 def test_questions_are_held_against_random_and_best_ones(tmp_path: Path) -> None:
@@ -160,7 +175,7 @@ def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
     claims = ("100 held-out instances", "not trained with.", "That attacker was chosen on other instances than these.")
     assert all(claim in told[True] and claim not in told[False] for claim in claims)
     assert "On 100 instances, on which it was trained too, the verifier decided" in told[False]
-    assert "Anything about instances that it was not trained with: the task has no others." in told[False]
+    assert "Anything about instances that it was not trained with: none was evaluated." in told[False]
 
 
 @pytest.mark.parametrize(

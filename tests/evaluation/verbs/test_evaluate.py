@@ -180,11 +180,18 @@ def test_instances_of_training_are_counted_and_told_apart(run: Path, held_out: G
             for parts in zip(*((p.padded_to(11).adjacency_P2nn, p.size_P, p.wl_score_P) for p in (seen, held_out)), strict=True)
         )
     )
-    figures, own = call(run, "--dataset", write("ours", joined, tmp_path)), call(run)
+    quick = ["iterations=1", "seeds=1", "sizes=[1]", "continued=false", "max_nodes=0", "goals=[soundness]"]
+    attack = ["--attack", *(part for setting in quick for part in ("--set", f"evaluation.attack.{setting}"))]
+    figures, own = call(run, "--dataset", write("ours", joined, tmp_path), *attack), call(run)
     assert (figures["overlap"], figures["held_out"]) == (len(seen), False)
     assert (own["overlap"], own["held_out"]) == (0, True)
     assert figures["unseen/eval/verifier/accuracy/n"] == len(held_out)
     assert figures["unseen"]["greedy"]["verifier/accuracy"] == own["greedy"]["verifier/accuracy"]
+    assert figures["unseen/eval/verifier/solo_baseline"] == own["eval/verifier/solo_baseline"]
+    assert figures["unseen"]["calibration"]["brier"] == pytest.approx(own["calibration"]["brier"])
+    assert figures["unseen"]["message_value"]["silenced"] == own["message_value"]["silenced"]
+    assert figures["unseen"]["worst_case"]["verifier/accuracy"]["n"] == len(held_out)
+    assert figures["soundness_error"]["n"] == int((held_out.y_P == 0).sum())
     assert "unseen" not in own
 
 
