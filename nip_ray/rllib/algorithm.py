@@ -65,6 +65,10 @@ class ProtocolAlgorithm(Algorithm):
         self._share_modules()
         self.send_weights()
 
+    def __repr__(self) -> str:
+        """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""
+        return type(self).__name__ if self.config is None else super().__repr__()
+
     @override(Algorithm)
     def _setup_logdir(self) -> None:
         """Nothing is written there; outside Tune stock RLlib leaves an empty folder in the user's home for every algorithm."""
@@ -121,7 +125,10 @@ class ProtocolAlgorithm(Algorithm):
                 state, limit = self._weights(), self.config.evaluation_sample_timeout_s
                 take = TakeWeights([ray.put(state[COMPONENT_RL_MODULE])], self.train_iteration)
                 self.eval_env_runner_group.foreach_env_runner(take, local_env_runner=False, timeout_seconds=limit)
-            return super().evaluate(parallel_train_future)
+            found = super().evaluate(parallel_train_future)
+        if self.config.evaluation_duration == "auto" and not found.get(ENV_RUNNER_RESULTS):
+            say(f"warning: iteration {self.iteration + 1} was over before an evaluation of it; evaluation_duration takes a number, too")
+        return found
 
     # ----------------------------------------------------------------------------------------------------------- play
 

@@ -17,11 +17,13 @@ from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.utils import force_list
 from ray.rllib.utils.annotations import override
+from ray.tune.result import STDERR_FILE, STDOUT_FILE
 
 from nip_ray.config.aliases import word_for
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.load import config_from_dict
+from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
@@ -29,7 +31,7 @@ from nip_ray.rllib.calls import PROBE_S
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.learner import ProtocolLearner
 from nip_ray.rllib.module import AgentModule, module_spec
-from nip_ray.rllib.options import refuse_unhonoured
+from nip_ray.rllib.options import SET_IN_EVALUATION, refuse_unhonoured
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.settings.experiment import FaultToleranceSettings
@@ -111,7 +113,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     def training(self, **kwargs: Any) -> Self:
         """Change settings of the learning rule by name (lr, gamma, lam ...); others go to RLlib. Raises UserError for an unknown one."""
         rule = self._rule_names()
+        given: dict[str, str] = {}  # setting -> the name under which it was given
         for key in [key for key in kwargs if self._word(key) in rule]:
+            other = given.setdefault(self._word(key), key)
+            if other != key:
+                raise UserError(f"training({key}=...): {other} is another word for it and is given too, leave one of them out")
             setattr(self, self._word(key), kwargs.pop(key))
         theirs = signature(AlgorithmConfig.training).parameters
         for key in kwargs:
@@ -123,6 +129,9 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     def update_from_dict(self, config_dict: Mapping[str, Any]) -> Self:
         """RLlib's, where settings of the learning rule count by their own names as they do in `training`, and after ``rule``."""
         config_dict = dict(config_dict.items())  # RLlib hands over whole configs, too, which cannot be iterated over
+        for key in ("rule", "env_config"):
+            if not isinstance(config_dict.get(key, {}), Mapping):
+                raise UserError(f"{key}: got {config_dict[key]!r}, expected a mapping")
         both = vars(AlgorithmConfig())  # RLlib has some of the same name and another meaning, which a dumped config repeats
         words = {key: self._word(key) for key in config_dict}
         ours = {word: config_dict[key] for key, word in words.items() if word in self._rule_names()}
@@ -137,6 +146,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """A setting of the learning rule goes to where its settings are."""
         key = self._word(key) if "rule" in vars(self) else key
         if "rule" not in vars(self) or key not in self._rule_names():
+            kept = getattr(type(self), key, None)
+            if isinstance(kept, property) and kept.fset is None:  # RLlib has methods for these alone
+                if f"_{key}" not in vars(self):
+                    raise UserError(f"{key}: follows from other options and cannot be set, leave it out")
+                key = f"_{key}"
             super().__setattr__(key, value)
         elif key in _RLLIB_NAMES:
             super().__setattr__(_RLLIB_NAMES[key], value)
@@ -160,11 +174,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self._check_game()
         self._check_modules()
         self._check_callbacks()
+        self._check_evaluation()
         self._hand_on_seed()
-        experiment = {**self.env_config["experiment"], "algorithm": asdict(self.settings())}
-        config_from_dict(experiment, complete=False)  # types and bounds of the rule's settings, whoever has set them
-        if self.rule.get("minibatch_copies") and self.minibatch_size != self.settings_class().minibatch_size:
-            raise UserError("minibatch_copies: minibatch_size says it too, leave one of them out")
+        made = self._experiment_in_force()
+        if not self.in_evaluation:
+            check(made, training=False)
         super().validate()
 
     @override(AlgorithmConfig)
@@ -191,6 +205,17 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         """Whose instances env runners play: what `env_config` says, else held-out ones in evaluations and those for training otherwise."""
         return self.env_config.get("split", "test" if self.in_evaluation else "train")
 
+    def _experiment_in_force(self) -> ExperimentConfig:
+        """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of bounds."""
+        experiment = self.env_config["experiment"]
+        play = {"num_env_runners": self.num_env_runners, "num_copies": self.num_envs_per_env_runner}
+        changed = {
+            "algorithm": asdict(self.settings()),
+            "play": {**experiment["play"], **play},
+            "learners": {**experiment["learners"], "num_learners": self.num_learners},
+        }
+        return cast(ExperimentConfig, config_from_dict({**experiment, **changed}, complete=False))
+
     def _hand_on_seed(self) -> None:
         """Every draw comes from the experiment's seed, in env runners, learners and new networks: make it this config's."""
         if isinstance(self.seed, bool) or not isinstance(self.seed, int) or self.seed < 0:
@@ -214,7 +239,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         return key if key in vars(self) else word_for(key, self._rule_names())
 
     def _refuse_unknown(self, defaults: Self) -> None:
-        known, rule = {*vars(defaults), "class"}, ", ".join(sorted(self._rule_names()))  # RLlib leaves `class` there
+        known = {*vars(defaults), "class", STDOUT_FILE, STDERR_FILE}  # RLlib and Tune leave those there
+        rule = ", ".join(sorted(self._rule_names()))
         for key in vars(self):
             if key not in known:
                 near = difflib.get_close_matches(key, {*known, *self._rule_names()}, 1)
@@ -249,6 +275,15 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             if {*own} - ({"lr"} & self._rule_names()):
                 takes = "lr" if "lr" in self._rule_names() else "nothing; set roles"
                 raise UserError(f"algorithm_config_overrides_per_module: {agent}: got {', '.join(own)}, expected {takes}")
+
+    def _check_evaluation(self) -> None:
+        """In an evaluation nobody learns, and how long and where it is played is said by options of the config itself."""
+        own = {**vars(self), **self.rule}
+        for key, value in (self.evaluation_config or {}).items():
+            word = self._word(key)
+            idle = word in {*self._rule_names(), *_RLLIB_NAMES.values(), "num_env_runners", *SET_IN_EVALUATION}
+            if (idle or key.startswith("evaluation_")) and value != own.get(word, value):
+                raise UserError(f"evaluation_config.{key}: has no effect in an evaluation, set it in the config itself or leave it out")
 
     def _check_modules(self) -> None:
         """Classes of one's own are derived from ours, which is what the rest of ours talks to."""

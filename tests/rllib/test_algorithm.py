@@ -184,10 +184,10 @@ def test_a_local_run_starts_no_ray(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tune_searches_over_learning_rates(ray_session: None, tmp_path: Path) -> None:
-    """Two trials of two iterations with checkpoints; our figures are in the results, and a checkpoint restores."""
+def test_tune_searches_over_learning_rates_and_seeds(ray_session: None, tmp_path: Path) -> None:
+    """Trials of two iterations with checkpoints; our figures are in the results, and a checkpoint restores."""
     spaces = dict(lr=tune.grid_search([1e-3, 1e-2]), clip_epsilon=tune.choice([0.4]))  # one of RLlib's names and one of ours
-    config = ProtocolPPOConfig().experiment(message_game()).training(**spaces)
+    config = ProtocolPPOConfig().experiment(message_game()).training(**spaces).debugging(seed=tune.grid_search([0, 3]))
     tuner = tune.Tuner(
         ProtocolPPO,
         param_space=config,
@@ -202,14 +202,14 @@ def test_tune_searches_over_learning_rates(ray_session: None, tmp_path: Path) ->
     )
     results = tuner.fit()
     assert not results.errors
-    assert sorted(result.config["lr"] for result in results) == [1e-3, 1e-2]
+    assert sorted(result.config["lr"] for result in results) == [1e-3, 1e-3, 1e-2, 1e-2]
     for result in results:
         assert result.metrics is not None
         assert result.metrics["nip_ray"]["learn/lr"] == result.config["lr"]
         assert result.metrics["nip_ray"]["env_steps_total"] == 2 * 16 * 4
         assert "nip_ray/learn/verifier/objective" in results.get_dataframe().columns
         assert result.checkpoint is not None
-        expected = trained(message_game(), 2, lr=result.config["lr"], clip_epsilon=0.4)
+        expected = trained(message_game(seed=result.config["seed"]), 2, lr=result.config["lr"], clip_epsilon=0.4)
         algorithm = built(message_game())
         algorithm.restore_from_path(result.checkpoint.path)
         assert algorithm.train_iteration == 2

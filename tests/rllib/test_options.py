@@ -10,6 +10,7 @@ from ray._common.deprecation import DEPRECATED_VALUE
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
+from ray.tune.result import STDERR_FILE, STDOUT_FILE
 
 from nip_ray.errors import UserError
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
@@ -43,7 +44,9 @@ def baseline() -> Weights:
 def test_rllibs_seed_is_the_seed(baseline: Weights) -> None:
     """Of new networks, of what is played, and of minibatches: the numbers are those of an experiment with that seed."""
     assert distance(after(config_of().debugging(seed=0)), baseline) == 0
-    tried = after(ProtocolPPOConfig().update_from_dict({**config_of().to_dict(), "seed": 1}))  # as Tune does
+    algorithm: Any = ProtocolPPO({**config_of().to_dict(), "seed": 1, STDOUT_FILE: None, STDERR_FILE: None})  # as Tune does
+    tried = train(algorithm, 1)
+    algorithm.stop()
     assert distance(tried, trained(message_game(seed=1), 1)) == 0
     assert distance(tried, baseline) > 1e-3
     with pytest.raises(UserError, match="seed: got None"):
@@ -184,6 +187,15 @@ def with_own_forward() -> AlgorithmConfig:
         ),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"provr": {"lr": 0.5}}), "did you mean prover"),
+        (lambda: config_of().training(lam=0.9, lambda_=0.8), "lambda_=.*: lam is another word for it and is given too"),
+        (lambda: config_of().update_from_dict({"learner_class": 3}), "learner_class: got 3, expected a subclass"),
+        (lambda: config_of().update_from_dict({"is_multi_agent": False}), "is_multi_agent: follows from other options"),
+        (lambda: config_of().update_from_dict({"rule": 3}), "rule: got 3, expected a mapping"),
+        (lambda: config_of().evaluation(evaluation_config={"lam": 0.5}), r"evaluation_config\.lam: has no effect in an evaluation"),
+        (lambda: config_of().evaluation(evaluation_config={"num_env_runners": 1}), r"evaluation_config\.num_env_runners: has no effect"),
+        (lambda: config_of().training(minibatch_size=65), "minibatch_size: got 65, but an iteration has 64 frames"),
+        (lambda: config_of().learners(num_learners=3), "num_learners: got 3, but 16 copies in an iteration cannot be shared evenly"),
+        (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(num_envs_per_env_runner=8), "num_copies: dqn has no use for it"),
         (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(explore=True), "explore: got true, which is for policies"),
         (lambda: ProtocolPPOConfig(), r"call \.experiment"),
     ],
@@ -230,7 +242,7 @@ def test_minibatches_in_copies(baseline: Weights) -> None:
     """8 copies of 4 rounds are 32 frames."""
     config = config_of(algorithm=dict(minibatch_size=64)).training(minibatch_copies=8)
     assert distance(after(config), baseline) == 0
-    with pytest.raises(UserError, match="minibatch_copies: minibatch_size says it too"):
+    with pytest.raises(UserError, match="minibatch_copies: got 8, and minibatch_size 32 says it too"):
         config_of().training(minibatch_copies=8).validate()
 
 

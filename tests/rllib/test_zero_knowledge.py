@@ -43,7 +43,8 @@ def test_a_run_trains_checkpoints_resumes_and_is_examined(tmp_path: Path) -> Non
 @pytest.mark.parametrize("legacy", [False, True])
 @pytest.mark.parametrize("name", ["debate", "merlin_arthur", "solo_verifier"])
 def test_all_agents_learn(name: str, legacy: bool) -> None:
-    algorithm = built(experiment(dict(name=name, zero_knowledge=True, zero_knowledge_legacy=legacy)))
+    game = dict(name=name, zero_knowledge=True, zero_knowledge_legacy=legacy)
+    algorithm = built(experiment(game, algorithm=dict(minibatch_size=16)))
     try:
         before = weights(algorithm)
         after = train(algorithm, 1)
