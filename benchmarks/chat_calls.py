@@ -32,8 +32,8 @@ from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa
 from nip_ray.text.costs.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
 from nip_ray.text.providers.chat import ChatRequest  # noqa: E402
-from nip_ray.text.providers.openai_chat import OpenAIChat, idempotency_key  # noqa: E402
-from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
+from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402
+from nip_ray.text.providers.openai.service import openai_client  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]
 LIMITS = (6e6, 6e9)

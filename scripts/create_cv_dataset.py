@@ -40,12 +40,12 @@ def main() -> None:
 
 async def make_wrong(arguments: Namespace) -> dict[str, int]:
     """Let a model write wrong solutions. Returns how many problems have a row."""
+    from buggy import BuggyOptions, make_buggy, problems_of  # noqa: I001
     from nip_ray.scenarios.code_validation.files import read_rows
     from nip_ray.settings.providers import BudgetSettings, OpenAIProvider
-    from nip_ray.text.buggy import BuggyOptions, make_buggy, problems_of
     from nip_ray.text.costs.budget import Budget
     from nip_ray.text.costs.limits import Limiter
-    from nip_ray.text.providers.openai_chat import OpenAIChat
+    from nip_ray.text.providers.openai.chat import OpenAIChat
 
     file, options = arguments.problems, BuggyOptions(arguments.model, arguments.seed, max_attempts=arguments.max_attempts)
     problems = list(problems_of(read_rows(file), str(file), arguments.split, arguments.difficulties))[: arguments.items]

@@ -188,18 +188,18 @@ def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mappi
     """The provider `name` as one that fine-tunes. hosts: of local providers. Raises UserError for a missing key or library."""
     provider = config.providers[name]
     if isinstance(provider, OpenAIProvider):
-        from nip_ray.text.providers.openai_jobs import OpenAIJobs
+        from nip_ray.text.providers.openai.jobs import OpenAIJobs
 
         return OpenAIJobs(provider)
     if isinstance(provider, LocalProvider):
-        from nip_ray.text.providers.local_jobs import LocalJobs
+        from nip_ray.text.providers.local import LocalJobs
 
         return LocalJobs(hosts[name])
     if isinstance(provider, TrainingServiceProvider):
         from nip_ray.text.providers.training_service import TrainingServiceJobs
 
         return TrainingServiceJobs(provider, run_dir / f"training-{name}")
-    from nip_ray.text.providers.dummy_jobs import DummyJobs
+    from nip_ray.text.providers.dummy import DummyJobs
 
     return DummyJobs(run_dir / f"dummy-{name}.json")
 

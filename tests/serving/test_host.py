@@ -16,8 +16,7 @@ from nip_ray.serving.host import LocalHost, start_host, stop_host
 from nip_ray.serving.scoring import Scorer
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.local_chat import LocalChat
-from nip_ray.text.providers.local_jobs import LocalJobs
+from nip_ray.text.providers.local import LocalChat, LocalJobs
 
 from .data import chats, preferences, supervised
 

@@ -30,7 +30,7 @@ from nip_ray.text.dialogues.talk import Progress, Sitting, Table
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.providers.openai_service import api_key, base_url
+from nip_ray.text.providers.openai.service import api_key, base_url
 
 _PARTS_PER_TALKER = 4
 _MAX_DEATHS = 5

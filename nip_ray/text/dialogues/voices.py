@@ -66,13 +66,13 @@ class Switchboard:
         """A client of the provider `name`. Raises UserError for a missing key or library."""
         provider = self.config.providers[name]
         if isinstance(provider, OpenAIProvider):
-            from nip_ray.text.providers.openai_chat import OpenAIChat
+            from nip_ray.text.providers.openai.chat import OpenAIChat
 
             return OpenAIChat(
                 provider, self._throttle(name), self.purse, max_in_flight=self.config.talk.max_in_flight, seed=self.config.seed
             )
         if isinstance(provider, LocalProvider):
-            from nip_ray.text.providers.local_chat import LocalChat
+            from nip_ray.text.providers.local import LocalChat
 
             return MeteredChat(LocalChat(self.hosts[name]), self.purse)
         if isinstance(provider, TrainingServiceProvider):

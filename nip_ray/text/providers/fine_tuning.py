@@ -1,10 +1,14 @@
-"""`FineTuneBackend`: what a provider of fine-tuning must be able to do.
+"""`FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as OpenAI defines them).
 
 `nip_ray.text.jobs.exactly_once` builds on it the one function that makes a job exactly once.
 """
 
-from typing import Protocol
+import hashlib
+import json
+from collections.abc import Iterable
+from typing import Any, Protocol
 
+from nip_ray.play.dialogue import Chat
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 
 
@@ -49,3 +53,27 @@ class FineTuneBackend(Protocol):
     async def close(self) -> None:
         """Gives connections back."""
         ...
+
+
+def supervised_line(chat: Chat, completion: str) -> dict[str, Any]:
+    """One example of supervised learning: what was said, and what to say next."""
+    return {"messages": [*chat, {"role": "assistant", "content": completion}]}
+
+
+def dpo_line(chat: Chat, preferred: str, rejected: str) -> dict[str, Any]:
+    """One example of direct preference optimisation: what was said, the better and the worse continuation."""
+    return {
+        "input": {"messages": list(chat)},
+        "preferred_output": [{"role": "assistant", "content": preferred}],
+        "non_preferred_output": [{"role": "assistant", "content": rejected}],
+    }
+
+
+def encode(lines: Iterable[dict[str, Any]]) -> bytes:
+    """JSON lines in UTF-8; equal lines give equal bytes, whatever the order of their keys."""
+    return b"".join(json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n" for line in lines)
+
+
+def file_name(data: bytes) -> str:
+    """The name under which a file with this content is uploaded."""
+    return f"nip-{hashlib.sha256(data).hexdigest()[:32]}.jsonl"

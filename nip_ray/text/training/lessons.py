@@ -16,7 +16,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file
-from nip_ray.text.providers.openai_jobs import dpo_line, supervised_line
+from nip_ray.text.providers.fine_tuning import dpo_line, supervised_line
 from nip_ray.text.training.expert_iteration import examples
 from nip_ray.text.training.malt import Node, label_tree, mid_points, preference_pairs
 from nip_ray.text.training.malt_figures import pair_statistics

@@ -38,7 +38,7 @@ from nip_ray.text.dialogues.talk import Progress, Sitting
 from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.parts import Parts
-from nip_ray.text.providers.openai_jobs import encode
+from nip_ray.text.providers.fine_tuning import encode
 from nip_ray.text.training.last_test import GROUPS, last_test
 from nip_ray.text.training.lessons import METHODS, Lesson, lesson, rehearsal
 from nip_ray.text.training.malt import label_tree, mid_points

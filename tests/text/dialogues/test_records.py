@@ -22,7 +22,7 @@ from nip_ray.text.costs.spending import Amount, MeteredReply, Spending
 from nip_ray.text.dialogues.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.errors import with_uncertain
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.openai_chat import OpenAIChat
+from nip_ray.text.providers.openai.chat import OpenAIChat
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = PriceList({"m": PriceSettings(1.0, 2.0)})
@@ -216,7 +216,7 @@ def talker(url: str, run: Path) -> str:
         from nip_ray.text.costs.budget import Budget
         from nip_ray.text.providers.chat import ChatRequest
         from nip_ray.text.costs.limits import Limiter
-        from nip_ray.text.providers.openai_chat import OpenAIChat
+        from nip_ray.text.providers.openai.chat import OpenAIChat
         from nip_ray.text.dialogues.records import RecordedChat, total
 
         async def main():

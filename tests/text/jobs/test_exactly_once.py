@@ -23,8 +23,8 @@ from nip_ray.text.costs.bills import bills, under_way, worst_of
 from nip_ray.text.costs.spending import NOTHING, Amount, sum_of
 from nip_ray.text.jobs.exactly_once import Busy, await_job, ensure_job, job_key, next_attempt
 from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.fine_tuning import InDoubt
-from nip_ray.text.providers.openai_jobs import OpenAIJobs, encode, supervised_line
+from nip_ray.text.providers.fine_tuning import InDoubt, encode, supervised_line
+from nip_ray.text.providers.openai.jobs import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'

@@ -9,7 +9,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.text.jobs.exactly_once import await_job, ensure_job
 from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.dummy_jobs import DummyJobs
+from nip_ray.text.providers.dummy import DummyJobs
 
 SPEC = FineTuneSpec("k" * 64, "dpo", "base", "s", 3, 50, num_epochs=2)
 

@@ -16,7 +16,7 @@ from nip_ray.text.costs.spending import Amount, MeteredReply
 from nip_ray.text.errors import BudgetExhausted, uncertain_of
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.failures import backoff_s, refused, retry_after_s
-from nip_ray.text.providers.openai_chat import OpenAIChat, idempotency_key
+from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}

@@ -18,7 +18,7 @@ from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.jobs.exactly_once import await_job, ensure_job
 from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.chat import ChatRequest
-from nip_ray.text.providers.openai_jobs import dpo_line, encode, supervised_line
+from nip_ray.text.providers.fine_tuning import dpo_line, encode, supervised_line
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
 from tests.text import provider_steps
 from tests.text.provider_steps import Server

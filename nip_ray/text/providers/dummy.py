@@ -1,4 +1,4 @@
-"""`DummyJobs`: fine-tuning that changes nothing, for trying out a config without a model.
+"""The provider `dummy`: replies that nobody is asked for, and fine-tuning that changes nothing, to try out a config without a model.
 
 Jobs succeed at once, and are kept in a file so that they are found after a restart.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.storage.folder import write_atomically
-from nip_ray.text.providers.openai_jobs import file_name
+from nip_ray.text.providers.fine_tuning import file_name
 
 VERSION = 1
 """The format of the file."""

@@ -1,4 +1,4 @@
-"""`OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol, and the forms that its training files have.
+"""`OpenAIJobs`: fine-tuning jobs of any service that speaks the OpenAI protocol.
 
 Decisions that matter here:
 - what may be repeated is repeated (`OpenAIService.patiently`), creations never: that may make, and charge for, two jobs;
@@ -9,21 +9,18 @@ Decisions that matter here:
 """
 
 import asyncio
-import hashlib
-import json
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, TypeVar
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.play.dialogue import Chat
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs.exactly_once import Busy
 from nip_ray.text.providers.failures import FIRST_WAIT_S, MAX_WAIT_S, Failure, NotThere, Refused
-from nip_ray.text.providers.fine_tuning import InDoubt
-from nip_ray.text.providers.openai_service import OpenAIService
+from nip_ray.text.providers.fine_tuning import InDoubt, file_name
+from nip_ray.text.providers.openai.service import OpenAIService
 
 T = TypeVar("T")
 
@@ -45,30 +42,6 @@ _STATUS: dict[str, JobStatus] = {
     "cancelled": "cancelled",
     "canceled": "cancelled",
 }
-
-
-def supervised_line(chat: Chat, completion: str) -> dict[str, Any]:
-    """One example of supervised learning: what was said, and what to say next."""
-    return {"messages": [*chat, {"role": "assistant", "content": completion}]}
-
-
-def dpo_line(chat: Chat, preferred: str, rejected: str) -> dict[str, Any]:
-    """One example of direct preference optimisation: what was said, the better and the worse continuation."""
-    return {
-        "input": {"messages": list(chat)},
-        "preferred_output": [{"role": "assistant", "content": preferred}],
-        "non_preferred_output": [{"role": "assistant", "content": rejected}],
-    }
-
-
-def encode(lines: Iterable[dict[str, Any]]) -> bytes:
-    """JSON lines in UTF-8; equal lines give equal bytes, whatever the order of their keys."""
-    return b"".join(json.dumps(line, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n" for line in lines)
-
-
-def file_name(data: bytes) -> str:
-    """The name under which a file with this content is uploaded."""
-    return f"nip-{hashlib.sha256(data).hexdigest()[:32]}.jsonl"
 
 
 class OpenAIJobs:

@@ -35,7 +35,7 @@ from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
 from nip_ray.text.errors import BudgetExhausted, with_uncertain
 from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
 from nip_ray.text.providers.failures import Failure, KeyMayNot, NotThere, lost
-from nip_ray.text.providers.openai_service import OpenAIService
+from nip_ray.text.providers.openai.service import OpenAIService
 
 FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),

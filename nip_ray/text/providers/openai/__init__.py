@@ -1,0 +1,1 @@
+"""The provider `openai`: any service that speaks the OpenAI protocol."""
