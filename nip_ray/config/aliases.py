@@ -27,6 +27,14 @@ ALIASES = {
     "grad_clip": "max_grad_norm",
 }
 """Alias -> the word that it stands for, in settings that have this one and not the alias."""
+_ALTERNATIVES = ("minibatch_size", "minibatch_copies")  # two words for one thing, of which a config gives one
+
+
+def other_words(name: str) -> set[str]:
+    """The other names under which a config may give what a learning rule's setting `name` says."""
+    word = ALIASES.get(name, name)
+    words = _ALTERNATIVES if word in _ALTERNATIVES else (word,)
+    return {*words, *(alias for alias, meant in ALIASES.items() if meant in words)} - {name}
 
 
 def word_for(name: str, names: Collection[str], where: str = "") -> str:

@@ -55,6 +55,15 @@ def objectives(config: ExperimentConfig) -> Iterator[str]:
             yield f"algorithm.kl_increment: got {ppo.kl_increment}, but it must raise the coefficient, expected a number > 1"
     if ppo.adaptive_lr:
         yield from _adaptive_rate(ppo)
+    for needed, is_used, keys in (
+        ("loss kl_penalty", ppo.loss == "kl_penalty", ("kl_beta", "kl_decrement", "kl_increment")),
+        ("adaptive_lr", ppo.adaptive_lr, ("adaptive_lr_factor", "adaptive_lr_min", "adaptive_lr_max")),
+        ("loss kl_penalty or adaptive_lr", ppo.adaptive_lr or ppo.loss == "kl_penalty", ("kl_target",)),
+        ("loss clip or clip_value true", ppo.loss == "clip" or ppo.clip_value is True, ("clip_epsilon",)),
+    ):
+        for key in keys if not is_used else ():
+            if (given := getattr(ppo, key)) != getattr(PPOSettings, key):
+                yield f"algorithm.{key}: got {given:g}, but it counts with {needed} only, leave it out"
 
 
 def _adaptive_rate(ppo: PPOSettings) -> Iterator[str]:

@@ -23,7 +23,7 @@ from typing import Any
 import pydantic_core
 import yaml
 
-from nip_ray.config.aliases import in_own_words
+from nip_ray.config.aliases import in_own_words, other_words
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.rules import check
@@ -215,9 +215,13 @@ def differences(value: Any, default: Any = None) -> dict[str, Any]:
 def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """A copy of `data` with each "a.b=c" set in turn: c is YAML, missing mappings are made, a step into a list is an index.
 
-    Raises UserError for an override that is not of this form or leads nowhere.
+    What `data` says of a learning rule's setting under another name goes. Raises UserError for an override that is not of this form or
+    leads nowhere.
     """
     made = unshared(data)
+    for section, _, name in (override.partition("=")[0].strip().partition(".") for override in overrides):
+        if section == "algorithm" and isinstance(rule := made.get(section), dict):
+            made[section] = {key: value for key, value in rule.items() if key not in other_words(name)}
     for override in overrides:
         dotted, equals, text = override.partition("=")
         parts = dotted.strip().split(".")

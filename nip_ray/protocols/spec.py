@@ -51,9 +51,15 @@ class Payment:
 
     @classmethod
     def from_params(cls, params: ProtocolParams, goals: Mapping[str, int]) -> Payment:
-        """The amounts of `params` with these goals."""
-        names = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty")
-        names += ("verifier_no_guess_reward", "shared_reward")
+        """The amounts of `params` with these goals; what would pay nobody stays as by default."""
+        names = [
+            "verifier_reward",
+            "verifier_incorrect_penalty",
+            "verifier_terminated_penalty",
+            "verifier_no_guess_reward",
+            "shared_reward",
+        ]
+        names += ["prover_reward"] if goals and not params.shared_reward else []
         return cls(goals=dict(goals), **{name: getattr(params, name) for name in names})
 
 

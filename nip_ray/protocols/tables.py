@@ -74,7 +74,7 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
         turns=(((("verifier", "main"),),),),
         max_rounds=1,
         min_rounds=1,
-        payment=Payment.from_params(params, {}),
+        payment=Payment.from_params(replace(params, shared_reward=False), {}),
         force_guess=params.force_guess,
     )
 
@@ -276,7 +276,7 @@ def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str
     """Debate and mnip: the same four turn orders, other visibility and goals."""
     ask: Round = (("verifier", "prover0_channel"), ("verifier", "prover1_channel"))
     own: list[Turn] = [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]
-    if not params.prover0_first:
+    if params.sequential and not params.prover0_first:
         own.reverse()
     answers: tuple[Round, ...] = ((own[0],), (own[1],)) if params.sequential else (tuple(own),)
     max_rounds, min_rounds = _limits(params, 8)

@@ -62,6 +62,9 @@ ILLEGAL: list[tuple[Data, str, str]] = [
         "more than adaptive_lr_max",
     ),
     (learning("ppo", adaptive_lr=True, lr=0.1), "algorithm.lr", "between 1e-06 and 0.01"),
+    (learning("ppo", anneal_lr=True, adaptive_lr_min=1.0), "algorithm.adaptive_lr_min", "counts with adaptive_lr only"),
+    (learning("ppo", kl_target=1.0), "algorithm.kl_target", "counts with loss kl_penalty or adaptive_lr only"),
+    (learning("ppo", loss="kl_penalty", clip_epsilon=0.1), "algorithm.clip_epsilon", "counts with loss clip"),
     (learning("reinforce", minibatch_size=7), "algorithm.minibatch_size", "use at least 8"),
     # Stackelberg
     (sequence(["verifier"]), SEQUENCE, "prover has no place in it"),
@@ -174,7 +177,6 @@ LEGAL: list[Data] = [
     sequence(["prover", "verifier"]),
     DEBATE | sequence(["verifier"], ["prover1", "prover0"]),
     learning("ppo", adaptive_lr=True),
-    learning("ppo", anneal_lr=True, adaptive_lr_min=1.0),
     learning("solo"),
     learning("solo", agent="prover", minibatch_size=256) | agents(verifier=RANDOM),
     learning("solo", minibatch_size=1)

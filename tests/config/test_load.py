@@ -307,13 +307,16 @@ def test_overrides_reach_agents(tmp_path: Path) -> None:
         load_config(path, ["scenario.agents.prover.d_gn=32"])
 
 
-def test_other_words_for_settings_of_a_rule(capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_words_for_settings_of_a_rule(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They mean the same, which is said once; both at a time are refused, and a word that means something else is left alone."""
     data: dict[str, Any] = {"algorithm": {"gae_lambda": 0.5, "clip_param": 0.3}}
     assert config_from_dict(data) == config_from_dict(data) == config_from_dict({"algorithm": {"lam": 0.5, "clip_epsilon": 0.3}})
     assert capsys.readouterr().err.count("warning: algorithm.gae_lambda is another word for lam; write lam") == 1
     with pytest.raises(UserError, match=r"algorithm\.gae_lambda: is another word for lam, which is given too"):
         config_from_dict({"algorithm": {"gae_lambda": 0.5, "lam": 0.5}})
+    path = written(tmp_path, "algorithm: {lr: 1, minibatch_size: 128}\n")
+    by_hand = load_config(path, ["algorithm.learning_rate=0.5", "algorithm.minibatch_copies=4"])
+    assert by_hand == config_from_dict({"algorithm": {"lr": 0.5, "minibatch_copies": 4}})
     runner = parse_runner({"learners": [{"algorithm": {"learning_rate": 0.5, "ratio_clip": 0.3}}]})
     assert runner == parse_runner({"learners": [{"algorithm": {"lr": 0.5, "clip_epsilon": 0.3}}]})
     with pytest.raises(UserError, match=r"algorithm\.clip_param: unknown key"):

@@ -199,7 +199,6 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         ppo(minibatch_size=2048),
         ppo(minibatch_copies=256),
         ppo(minibatch_size=100),
-        ppo(loss="clip", kl_decrement=2),
         ppo(clip_value=True),
         {"learners": {"num_learners": 8}},
         {"play": {"num_copies": 3, "num_env_runners": 4}, "learners": {"num_learners": 6}},

@@ -57,7 +57,8 @@ def protocol_parameters(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     name = draw(st.sampled_from(NAMES))
     params: dict[str, Any] = {"shared_reward": draw(st.booleans()), "force_guess": draw(st.sampled_from((None, None, "zero", "one", "y")))}
     params |= {f"verifier_{key}": draw(amounts) for key in ("reward", "incorrect_penalty", "terminated_penalty", "no_guess_reward")}
-    params["prover_reward"] = draw(amounts)
+    if not params["shared_reward"]:
+        params["prover_reward"] = draw(amounts)
     if name in ORDERED:
         params["verifier_first"] = draw(st.booleans())
         params["max_rounds"] = draw(st.integers(3, 9))

@@ -108,11 +108,15 @@ class Rules:
     def params(self) -> dict[str, Any]:
         """What to hand to `build`: only what the protocol has a use for."""
         made: dict[str, Any] = dict(zip(AMOUNTS, self.amounts, strict=True))
-        made |= {"shared_reward": self.shared_reward, "force_guess": self.force_guess}
+        made["force_guess"] = self.force_guess
+        if self.name != "solo_verifier":
+            made["shared_reward"] = self.shared_reward
+        if self.name in ("solo_verifier", "multi_channel_test") or self.shared_reward:
+            del made["prover_reward"]
         if self.name in ORDERED:
             made |= {"verifier_first": self.verifier_first, "max_rounds": self.max_rounds, "min_rounds": self.min_rounds}
         if self.name in ("debate", "mnip"):
-            made |= {"sequential": self.sequential, "prover0_first": self.prover0_first}
+            made |= {"sequential": self.sequential} | ({"prover0_first": self.prover0_first} if self.sequential else {})
         return made
 
 

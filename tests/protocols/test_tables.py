@@ -62,7 +62,6 @@ def said(protocol: Protocol, seed_class: int = 0) -> str:
         ("solo_verifier", {}, "v", 1),
         ("multi_channel_test", {}, "01 012 2v 01 012 2v 01 012", 2),
         ("debate", {}, "v 01 v 01 v 01 v 01", 4),
-        ("debate", {"prover0_first": False}, "v 01 v 01 v 01 v 01", 4),
         ("debate", {"verifier_first": False}, "01 v 01 v 01 v 01 v", 4),
         ("debate", {"sequential": True}, "v 0 1 v 0 1 v 0", 3),
         ("debate", {"sequential": True, "prover0_first": False}, "v 1 0 v 1 0 v 1", 3),
@@ -111,17 +110,19 @@ def test_forced_decision_ends_judges_and_pays(force: str, y: int, verifier: floa
 
 
 def test_rewards_written_out_by_hand() -> None:
-    amounts: dict[str, Any] = {"verifier_no_guess_reward": 0.25, "verifier_terminated_penalty": -2.0, "prover_reward": 3.0}
+    amounts: dict[str, Any] = {"verifier_no_guess_reward": 0.25, "verifier_terminated_penalty": -2.0}
+    unpaid = dict(amounts)
+    amounts["prover_reward"] = 3.0
     assert play("nip", 1, [2, 0, 1, 1], **amounts) == [[0.0, 0.25], [0.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
     assert play("nip", 1, [1, 1, 1, 1], min_rounds=2, **amounts) == [[0.0, 0.25], [0.0, 0.0], [3.0, 1.0], [0.0, 0.0]]
     assert play("nip", 0, [2, 2, 2], max_rounds=2, **amounts) == [[0.0, 0.25], [0.0, -2.0], [0.0, 0.0]]
-    assert play("nip", 0, [2, 2], max_rounds=2, shared_reward=True, **amounts) == [[0.25, 0.25], [-2.0, -2.0]]
+    assert play("nip", 0, [2, 2], max_rounds=2, shared_reward=True, **unpaid) == [[0.25, 0.25], [-2.0, -2.0]]
     assert play("adp", 0, [1, 2], **amounts) == [[0.0, 0.0], [0.0, -2.0]]
     assert play("mnip", 0, [1], **amounts) == [[3.0, 3.0, -1.0]]
     assert play("mnip", 0, [0], **amounts) == [[0.0, 0.0, 1.0]]
     assert play("merlin_arthur", 1, [0, 0], seed=7, **amounts) == [[0.0, 0.0, 0.0], [3.0, 0.0, -1.0]]
-    assert play("solo_verifier", 1, [2, 1], **amounts) == [[-2.0], [0.0]]
-    assert play("multi_channel_test", 1, [0, 0, 1], **amounts) == [[0.0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]]
+    assert play("solo_verifier", 1, [2, 1], **unpaid) == [[-2.0], [0.0]]
+    assert play("multi_channel_test", 1, [0, 0, 1], **unpaid) == [[0.0] * 4, [0.0] * 4, [0.0, 0.0, 0.0, 1.0]]
 
 
 def test_build_refuses_an_unknown_name_and_lists_the_known() -> None:
@@ -151,9 +152,17 @@ def test_sequential_needs_two_provers_in_rounds_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("nip", {"prover0_first": False}), ("adp", {"verifier_first": False}), ("merlin_arthur", {"verifier_first": False})],
+    [
+        ("nip", {"prover0_first": False}),
+        ("debate", {"prover0_first": False}),
+        ("adp", {"verifier_first": False}),
+        ("merlin_arthur", {"verifier_first": False}),
+        ("message_game", {"prover_reward": 2.0}),
+        ("nip", {"prover_reward": 2.0, "shared_reward": True}),
+        ("solo_verifier", {"shared_reward": True}),
+    ],
 )
-def test_an_order_that_a_protocol_has_no_use_for_is_refused(name: str, params: dict[str, Any]) -> None:
+def test_what_a_protocol_has_no_use_for_is_refused(name: str, params: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(params))):
         build(name, **params)
 

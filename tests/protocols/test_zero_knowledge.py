@@ -223,12 +223,12 @@ AMOUNTS: dict[str, Any] = dict(
 )
 GAMES: list[tuple[str, dict[str, Any]]] = [
     ("nip", {}),
-    ("nip", dict(min_rounds=3, max_rounds=7, shared_reward=True)),
+    ("nip", dict(min_rounds=3, max_rounds=7, shared_reward=True, prover_reward=1.0)),
     ("debate", dict(sequential=True)),
     ("mnip", dict(verifier_first=False, max_rounds=4)),
     ("merlin_arthur", {}),
-    ("solo_verifier", {}),
-    ("multi_channel_test", {}),
+    ("solo_verifier", dict(prover_reward=1.0)),
+    ("multi_channel_test", dict(prover_reward=1.0)),
     ("nip", dict(force_guess="y", min_rounds=3)),
     ("debate", dict(force_guess="zero")),
 ]
