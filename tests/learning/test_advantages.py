@@ -84,6 +84,22 @@ def test_values_after_the_end_and_outside_turns_change_nothing(case: Episodes, p
         assert torch.equal(before, after)
 
 
+@SETTINGS
+@given(episodes(), episodes(), st.floats(0.1, 5.0))
+def test_episodes_that_follow_each_other_in_one_row_are_judged_apart(first: Episodes, second: Episodes, after: float) -> None:
+    """The first of each row's two episodes is cut off, and what it led to is worth `after`."""
+    rows = min(len(first.length_B), len(second.length_B))
+    reward, value, turn = ([getattr(case, name)[:rows] for case in (first, second)] for name in ("reward_BR", "value_BR", "turn_BR"))
+    reward[0] = reward[0].clone()
+    reward[0][:, -1] += first.gamma * after
+    discount_BR = torch.full_like(torch.cat(value, 1), first.gamma)
+    discount_BR[:, reward[0].shape[1] - 1] = 0
+    found = own_turn_advantages(torch.cat(reward, 1), torch.cat(value, 1), torch.cat(turn, 1), discount_BR, first.lam)
+    apart = [own_turn_advantages(reward[i], value[i], turn[i], first.gamma, first.lam) for i in range(2)]
+    for one, pair in zip(found, zip(*apart, strict=True), strict=True):
+        torch.testing.assert_close(one, torch.cat(pair, 1))
+
+
 def test_last_turn_never_bootstraps_however_the_episode_ends() -> None:
     """Decided in round 1, or out of rounds: the last own turn's advantage is reward minus value."""
     reward_BR = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, -1.0]])

@@ -1,14 +1,14 @@
 """What the shipped agents share: flags, figures, and observations as rows of numbers.
 
 Decisions that matter here:
-- nothing random has a state: every draw is seeded by (seed, purpose, block), a block being some hundred draws made at once. A checkpoint
-  holds counters, and an agent that is loaded draws what it would have drawn;
+- nothing random has a state: every draw is seeded by (seed, purpose, counter). A checkpoint holds counters, and an agent that is loaded
+  draws what it would have drawn;
 - rollouts lie in numpy arrays, of which torch sees views: to store a row costs a third of a microsecond, not three;
 - legal actions stand in the observations, as "action_mask" (n, actions), wherever the environment keeps them (see `Copies`). They are no
   feature: networks do not read them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import gymnasium
@@ -17,24 +17,20 @@ import torch
 
 from nip_ray.drivers.contract import MASK, Rows, Tracker, Transition
 from nip_ray.errors import UserError
-from nip_ray.seeding import stable_seed
-
-BLOCK = 256
-"""Timesteps whose random numbers are drawn together."""
 
 
 class BaseAgent:
     """The parts of `contract.Agent` that do not depend on the algorithm. One agent acts for `num_copies` copies.
 
-    arguments: what its class was called with, so that a process that gets it can build it again (networks share one flat tensor of
-    parameters, which pickling would take apart).
+    own: the other arguments that its class was called with, so that a process that gets it can build it again (networks share one flat
+    tensor of parameters, which pickling would take apart).
     """
 
-    def __init__(self, observation_space: Any, action_space: Any, num_copies: int, arguments: tuple[Any, ...]) -> None:
+    def __init__(self, observation_space: Any, action_space: Any, num_copies: int, *own: Any) -> None:
         self.observation_space, self.action_space, self.num_copies = observation_space, action_space, num_copies
         self.training = False
         self.tracker = Tracker()
-        self._arguments = arguments
+        self._arguments = (observation_space, action_space, num_copies, *own)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self._arguments, self.training, self.state_dict())
@@ -82,22 +78,16 @@ def _rebuilt(kind: type, arguments: tuple[Any, ...], training: bool, state: Mapp
     return made
 
 
-class Draws:
-    """Random numbers of one purpose, by block: what is drawn in a timestep depends on (seed, purpose, count of timesteps) alone."""
+def copies_of_weights(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """For a checkpoint."""
+    return [parameter.detach().clone() for parameter in parameters]
 
-    def __init__(self, seed: int, purpose: str, draw: Callable[[np.random.Generator], Any]) -> None:
-        """draw: from a generator to arrays (one, or a tuple) whose first axis has BLOCK entries."""
-        self._seed, self._purpose, self._draw = seed, purpose, draw
-        self._block = -1
-        self._drawn: Any = None
 
-    def at(self, count: int) -> Any:
-        """The entry of timestep `count`."""
-        block, place = divmod(count, BLOCK)
-        if block != self._block:
-            self._drawn = self._draw(np.random.default_rng(stable_seed(self._seed, self._purpose, block)))
-            self._block = block
-        return tuple(part[place] for part in self._drawn) if isinstance(self._drawn, tuple) else self._drawn[place]
+@torch.no_grad()
+def put_weights(parameters: Iterable[torch.Tensor], stored: Iterable[torch.Tensor]) -> None:
+    """The inverse of `copies_of_weights`."""
+    for parameter, value in zip(parameters, stored, strict=True):
+        parameter.copy_(value)
 
 
 def encoder(space: Any) -> tuple[int, Callable[[Rows], np.ndarray]]:
@@ -157,8 +147,3 @@ def _one_hots(columns: np.ndarray, width: int) -> np.ndarray:
     made = np.zeros((len(columns), width), dtype=np.float32)
     np.put_along_axis(made, columns, 1.0, -1)
     return made
-
-
-def numpy_view(tensor: torch.Tensor) -> np.ndarray:
-    """The same numbers as an array."""
-    return tensor.detach().numpy()

@@ -14,9 +14,9 @@ import gymnasium
 import numpy as np
 import torch
 
-from nip_ray.drivers.agents.base import BaseAgent, encoder, legal_of
+from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights
 from nip_ray.drivers.contract import Rows, Transition
-from nip_ray.drivers.networks import Pass, Plan, mlp
+from nip_ray.drivers.networks import mlp
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.dqn import epsilon_greedy, greedy, taken, td_loss, td_target, update_target
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
@@ -38,9 +38,7 @@ class DQNAgent(BaseAgent):
         network: NetworkSettings,
         seed: int,
     ) -> None:
-        super().__init__(
-            observation_space, action_space, num_copies, (observation_space, action_space, num_copies, settings, network, seed)
-        )
+        super().__init__(observation_space, action_space, num_copies, settings, network, seed)
         if not isinstance(action_space, gymnasium.spaces.Discrete):
             raise UserError(f"learners: dqn needs a Discrete action space, and the environment's is a {type(action_space).__name__}")
         self.settings, self._seed = settings, seed
@@ -50,8 +48,6 @@ class DQNAgent(BaseAgent):
         self._parameters = list(self.online.parameters())
         self._optimizer = FlatOptimizer([ParameterGroup("critic", "all", self._parameters, 1.0)], settings.lr)
         self.target = copy.deepcopy(self.online).requires_grad_(False)
-        self._value, self._target_value = Plan(self.online, network), Plan(self.target, network)
-        self._online_pass = Pass(self.online, network)
         self._rule = DQNSettings(loss=settings.loss, double=settings.double)
         self.replay = Replay(
             {
@@ -70,7 +66,7 @@ class DQNAgent(BaseAgent):
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
         """Actions, one row a copy: the best legal ones, or each an even draw with the probability of exploration at this timestep."""
         with torch.inference_mode():
-            value = self._value(torch.from_numpy(self._encode(observations)))
+            value = self.online(torch.from_numpy(self._encode(observations)))
             legal = self._legal(observations, len(value))
             if explore:
                 purpose = ("explore", self.acted) if self.training else ("evaluate", timestep)
@@ -128,10 +124,9 @@ class DQNAgent(BaseAgent):
         draws, steps, total = generator(self._seed, "replay", self.updates), self.settings.gradient_steps, 0.0
         for _ in range(steps):
             batch = self.replay.sample(self.settings.batch_size, draws).rows
-            target = self.targets(batch)
-            output = self._online_pass.forward(batch["observation"])
-            loss, _ = td_loss(taken(output, batch["action"]), target, self._rule)
-            self._optimizer.set_gradients(self._online_pass.backward(torch.autograd.grad(loss, output)[0]))
+            value = taken(self.online(batch["observation"]), batch["action"])
+            loss, _ = td_loss(value, self.targets(batch), self._rule)
+            self._optimizer.set_gradients(torch.autograd.grad(loss, self._parameters))
             clip_gradients([self._optimizer], self.settings.max_grad_norm)
             self._optimizer.step()
             total += loss.item()
@@ -145,15 +140,15 @@ class DQNAgent(BaseAgent):
     def targets(self, batch: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """(n,): what the values of some transitions ought to be."""
         after = batch["next_observation"]
-        chooses = self._value(after) if self.settings.double else None
-        return td_target(batch["reward"], batch["discount"], self._target_value(after), batch["next_legal"], chooses)
+        chooses = self.online(after) if self.settings.double else None
+        return td_target(batch["reward"], batch["discount"], self.target(after), batch["next_legal"], chooses)
 
     def state_dict(self) -> dict[str, Any]:
         """Weights of both networks, optimizer, counters, the ring."""
         return {
             **super().state_dict(),
-            "parameters": [parameter.detach().clone() for parameter in self._parameters],
-            "target": [parameter.detach().clone() for parameter in self.target.parameters()],
+            "parameters": copies_of_weights(self._parameters),
+            "target": copies_of_weights(self.target.parameters()),
             "optimizer": self._optimizer.state_dict(),
             "acted": self.acted,
             "updates": self.updates,
@@ -163,10 +158,8 @@ class DQNAgent(BaseAgent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         super().load_state_dict(state)
-        with torch.no_grad():
-            for parameters, name in ((self._parameters, "parameters"), (self.target.parameters(), "target")):
-                for parameter, stored in zip(parameters, state[name], strict=True):
-                    parameter.copy_(stored)
+        put_weights(self._parameters, state["parameters"])
+        put_weights(self.target.parameters(), state["target"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.acted, self.updates = int(state["acted"]), int(state["updates"])
         self.replay.load_state_dict(state["replay"])

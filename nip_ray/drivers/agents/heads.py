@@ -12,7 +12,6 @@ from nip_ray.errors import UserError
 from nip_ray.learning.policy import gumbel_noise
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
-_FORBIDDEN = -1e9
 
 
 class DiscreteHead:
@@ -23,7 +22,6 @@ class DiscreteHead:
     def __init__(self, space: gymnasium.spaces.Discrete) -> None:
         self.width, self._start = int(space.n), int(space.start)
         self.shape, self.dtype = (), np.int64
-        self.parameters: list[nn.Parameter] = []
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Noise by which `sample` draws, (*shape, width)."""
@@ -37,15 +35,10 @@ class DiscreteHead:
         """As the environment counts them."""
         return action + self._start if self._start else action
 
-    def log_prob(self, logits: Tensor, action: Tensor) -> Tensor:
-        """(n,)."""
-        return torch.log_softmax(logits, -1).gather(-1, action[:, None]).squeeze(-1)
-
-    def log_prob_and_entropy(self, logits: Tensor, action: Tensor, learned: bool = True) -> tuple[Tensor, Tensor]:
-        """(n,) and the mean entropy (nats). learned: the entropy has a gradient, too, which costs as much as all the rest of this."""
+    def log_prob_and_entropy(self, logits: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) and the mean entropy (nats)."""
         log_prob = torch.log_softmax(logits, -1)
-        counted = log_prob if learned else log_prob.detach()
-        return log_prob.gather(-1, action[:, None]).squeeze(-1), -(counted.exp() * counted).sum(-1).mean()
+        return log_prob.gather(-1, action[:, None]).squeeze(-1), -(log_prob.exp() * log_prob).sum(-1).mean()
 
 
 class NormalHead:
@@ -56,7 +49,6 @@ class NormalHead:
         self.width = int(np.prod(space.shape))
         self._low, self._high, self._dtype = space.low, space.high, space.dtype
         self.log_std = nn.Parameter(torch.zeros(self.width))
-        self.parameters: list[nn.Parameter] = [self.log_std]
 
     def noise(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """Standard normal, (*shape, width)."""
@@ -71,19 +63,11 @@ class NormalHead:
         """Within the bounds, in the space's type."""
         return np.clip(action, self._low, self._high).astype(self._dtype, copy=False)
 
-    def log_prob(self, mean: Tensor, action: Tensor) -> Tensor:
-        """(n,)."""
+    def log_prob_and_entropy(self, mean: Tensor, action: Tensor) -> tuple[Tensor, Tensor]:
+        """(n,) and the entropy (nats)."""
         scaled = (action.reshape(len(mean), -1) - mean) * (-self.log_std).exp()
-        return (-0.5 * scaled.square() - self.log_std - _HALF_LOG_TWO_PI).sum(-1)
-
-    def log_prob_and_entropy(self, mean: Tensor, action: Tensor, learned: bool = True) -> tuple[Tensor, Tensor]:
-        """(n,) and the entropy (nats). learned: as for `DiscreteHead`."""
-        return self.log_prob(mean, action), (self.log_std + 0.5 + _HALF_LOG_TWO_PI).sum()
-
-
-def allowed(logits: Tensor, legal: Tensor) -> Tensor:
-    """(n, actions) logits of which the illegal ones (legal: bool) have probability 0. Finite, so that 0 log 0 is 0 in an entropy."""
-    return torch.where(legal, logits, _FORBIDDEN)
+        log_prob = (-0.5 * scaled.square() - self.log_std - _HALF_LOG_TWO_PI).sum(-1)
+        return log_prob, (self.log_std + 0.5 + _HALF_LOG_TWO_PI).sum()
 
 
 def head_for(space: Any) -> DiscreteHead | NormalHead:

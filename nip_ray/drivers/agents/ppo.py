@@ -1,14 +1,13 @@
-"""Proximal policy optimisation over the copies of one scope, for discrete and continuous actions.
-
-Source: Schulman et al., "Proximal policy optimization algorithms", 2017, equations 7 and 9; the losses are those of `nip_ray.learning.ppo`.
+"""Proximal policy optimisation over the copies of one scope, for discrete and continuous actions: losses and advantages of
+`nip_ray.learning` behind the contract of an agent.
 
 Decisions that matter here:
 - acting needs the policy alone: values and old log-probabilities of all transitions are computed at once when it is time to learn, by the
-  very weights that acted. A timestep then costs one small chain of calls;
+  very weights that acted;
 - a terminated episode has no value after its end, a truncated one has that of the observation it led to, and so has the last step of a
-  stretch. Steps that are no transitions are neither learned from nor bridged;
+  stretch. Steps that are no transitions are not learned from;
 - illegal actions have probability 0 in play and in learning, so that ratios and entropies are about legal ones;
-- a pass shuffles all transitions anew. Advantages are normalised over the whole stretch.
+- every epoch shuffles all transitions. Advantages are normalised over the whole stretch.
 """
 
 from collections.abc import Mapping
@@ -19,24 +18,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nip_ray.drivers.agents.base import BaseAgent, encoder, legal_of, numpy_view
-from nip_ray.drivers.agents.gae import advantages
-from nip_ray.drivers.agents.heads import allowed, head_for
+from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights
+from nip_ray.drivers.agents.heads import head_for
 from nip_ray.drivers.contract import Rows, Transition, arrays
-from nip_ray.drivers.networks import Pass, Plan, mlp
+from nip_ray.drivers.networks import mlp
 from nip_ray.errors import TrainingError
-from nip_ray.learning.advantages import normalise
+from nip_ray.learning.advantages import normalise, own_turn_advantages
+from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.ppo import critic, next_lr, objective
 from nip_ray.seeding import generator
 from nip_ray.settings.drivers import NetworkSettings, PPOAgentSettings
 from nip_ray.settings.ppo import PPOSettings
 
+_FIGURES = ("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm")
+
 
 class PPOAgent(BaseAgent):
     """A learner by PPO. Spaces are those of one copy; the seed is its own.
 
-    Raises UserError for observations that are neither Box nor Discrete, and actions that are neither Discrete nor a bounded Box.
+    Raises UserError for actions that are neither Discrete nor a Box, and observations that no network of ours reads (`encoder`).
     """
 
     def __init__(
@@ -48,34 +49,26 @@ class PPOAgent(BaseAgent):
         network: NetworkSettings,
         seed: int,
     ) -> None:
-        super().__init__(
-            observation_space, action_space, num_copies, (observation_space, action_space, num_copies, settings, network, seed)
-        )
+        super().__init__(observation_space, action_space, num_copies, settings, network, seed)
         self.settings, self._seed = settings, seed
         width, self._encode = encoder(observation_space)
         self._head = head_for(action_space)
         weights = generator(seed, "weights")
         self.policy = mlp(width, self._head.width, network, 0.01, weights)
         self.value = mlp(width, 1, network, 1.0, weights)
-        self._parameters = [*self.policy.parameters(), *self.value.parameters(), *self._head.parameters]
+        deviations = [] if self._head.log_std is None else [self._head.log_std]
+        self._actor, self._critic = [*self.policy.parameters(), *deviations], [*self.value.parameters()]
+        self._parameters = [*self.policy.parameters(), *self._critic, *deviations]
         self._optimizer = FlatOptimizer([ParameterGroup("actor", "all", self._parameters, 1.0)], settings.lr)
-        self._act, self._judge = Plan(self.policy, network), Plan(self.value, network)
-        self._policy_pass, self._value_pass = Pass(self.policy, network), Pass(self.value, network)
         self._losses = PPOSettings(
             clip_epsilon=settings.clip_epsilon,
             clip_value=False if settings.clip_value is None else settings.clip_value,
             critic_loss="l2",
             kl_target=settings.kl_target or 0.01,
         )
-        self._one = torch.ones(())
         self.learning_rate, self.updates, self._filled = settings.lr, 0, 0
-        self._buffers = self._new_buffers(width)
-        self._noise: np.ndarray | None = None
-        self._raw: np.ndarray | None = None
-
-    def _new_buffers(self, width: int) -> dict[str, np.ndarray]:
-        shape = (self.settings.rollouts, self.num_copies)
-        return {
+        shape = (settings.rollouts, num_copies)
+        self._buffers = {
             "observation": np.zeros((*shape, width), dtype=np.float32),
             "next_observation": np.zeros((*shape, width), dtype=np.float32),
             "action": np.zeros((*shape, *self._head.shape), dtype=self._head.dtype),
@@ -84,10 +77,8 @@ class PPOAgent(BaseAgent):
             "truncated": np.zeros(shape, dtype=bool),
             "valid": np.zeros(shape, dtype=bool),
         }
-
-    @property
-    def _legal(self) -> np.ndarray | None:
-        return self._buffers.get("legal")
+        self._noise: Tensor | None = None
+        self._raw: np.ndarray | None = None
 
     def _keep_legal(self, num_actions: int) -> None:
         """Keep what was legal from now on: the first observation with a mask says that there are such."""
@@ -98,23 +89,26 @@ class PPOAgent(BaseAgent):
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
         """Actions, one row a copy, as the environment takes them; legal ones, where it tells."""
         legal = legal_of(observations)
-        if legal is not None and self._legal is None:
+        if legal is not None and "legal" not in self._buffers:
             self._keep_legal(legal.shape[-1])
         with torch.inference_mode():
-            logits = self._act(torch.from_numpy(self._encode(observations)))
-            if legal is not None:
-                logits = allowed(logits, torch.from_numpy(legal))
-            noise = self._noise_of(timestep, len(logits)) if explore else None
-            self._raw = numpy_view(self._head.sample(logits, noise))
+            observation = torch.from_numpy(self._encode(observations))
+            noise = self._noise_of(timestep, len(observation)) if explore else None
+            logits = self._logits(observation, None if legal is None else torch.from_numpy(legal))
+            self._raw = self._head.sample(logits, noise).numpy()
         return self._head.for_environment(self._raw)
+
+    def _logits(self, observation: Tensor, legal: Tensor | None) -> Tensor:
+        """Those of illegal actions are finite, so that 0 log 0 is 0 in an entropy."""
+        logits = self.policy(observation)
+        return logits if legal is None else torch.where(legal, logits, FORBIDDEN)
 
     def _noise_of(self, timestep: int, num_copies: int) -> Tensor:
         if not self.training or num_copies != self.num_copies:
             return self._head.noise((num_copies,), generator(self._seed, "evaluate", timestep))
         if self._noise is None:
-            shape = (self.settings.rollouts, num_copies)
-            self._noise = self._head.noise(shape, generator(self._seed, "act", self.updates)).numpy()
-        return torch.from_numpy(self._noise[self._filled])
+            self._noise = self._head.noise((self.settings.rollouts, num_copies), generator(self._seed, "act", self.updates))
+        return self._noise[self._filled]
 
     def begin(self) -> None:
         """The episodes in flight count as truncated where they stand."""
@@ -134,9 +128,9 @@ class PPOAgent(BaseAgent):
         buffers["terminated"][at] = transition.terminated
         buffers["truncated"][at] = transition.truncated
         buffers["valid"][at] = True if transition.valid is None else transition.valid
-        if self._legal is not None:
+        if "legal" in buffers:
             legal = legal_of(transition.observations)
-            self._legal[at] = True if legal is None else legal
+            buffers["legal"][at] = True if legal is None else legal
         self._filled = at + 1
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
@@ -148,99 +142,76 @@ class PPOAgent(BaseAgent):
 
     def update(self, timestep: int, timesteps: int) -> None:
         """Learn from what is stored, and forget it. Raises TrainingError where a loss or gradient is not finite."""
-        if self.settings.anneal_lr:
-            self._optimizer.set_learning_rate(self.learning_rate * (1 - timestep / timesteps))
-        batch = self._batch()
-        shuffle = generator(self._seed, "shuffle", self.updates)
+        used_lr = self.learning_rate * (1 - timestep / timesteps if self.settings.anneal_lr else 1)
+        self._optimizer.set_learning_rate(used_lr)
+        figures = torch.stack(self._epochs(self._batch())).mean(0).tolist()
+        if not np.isfinite(figures).all():
+            raise TrainingError(f"the losses of PPO's update {self.updates} are not finite; a smaller lr may help")
+        found = {**dict(zip(_FIGURES, figures, strict=True)), "learning_rate": used_lr}
+        if self._head.log_std is not None:
+            found["standard_deviation"] = float(self._head.log_std.detach().exp().mean())
+        for tag, value in found.items():
+            self.track_data(tag, value)
+        if self.settings.kl_target is not None:
+            self.learning_rate = next_lr(self.learning_rate, found["kl"], self._losses)
+        self.updates, self._filled, self._noise = self.updates + 1, 0, None
+
+    @torch.no_grad()
+    def _batch(self) -> dict[str, Tensor]:
+        """One row a transition: observation, action, its old log-probability and value, advantage, target, what was legal."""
+        stored = {name: torch.from_numpy(buffer[: self._filled]) for name, buffer in self._buffers.items()}
+        action, terminated_TB, valid_TB = stored["action"], stored["terminated"], stored["valid"]
+        observation_N = stored["observation"].flatten(0, 1)
+        cut_TB = stored["truncated"] & ~terminated_TB
+        cut_TB[-1] = ~terminated_TB[-1]
+        logits = self._logits(observation_N, stored["legal"].flatten(0, 1) if "legal" in stored else None)
+        log_prob_N, _ = self._head.log_prob_and_entropy(logits, action.flatten(0, 1))
+        value_TB = self.value(observation_N).view_as(terminated_TB)
+        reward_TB = stored["reward"].clone()
+        reward_TB[cut_TB] += self.settings.gamma * self.value(stored["next_observation"][cut_TB]).squeeze(-1)
+        discount_TB = torch.where(terminated_TB | cut_TB, 0.0, self.settings.gamma)
+        found = own_turn_advantages(reward_TB.t(), value_TB.t(), valid_TB.t(), discount_TB.t(), self.settings.lam)
+        advantage_TB, target_TB = (part.t() for part in found)
+        made = {
+            "observation": observation_N[valid_TB.flatten()],
+            "action": action[valid_TB],
+            "log_prob": log_prob_N[valid_TB.flatten()],
+            "value": value_TB[valid_TB],
+            "advantage": normalise(advantage_TB[valid_TB]),
+            "target": target_TB[valid_TB],
+        }
+        return made if "legal" not in stored else {**made, "legal": stored["legal"][valid_TB]}
+
+    def _epochs(self, batch: Mapping[str, Tensor]) -> list[Tensor]:
+        """The figures of each minibatch, up to the one whose policy had moved enough."""
+        shuffle, limit = generator(self._seed, "shuffle", self.updates), self.settings.kl_threshold
         figures: list[Tensor] = []
         for _ in range(self.settings.num_epochs):
             order = torch.randperm(len(batch["advantage"]), generator=shuffle)
             for places in order.chunk(self.settings.mini_batches):
                 figures.append(self._minibatch({name: part[places] for name, part in batch.items()}))
-                if self._moved_enough(figures[-1]):
-                    break
-            if self._moved_enough(figures[-1]):
-                break
-        self._conclude(figures)
-        self.updates, self._filled, self._noise = self.updates + 1, 0, None
-
-    def _batch(self) -> dict[str, Tensor]:
-        """One row a transition: observation, action, its old log-probability and value, advantage, target."""
-        stored = {name: buffer[: self._filled] for name, buffer in self._buffers.items()}
-        steps, copies = stored["reward"].shape
-        last = stored["truncated"] & ~stored["terminated"]  # rows whose successor is not the next row's observation
-        last[-1] = True
-        rows = np.concatenate([stored["observation"].reshape(steps * copies, -1), stored["next_observation"][last]])
-        legal = None if self._legal is None else torch.from_numpy(stored["legal"].reshape(steps * copies, -1))
-        with torch.inference_mode():
-            value = numpy_view(self._judge(torch.from_numpy(rows))).reshape(-1)
-            logits = self._act(torch.from_numpy(rows[: steps * copies]))
-            if legal is not None:
-                logits = allowed(logits, legal)
-        value_TB = value[: steps * copies].reshape(steps, copies)
-        next_value_TB = np.concatenate([value_TB[1:], value_TB[-1:]])
-        next_value_TB[last] = value[steps * copies :]
-        setting = self.settings
-        advantage_TB = advantages(
-            stored["reward"],
-            value_TB,
-            next_value_TB,
-            stored["terminated"],
-            stored["truncated"],
-            setting.gamma,
-            setting.lam,
-        )
-        valid = np.flatnonzero(stored["valid"])
-        action = torch.from_numpy(stored["action"].reshape(steps * copies, *self._head.shape))
-        made = {
-            "observation": torch.from_numpy(rows[: steps * copies]),
-            "action": action,
-            "log_prob": self._head.log_prob(logits.clone(), action).detach(),
-            "value": torch.from_numpy(value_TB.reshape(-1)),
-            "advantage": torch.from_numpy(advantage_TB.reshape(-1)),
-            "target": torch.from_numpy((advantage_TB + value_TB).reshape(-1)),
-        }
-        if legal is not None:
-            made["legal"] = legal
-        places = torch.from_numpy(valid)
-        made = {name: part[places] for name, part in made.items()}
-        return {**made, "advantage": normalise(made["advantage"])}
+                if limit is not None and float(figures[-1][3]) > limit:
+                    return figures
+        return figures
 
     def _minibatch(self, batch: Mapping[str, Tensor]) -> Tensor:
         """One gradient step; (policy loss, value loss, entropy, kl, clipped share, gradient norm)."""
-        setting = self.settings
-        output, value = self._policy_pass.forward(batch["observation"]), self._value_pass.forward(batch["observation"])
-        logits = allowed(output, batch["legal"]) if "legal" in batch else output
-        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"], setting.entropy_coefficient > 0)
+        settings = self.settings
+        logits = self._logits(batch["observation"], batch.get("legal"))
+        log_prob, entropy = self._head.log_prob_and_entropy(logits, batch["action"])
         policy_loss, _, clipped = objective(log_prob, batch["log_prob"], batch["advantage"], self._losses, torch.zeros(()))
-        value_loss = critic(value.squeeze(-1), batch["value"], batch["target"], self._losses)
-        losses, weights = [policy_loss, value_loss], [self._one, self._one * setting.critic_coefficient]
-        if setting.entropy_coefficient:
-            losses, weights = [*losses, entropy], [*weights, self._one * -setting.entropy_coefficient]
-        by_output, by_value, *by_head = torch.autograd.grad(losses, [output, value, *self._head.parameters], weights)
-        self._optimizer.set_gradients([*self._policy_pass.backward(by_output), *self._value_pass.backward(by_value), *by_head])
-        norm = clip_gradients([self._optimizer], setting.max_grad_norm)
+        actor_loss = policy_loss - settings.entropy_coefficient * entropy if settings.entropy_coefficient else policy_loss
+        # the actor's before the critic's: half as much memory in use stays in the cache
+        gradient_of = dict(zip(self._actor, torch.autograd.grad(actor_loss, self._actor), strict=True))
+        value_loss = critic(self.value(batch["observation"]).squeeze(-1), batch["value"], batch["target"], self._losses)
+        by_critic = torch.autograd.grad(settings.critic_coefficient * value_loss, self._critic)
+        gradient_of |= zip(self._critic, by_critic, strict=True)
+        self._optimizer.set_gradients([gradient_of[parameter] for parameter in self._parameters])
+        norm = clip_gradients([self._optimizer], settings.max_grad_norm)
         self._optimizer.step()
         log_ratio = (log_prob - batch["log_prob"]).detach()
         kl = (log_ratio.exp() - 1 - log_ratio).mean()
         return torch.stack([policy_loss.detach(), value_loss.detach(), entropy.detach(), kl, clipped, norm])
-
-    def _moved_enough(self, figures: Tensor) -> bool:
-        return self.settings.kl_threshold is not None and float(figures[3]) > self.settings.kl_threshold
-
-    def _conclude(self, figures: list[Tensor]) -> None:
-        """Figures of the update, and the learning rate of the next."""
-        means = torch.stack(figures).mean(0).tolist()
-        if not np.isfinite(means).all():
-            raise TrainingError(f"the losses of PPO's update {self.updates} are not finite; a smaller lr may help")
-        for tag, value in zip(("policy_loss", "value_loss", "entropy", "kl", "clipped", "grad_norm"), means, strict=True):
-            self.track_data(tag, value)
-        if self._head.log_std is not None:
-            self.track_data("standard_deviation", float(self._head.log_std.detach().exp().mean()))
-        self.track_data("learning_rate", self._optimizer.inner.param_groups[0]["lr"] if self._optimizer.inner else 0.0)
-        if self.settings.kl_target is not None:
-            self.learning_rate = next_lr(self.learning_rate, means[3], self._losses)
-            self._optimizer.set_learning_rate(self.learning_rate)
 
     # -------------------------------------------------------------------------------------------------------- state
 
@@ -248,7 +219,7 @@ class PPOAgent(BaseAgent):
         """Weights, optimizer, counters, and what is stored of the stretch in progress."""
         return {
             **super().state_dict(),
-            "parameters": [parameter.detach().clone() for parameter in self._parameters],
+            "parameters": copies_of_weights(self._parameters),
             "optimizer": self._optimizer.state_dict(),
             "learning_rate": self.learning_rate,
             "updates": self.updates,
@@ -258,14 +229,12 @@ class PPOAgent(BaseAgent):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         super().load_state_dict(state)
-        with torch.no_grad():
-            for parameter, stored in zip(self._parameters, state["parameters"], strict=True):
-                parameter.copy_(stored)
+        put_weights(self._parameters, state["parameters"])
         self._optimizer.load_state_dict(state["optimizer"])
         self.learning_rate, self.updates, self._noise = float(state["learning_rate"]), int(state["updates"]), None
         stored = arrays(state["stored"])
         self._filled = len(stored["reward"])
-        if "legal" in stored and self._legal is None:
+        if "legal" in stored and "legal" not in self._buffers:
             self._keep_legal(stored["legal"].shape[-1])
         for name, buffer in self._buffers.items():
             buffer[: self._filled] = stored[name]

@@ -43,7 +43,8 @@ class ProtocolAgent(BaseAgent):
         config = ExperimentConfig.model_validate(experiment)
         self.algorithm = _build(config)
         runner = self.algorithm.env_runner_group.local_env_runner
-        super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies, (dict(experiment), num_copies))
+        super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies)
+        self._arguments = (dict(experiment), num_copies)
         learner = local_learner(self.algorithm.learner_group)
         self.networks, self._device = learner.networks, learner._device
         self.scenario = scenario_of(runner.experiment, self._device)

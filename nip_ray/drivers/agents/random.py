@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from nip_ray.drivers.agents.base import BLOCK, BaseAgent, Draws, encoder, legal_of
+from nip_ray.drivers.agents.base import BaseAgent, encoder, legal_of
 from nip_ray.drivers.contract import Rows, count_rows
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
@@ -28,10 +28,8 @@ class RandomAgent(BaseAgent):
         network: NetworkSettings,
         seed: int,
     ) -> None:
-        super().__init__(
-            observation_space, action_space, num_copies, (observation_space, action_space, num_copies, settings, network, seed)
-        )
-        self._seed, self._draws = seed, Draws(seed, "act", lambda random: self._draw(random, (BLOCK, num_copies)))
+        super().__init__(observation_space, action_space, num_copies, settings, network, seed)
+        self._seed = seed
         encoder(observation_space)  # refuses what no agent is shown
         if not isinstance(action_space, _COUNTED) and not _bounded(action_space):
             raise UserError(
@@ -52,14 +50,13 @@ class RandomAgent(BaseAgent):
 
     def act(self, observations: Rows, timestep: int, timesteps: int, *, explore: bool = True, states: Rows | None = None) -> np.ndarray:
         """Actions, one row a copy; of the legal ones, where the environment tells."""
-        purpose = ("legal", self.acted) if self.training else ("evaluate", timestep)
+        purpose = ("act", self.acted) if self.training else ("evaluate", timestep)
         self.acted += self.training
-        if (legal := legal_of(observations)) is not None and isinstance(self.action_space, gymnasium.spaces.Discrete):
-            share = np.random.default_rng(stable_seed(self._seed, *purpose)).random((len(legal), 1))
-            return (legal.cumsum(-1) > share * legal.sum(-1, keepdims=True)).argmax(-1) + int(self.action_space.start)
-        if not self.training:
-            return self._draw(np.random.default_rng(stable_seed(self._seed, *purpose)), (count_rows(observations),))
-        return self._draws.at(self.acted - 1)
+        random = np.random.default_rng(stable_seed(self._seed, *purpose))
+        if (legal := legal_of(observations)) is None or not isinstance(self.action_space, gymnasium.spaces.Discrete):
+            return self._draw(random, (count_rows(observations),))
+        share = random.random((len(legal), 1))
+        return (legal.cumsum(-1) > share * legal.sum(-1, keepdims=True)).argmax(-1) + int(self.action_space.start)
 
     def state_dict(self) -> dict[str, Any]:
         """A counter."""
