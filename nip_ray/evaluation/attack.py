@@ -249,8 +249,8 @@ class _Attack:
     def _every_message(self) -> dict[str, Any]:
         """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
         `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled verifier;
-        `questions`: as the first, after the verifier's own questions, random and best ones. None where the tree is too large, or does not
-        say all that can be said."""
+        `questions`: as the first, after the verifier's own questions, random and best ones, where it asks any. None where the tree is
+        too large, or does not say all that can be said."""
         names = ("every_message", "every_message_fooled", "every_message_sampled", "questions")
         value_BW2, ways = self._tree()
         if value_BW2 is None:
@@ -260,7 +260,11 @@ class _Attack:
         right, fooled = (None, None) if measured is None else (_expected(1 - measured[:, 1]), _expected(measured[:, 0]))
         sampled = _expected(1 - found["sampled"][:, 1]) if "sampled" in found else None
         asked = {"own": "greedy", "random": "random questions", "best": "best questions"}
-        questions = {name: _expected(1 - found[way][:, 1]) for name, way in asked.items()} if "best questions" in found else None
+        questions = (
+            {name: _expected(1 - found[way][:, 1]) for name, way in asked.items()}
+            if "best questions" in found and _asks(self.victim.scenario.protocol)
+            else None
+        )
         return dict(zip(names, (right, fooled, sampled, questions), strict=True))
 
     def _tree(self) -> tuple[Tensor | None, Sequence[str]]:
@@ -299,6 +303,14 @@ class _Attack:
         kept = min(self.settings.selection_instances, len(id_I) // 2)
         id_I = id_I[torch.randperm(len(id_I), generator=generator(self.seed, "kept back")).to(id_I.device)]
         return id_I[kept:], id_I[:kept]
+
+
+def _asks(protocol: Protocol) -> bool:
+    """Whether the verifier says anything before a prover's last turn."""
+    turn_RA = protocol.turn_table_SKAC.any(3).any(0)
+    rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
+    first = min(rounds[str(protocol.verifier)], default=protocol.max_rounds)
+    return any(first < r for prover in protocol.provers for r in rounds[prover])
 
 
 def _expected(share_B: Tensor) -> dict[str, Any]:

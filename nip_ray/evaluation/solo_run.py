@@ -24,7 +24,11 @@ def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
         return None
     if not isinstance(config.scenario, GraphIsomorphismSettings):
         raise UserError(f"{_KEY}: the baseline that it is for is one of graph_isomorphism (got {config.scenario.name}), leave it out")
-    with RunFolder.open(path) as folder:
+    try:
+        folder = RunFolder.open(path)
+    except UserError as error:
+        raise UserError(f"{_KEY}: {error}; name a finished run, or leave it out (null)") from None
+    with folder:
         other = load_stored_config(folder.path / CONFIG)
         if not isinstance(other, ExperimentConfig) or "solo" not in (other.algorithm.name, other.protocol.name.partition("_")[0]):
             raise UserError(f"{_KEY}: {path}: its verifier does not play alone, name a run of algorithm solo or protocol solo_verifier")

@@ -11,7 +11,7 @@ from scipy import stats
 from torch import nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked, attacking_agents
+from nip_ray.evaluation.attack import AttackTarget, _asks, _Attack, attacked, attacking_agents
 from nip_ray.evaluation.attackers import Target, train_attacker
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
@@ -98,6 +98,11 @@ def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> N
         table = fooled["attack"][goal]
         bound, together = table["every_message"]["estimate"], table["any_attacker"]["estimate"]
         assert bound <= together <= min(row["held_out"]["estimate"] for row in table["attackers"])
+
+
+def test_a_verifier_that_says_nothing_to_a_prover_asks_no_questions() -> None:
+    asks = {name: _asks(build(name)) for name in ("nip", "mnip", "adp", "merlin_arthur")}
+    assert asks == {"nip": True, "mnip": True, "adp": False, "merlin_arthur": False}
 
 
 def test_every_message_finds_what_training_did_not() -> None:

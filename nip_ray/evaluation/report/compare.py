@@ -27,8 +27,8 @@ from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
 from nip_ray.evaluation.report.panels import Panel, Series, agents
-from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, interval_words, percent_words, read_run
-from nip_ray.evaluation.report.trust import examined_words, heat_map, is_held_out, soundness_error
+from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
+from nip_ray.evaluation.report.trust import every_message, examined_words, heat_map, is_held_out, soundness_error
 
 MAX_RUNS, MAX_GROUPS = 64, 8
 SETTINGS_NAMED, SETTINGS_LISTED = 3, 60
@@ -108,7 +108,7 @@ def comparison_page(run_dirs: Sequence[Path], cross_play: Path | None = None) ->
         head=head,
         rows=rows,
         run_rows=[_run_row(run, group) for group in groups for run in group.runs],
-        notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in run.source.notes],
+        notes=[f"{run.name}: {note}" for group in groups for run in group.runs for note in [*run.source.notes, *_of_training(run.source)]],
         curves=curves.drawn(_panels(groups[:MAX_GROUPS])),
         crossed=heat_map(crossed),
     )
@@ -181,13 +181,23 @@ def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
     data = section(scenario, "data")
     if not data:
         return _flat({key: value for key, value in scenario.items() if key != "agents"})
-    left_out = _OF_TRAINING | ({"train"} if data.get("test") is not None else set())
+    left_out = set(_OF_TRAINING)
+    if data.get("test") is not None:
+        left_out.add("train")
+        if scenario.get("name") == "graph_isomorphism":  # the others say how pairs are made; the seed, which are taken of so many
+            left_out |= data.keys() - {"test", "num_test"} - ({"seed"} if data.get("num_test") is not None else set())
     return _flat({key: value for key, value in data.items() if key not in left_out}, "data")
 
 
 def _examined(groups: Sequence[Group]) -> str:
     """What the evaluated instances are called."""
     return "held-out" if all(is_held_out(run.source) for group in groups for run in group.runs) else "on training instances"
+
+
+def _of_training(source: RunSource) -> list[str]:
+    """That a run's final figures are of fewer instances than other runs', as those that it was trained with are left out."""
+    overlap = finite(source.evaluation.get("overlap")) if isinstance(source.evaluation.get("unseen"), dict) else None
+    return [f"its figures leave out the {overlap:,.0f} evaluated instances that it was trained with."] if overlap else []
 
 
 def _refuse_twins(groups: Sequence[Group]) -> None:
@@ -269,7 +279,9 @@ def _labels(groups: Sequence[Group]) -> dict[str, str]:
     sources = [run.source for group in groups for run in group.runs]
     paid = {f"{agent}/return": f"Return of {agent}" for source in sources for agent in agents(source.rows)}
     exact = {name: name for source in sources for name in exact_figures(source) if name.count("/") < 3}
-    return {**NAMES, _ERROR: "Soundness error: false claims accepted under attack", **paid, **exact}
+    exhaustive = {every_message(source, "soundness") is not None for source in sources if soundness_error(source) is not None}
+    how = ", in some runs over all messages, in others against attackers" if len(exhaustive) > 1 else ""
+    return {**NAMES, _ERROR: f"Soundness error: false claims accepted under attack{how}", **paid, **exact}
 
 
 def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
@@ -278,7 +290,7 @@ def _figures(groups: Sequence[Group]) -> tuple[list[str], list[dict[str, Any]]]:
     for key, label in _labels(groups).items():
         cells = [_cell(group_figure(group, key), _is_share(key)) for group in groups]
         if any(figure for figure, _ in cells):
-            rows.append({"label": short(label, 80), "cells": cells})
+            rows.append({"label": short(label, 120), "cells": cells})
     return [group.label for group in groups], rows[:60]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from nip_ray.evaluation.report.describe import section
 from nip_ray.evaluation.report.panels import agents
 from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, percent_words, sure_words
-from nip_ray.evaluation.report.trust import attackers, every_message, is_held_out, soundness_error, stronger
+from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
 MAX_SOUNDNESS_ERROR = 0.05  # of runs whose config has no such key
@@ -47,7 +47,7 @@ def find(source: RunSource) -> Findings:
     if _is_game(source):
         return Findings(_game_sentence(source), [], [seeds], None, chance, None, "plain")
     mode = next((mode for mode in MODES if held_out(source, mode, "verifier/accuracy")), None)
-    attacked, broken, not_tried = _attacked(source)
+    attacked, broken, not_tried = _attacked(source, None if mode is None else held_out(source, mode, "verifier/completeness"))
     if mode is None:
         sentence = f"No evaluation was made. {_training_sentence(source)}".strip()
         not_shown = ["Anything about instances that it was not trained with.", *broken, *not_tried, seeds]
@@ -124,8 +124,9 @@ def _chance(source: RunSource) -> float:
     return 0.5
 
 
-def _attacked(source: RunSource) -> tuple[list[str], list[str], list[str]]:
-    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that the config states."""
+def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str], list[str], list[str]]:
+    """(what an attack shows, what it denies, what was not tried). Soundness counts as shown from a threshold on that the config states;
+    completeness stands beside it, since a verifier that accepts nothing is sound."""
     error = soundness_error(source)
     if error is None:
         return [], [], ["Soundness against other provers than those of this run: not computed, no attack was made."]
@@ -133,7 +134,8 @@ def _attacked(source: RunSource) -> tuple[list[str], list[str], list[str]]:
     shown, broken = [], []
     if (most := finite(most)) is not None:
         who = _whoever(source)
-        measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}.{_but(source)}"
+        beside = "" if completeness is None else f", at a completeness of {percent_words(completeness.estimate)}"
+        measured = f"{who[0].lower()}{who[1:]} it is {percent_words(error.estimate)}{sure_words(error)}{beside}.{_but(source)}"
         claims = shown if error.upper is not None and error.upper <= most else broken
         claims.append(f"Soundness error at most {100 * most:g}\u00a0%: {measured}")
     exhaustive = every_message(source, "soundness") is not None
@@ -143,7 +145,9 @@ def _attacked(source: RunSource) -> tuple[list[str], list[str], list[str]]:
 def _whoever(source: RunSource) -> str:
     """Against whom the soundness error was computed."""
     if every_message(source, "soundness") is not None:
-        return "Over all possible prover messages,"
+        lying = attacking_agents(source, "soundness")
+        honest = set(agents(source.rows)) - {"verifier", *lying}
+        return f"Over all possible messages of {' and '.join(lying)}," if lying and honest else "Over all possible prover messages,"
     count = len(attackers(source, "soundness"))
     return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"
 

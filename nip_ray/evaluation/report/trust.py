@@ -84,6 +84,12 @@ def attackers(source: RunSource, side: str) -> list[Record]:
     return [one for one in found[:ATTACKERS_SHOWN] if isinstance(one, dict)] if isinstance(found, list) else []
 
 
+def attacking_agents(source: RunSource, side: str) -> list[str]:
+    """Who attacked one side, as the file has it."""
+    found = _inner(_inner(source.evaluation, "attack"), side).get("agents")
+    return [short(one, 40) for one in found if isinstance(one, str)][:ATTACKERS_SHOWN] if isinstance(found, list) else []
+
+
 def attacker_words(one: Record) -> str:
     """An attacker as a reader would call it, as in: trained from scratch, twice the width, seed 0."""
     kind, size, seed = one.get("kind"), one.get("size"), one.get("seed")

@@ -141,6 +141,25 @@ def test_runs_that_were_asked_something_else_are_refused(tmp_path: Path, other: 
         comparison_page(folders)
 
 
+def test_training_on_other_graphs_is_no_other_question_where_held_out_pairs_are_a_file(tmp_path: Path) -> None:
+    folders = []
+    for number, data in enumerate(({"seed": 0, "graph_sizes": [7]}, {"seed": 1, "graph_sizes": [8]})):
+        scenario = {"name": "graph_isomorphism", "data": {"test": "x.npz", "num_test": None, **data}}
+        folders.append(run_folder(tmp_path / str(number), number, 60, scenario=scenario))
+        document = json.loads((folders[-1] / "evaluation.json").read_text())
+        lied = {"soundness_error": proportion(1 + number, 50).record()}
+        attack = {"attack": {"soundness": {"every_message": proportion(49, 50).record() if number else None}}}
+        told = {"held_out": False, "overlap": 7, "unseen": {"greedy": document["greedy"]}} if number else {}
+        (folders[-1] / "evaluation.json").write_text(json.dumps({**document, **lied, **attack, **told}))
+    page = comparison_page(folders)
+    assert "1: its figures leave out the 7 evaluated instances that it was trained with." in page
+    assert "under attack, in some runs over all messages, in others against attackers" in page
+    config = folders[1] / "config.yaml"
+    config.write_text(config.read_text().replace("x.npz", "y.npz"))
+    with pytest.raises(UserError, match=r"scenario\.data\.test: x\.npz and y\.npz"):
+        comparison_page(folders)
+
+
 def test_what_was_not_held_out_is_not_called_so_and_training_data_may_differ(tmp_path: Path) -> None:
     folders = []
     for seed in (1, 2):

@@ -76,7 +76,10 @@ def test_the_strongest_attacker_comes_first_in_words_and_into_the_headline(tmp_p
     findings = find(source)
     who = "gainst the attacker (of 3) that did best on training instances,"
     assert findings.sentence.endswith(f". A{who} 39.0\u00a0% of false claims are accepted {interval(39)}.")
-    assert f"Soundness error at most 5\u00a0%: a{who} it is 39.0\u00a0% {interval(39)}." in findings.not_shown
+    assert (
+        f"Soundness error at most 5\u00a0%: a{who} it is 39.0\u00a0% {interval(39)}, at a completeness of 80.0\u00a0%."
+        in findings.not_shown
+    )
     assert any("not tried" in claim for claim in findings.not_shown)
     assert "fresh/size" not in report_page(folder)[0]
 
@@ -99,6 +102,8 @@ def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_pa
     assert f"Over all possible prover messages, 70.0\u00a0% of false claims are accepted {interval(70)}." in findings.sentence
     assert not any("not tried" in claim for claim in findings.not_shown), "there are no others"
     assert "Soundness error under attack: 70.0\u00a0%" in report_page(folder)[0]
+    one_side = run_folder(tmp_path / "debate", **attacked(every_message=record(30), agents=["liar"]))
+    assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, "another prover plays as it was trained"
 
 
 def test_an_attacker_that_did_better_than_the_chosen_one_is_named(tmp_path: Path) -> None:
