@@ -40,7 +40,7 @@ FIELDS = {
     "top_k",
     "response_format",
 }
-STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "520": 520, "529": 529}
+STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "529": 529, "598": 598}
 
 
 @dataclass(frozen=True)
@@ -211,6 +211,8 @@ class ChatServer:
         self.bills.append(Bill(attempt.key, attempt.body["model"], usage["prompt_tokens"], usage["completion_tokens"]))
         if fault == "no_usage":
             del reply["usage"]
+        if fault == "no_count":
+            reply["usage"] = {"prompt_tokens": usage["prompt_tokens"], "completion_tokens": 0}
         if fault == "details":
             reply |= {"model": "gpt-4o-mini-2024-07-18", "system_fingerprint": "fp_1"}
             usage |= {"prompt_tokens_details": {"cached_tokens": 3}, "completion_tokens_details": {"reasoning_tokens": 5}}
@@ -227,6 +229,9 @@ def _completion(body: dict[str, Any], fault: str) -> dict[str, Any]:
     finish = fault.removeprefix("finish ") if fault.startswith("finish ") else "stop" if len(content) == len(digest) else "length"
     prompt = sum(count_tokens(message["content"]) + 4 for message in body["messages"])
     message = {"role": "assistant", "content": None if fault == "no_content" else content, "refusal": None}
+    if fault == "parts":
+        thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Decision: reject?"}]}
+        message["content"] = [thinking, {"type": "text", "text": content}]
     if "reasoning_effort" in body:
         message["reasoning_content"] = "Well, well."
     return {

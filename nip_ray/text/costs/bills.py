@@ -39,15 +39,18 @@ def bills(entries: Iterable[Entry]) -> list[Bill]:
 
 
 def under_way(entries: Iterable[Entry]) -> Amount:
-    """What jobs that were asked for, and are not known to be over or refused, can cost at most."""
+    """What jobs that were asked for (or made besides), and are not known to be over or refused, can cost at most."""
     intents: dict[str, Entry] = {}
-    is_open: dict[str, bool] = {}
+    is_open: dict[str, Entry] = {}
     for entry in entries:
-        if entry["kind"] == "intent":
-            intents[entry["key"]] = entry
-        elif entry["kind"] in ("submit", "job", "refused", "final"):
-            is_open[entry["key"]] = entry["kind"] in ("submit", "job")
-    return sum((worst(intents[key]) for key, value in is_open.items() if value), NOTHING)
+        kind, key = entry["kind"], entry["key"]
+        if kind == "intent":
+            intents[key] = entry
+        elif kind in ("submit", "job", "duplicate"):
+            is_open[entry["id"] if kind == "duplicate" else key] = intents[key]
+        elif kind in ("refused", "final", "duplicate_over"):
+            is_open.pop(entry["id"] if kind == "duplicate_over" else key, None)
+    return sum(map(worst, is_open.values()), NOTHING)
 
 
 def worst(intent: Entry) -> Amount:
@@ -66,4 +69,5 @@ def _spending(intent: Entry, over: Entry) -> Spending:
         return Spending.of_job(model, tokens, tokens * intent["token_pusd"])
     if over["status"] == "succeeded":
         return Spending({model: ModelSpending()}, jobs=1, uncertain=worst(intent))
-    return Spending(uncertain=worst(intent) if over["status"] == "cancelled" and over.get("ran", True) else NOTHING)
+    free = over["status"] == "failed" or (over["status"] == "cancelled" and not over.get("ran", True))
+    return Spending(uncertain=NOTHING if free else worst(intent))

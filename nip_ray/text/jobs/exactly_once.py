@@ -8,7 +8,8 @@ Decisions that matter here:
 - who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
   too long ago to have been on its way;
 - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
-  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed;
+  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
+  take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
 - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
   the job does not count as over;
 - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
@@ -38,6 +39,8 @@ _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which 
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
 NAMELESS_S = 300.0
 """For so long a provider is asked for the model of a job that succeeded."""
+CANCEL_S = 300.0
+"""For so long a job that was cancelled may go on."""
 
 
 class Busy(InDoubt):
@@ -104,7 +107,9 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
         job = known
     else:
         job = await _over(backend, job)
-        await _cancel_others(backend, journal, key, job.id)
+        patience_ends = time.monotonic() + CANCEL_S
+        while await _cancel_others(backend, journal, key, job.id, last=time.monotonic() >= patience_ends):
+            await asyncio.sleep(backend.poll_interval_s)
         journal.append("final", key=key, id=job.id, status=job.status, model=job.model, trained_tokens=job.trained_tokens, error=job.error)
     if job.status != "succeeded":
         what = "failed" if job.status == "failed" else "was cancelled"
@@ -177,7 +182,11 @@ async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: 
     return replace(job, key=key)
 
 
-async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None) -> None:
+async def _cancel_others(
+    backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None, last: bool = False
+) -> bool:
+    """Cancel the other jobs with this key; whether some go on. found: all that there are. last: nobody will look again."""
+    go_on = False
     for job in await backend.find(key) if found is None else found:
         if job.id == kept:
             continue
@@ -186,13 +195,16 @@ async def _cancel_others(backend: FineTuneBackend, journal: Journal, key: str, k
         if journal.last("duplicate_over", id=job.id) is not None:
             continue
         over = job if job.status in FINAL else await backend.cancel(job.id)
-        if over.status not in FINAL:
+        if over.status not in FINAL and not last:
+            go_on = True
             continue  # it is looked at again at the end
         journal.append(
             "duplicate_over", key=key, id=job.id, status=over.status, trained_tokens=over.trained_tokens, ran=job.status != "pending"
         )
         what = "is cancelled" if over.status == "cancelled" else f"had {over.status} before it could be cancelled, and is booked"
+        what = what if over.status in FINAL else "goes on though it was cancelled, and is booked at its worst case"
         warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2)
+    return go_on
 
 
 async def _create(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, file_id: str) -> FineTuneJob:

@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - an answer of the service that says no costs nothing; no answer, or one that cannot be read, may have been billed (`lost`), and so
-  may a failure of the service or of a gateway before it (500 to 504, 520 to 529): the reply may have been made before that;
+  may a failure of the service or of a gateway before it (any 5xx but 501): the reply may have been made before that;
 - waits that the service asks for are kept, up to `MAX_WAIT_S`; a longer one ends the run with a message;
 - nothing of the SDK's exceptions is kept: they hold requests with their headers, and so the key.
 """
@@ -29,7 +29,6 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MAX_MESSAGE = 500
 
 NO_SUCH_PLACE = (404, 405, 501)
-_LOST = (408, 500, 502, 503, 504, *range(520, 530))
 _QUOTA = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
 _POLICY_CODES = ("content_policy_violation", "content_filter", "moderation_blocked")
 _POLICY = re.compile(r"content (management )?policy|usage policy|safety system|input was flagged", re.IGNORECASE)
@@ -123,7 +122,7 @@ def _again(status: int, said: str, headers: Mapping[str, str]) -> Failure:
     wait = retry_after_s(headers, time.time())
     if wait is not None and wait > MAX_WAIT_S:
         return Failure("fatal", f"{said}, and asks to wait {wait:.0f} seconds; resume the run then", wait_s=wait, status=status)
-    return Failure("pause" if status == 429 else "retry", said, status in _LOST, wait, status)
+    return Failure("pause" if status == 429 else "retry", said, status == 408 or status >= 500, wait, status)
 
 
 def _printable(text: str) -> str:

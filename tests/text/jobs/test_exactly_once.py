@@ -303,6 +303,32 @@ def test_what_jobs_cost(tmp_path: Path) -> None:
     assert (total.jobs, total.amount, total.uncertain) == (3, Amount((18 + 7) * price, 18 + 7), worst_of(SPEC))
 
 
+@pytest.mark.parametrize("ends", ["succeeded", "running"])
+def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: JobStatus) -> None:
+    """It is booked when it has ended, and after `CANCEL_S` at its worst case."""
+    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.CANCEL_S", 0.2)
+    backend, path, tries = Backend(), tmp_path / "journal", []
+    for _ in range(2):
+        backend.add()
+
+    async def cancel(job_id: str) -> FineTuneJob:
+        tries.append(job_id)
+        if len(tries) == 4:
+            backend.made[1] = (0.0, replace(backend.made[1][1], status=ends, trained_tokens=7 if ends == "succeeded" else None))
+        return backend.made[1][1]
+
+    monkeypatch.setattr(backend, "cancel", cancel)
+    job = ensure(backend, path)
+    with Journal(path) as journal:
+        assert under_way(journal.entries()) == worst_of(SPEC) * 2
+        with pytest.warns(UserWarning, match="job-1 had succeeded" if ends == "succeeded" else "job-1 goes on"):
+            asyncio.run(await_job(backend, journal, job))
+        total = sum_of(bill.spending for bill in bills(journal.entries()))
+        assert under_way(journal.entries()) == NOTHING
+    counted = 18 + 7 if ends == "succeeded" else 18
+    assert (total.amount.tokens, total.uncertain) == (counted, NOTHING if ends == "succeeded" else worst_of(SPEC))
+
+
 @pytest.mark.parametrize("how", ["failed", "cancelled"])
 def test_failed_and_cancelled_are_the_end_and_another_attempt_is_another_job(tmp_path: Path, how: JobStatus) -> None:
     backend, path = Backend(), tmp_path / "journal"

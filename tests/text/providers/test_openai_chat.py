@@ -182,6 +182,12 @@ def test_no_content(server: ChatServer) -> None:
     assert complete(server).content is None
 
 
+def test_content_in_parts(server: ChatServer) -> None:
+    server.plan = lambda attempt: "parts"
+    reply = complete(server)
+    assert (len(reply.content or ""), reply.reasoning) == (128, "Decision: reject?")
+
+
 def test_reasoning_comes_beside_and_members_of_the_body_pass(server: ChatServer) -> None:
     reply = complete(server, request(extra={"reasoning_effort": "low", "top_k": 20}))
     assert (reply.reasoning, server.attempts[0].body["top_k"]) == ("Well, well.", 20)
@@ -191,7 +197,7 @@ def test_reasoning_comes_beside_and_members_of_the_body_pass(server: ChatServer)
     assert server.attempts[1].body["response_format"] == {"type": "json_schema", "json_schema": named}
 
 
-@pytest.mark.parametrize("fault", ["no_usage", "500", "503", "520", "529"])
+@pytest.mark.parametrize("fault", ["no_usage", "no_count", "500", "503", "529", "598"])
 def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) -> None:
     """A reply without a count, and errors that may have come after the work."""
     server.plan = first(fault)
@@ -199,7 +205,7 @@ def test_what_may_have_been_billed_is_uncertain(server: ChatServer, fault: str) 
     reply = complete(server, budget=budget)
     assert reply.uncertain == budget.spending.uncertain == WORST
     assert budget.spending.models["gpt-4o-mini"].calls == 1
-    assert bool(reply.cost_pusd) == (fault != "no_usage")
+    assert bool(reply.cost_pusd) == (not fault.startswith("no_"))
     assert budget.spending.amount.pusd == reply.cost_pusd == reply.completion_tokens * 600_000 + reply.prompt_tokens * 150_000
 
 

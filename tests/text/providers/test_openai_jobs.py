@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -15,7 +16,7 @@ from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs.exactly_once import Busy
 from nip_ray.text.providers.fine_tuning import InDoubt, dpo_line, encode, file_name, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs, method_of
+from nip_ray.text.providers.openai.jobs import OpenAIJobs, _as_job, method_of
 from tests.text.provider import API_KEY, Provider, provider_thread
 
 T = TypeVar("T")
@@ -232,3 +233,19 @@ def test_a_job_that_is_gone(tmp_path: Path) -> None:
 
     with provider_thread(tmp_path) as provider:
         using(provider, use)
+
+
+def test_what_services_say_of_jobs() -> None:
+    """A model without a name is none, and so are tokens that are no count; a status that is not known is told of, and waited for."""
+
+    def told(**fields: Any) -> Any:
+        return SimpleNamespace(id="ftjob-1", **{"status": "succeeded", "fine_tuned_model": "m", "trained_tokens": 5, **fields})
+
+    assert (_as_job(told()).model, _as_job(told()).trained_tokens) == ("m", 5)
+    for model, tokens in (("", 0), ({}, -5), (5, True), (None, "12")):
+        job = _as_job(told(fine_tuned_model=model, trained_tokens=tokens))
+        assert (job.model, job.trained_tokens) == (None, None)
+    for word, status in (("SUCCESS", "succeeded"), ("notRunning", "pending"), ("expired", "failed"), ("cancelling", "running")):
+        assert _as_job(told(status=word)).status == status
+    with pytest.warns(UserWarning, match="'stalled', which is no status"):
+        assert _as_job(told(status="stalled")).status == "running"

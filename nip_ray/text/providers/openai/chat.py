@@ -221,19 +221,18 @@ def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
     """The reply in a body, None when it is no chat completion."""
     try:
         choice = body["choices"][0]
-        content, finish = choice["message"].get("content"), choice.get("finish_reason")
+        content, thought = _texts(choice["message"].get("content"))
+        finish = choice.get("finish_reason")
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
-    if content is not None and not isinstance(content, str):
-        return None
-    prompt, completion, cached, reasoning = _usage(body.get("usage"))
+    prompt, completion, cached, reasoning = _usage(body.get("usage"), bool(content))
     return MeteredReply(
         content,
         FINISH_REASONS.get(str(finish).lower(), "stop"),
         prompt,
         completion,
         call_cost(call.price, prompt, completion, cached),
-        next((text for text in map(choice["message"].get, REASONING) if isinstance(text, str)), ""),
+        next((text for text in map(choice["message"].get, REASONING) if isinstance(text, str)), thought),
         cached,
         reasoning,
         *(str(told)[:200] if (told := body.get(name)) else None for name in ("model", "system_fingerprint")),
@@ -241,15 +240,26 @@ def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
     )
 
 
-def _usage(usage: Any) -> tuple[int, int, int, int]:
+def _texts(content: Any) -> tuple[str | None, str]:
+    """Text and reasoning of a content, which some services send in parts. Raises KeyError or TypeError where it is neither."""
+    if content is None or isinstance(content, str):
+        return content, ""
+    said = "".join(part["text"] for part in content if part["type"] == "text")
+    thoughts = [_texts(part["thinking"])[0] or "" for part in content if part["type"] == "thinking"]
+    return said, "\n".join(thoughts)
+
+
+def _usage(usage: Any, has_text: bool) -> tuple[int, int, int, int]:
     """Tokens of prompt and completion, and how many of them were cached and of reasoning; only zeros where they are not told.
 
-    Services that count reasoning apart from the completion add it in the total alone.
+    Services that count reasoning apart from the completion add it in the total alone. has_text: so that no tokens cannot be the count.
     """
     prompt, completion, total = (_count(usage, name) for name in ("prompt_tokens", "completion_tokens", "total_tokens"))
     if prompt is None or completion is None:
         return 0, 0, 0, 0
     completion = max(completion, (total or 0) - prompt)
+    if has_text and not completion:
+        return 0, 0, 0, 0
     cached = _count(usage, "prompt_tokens_details", "cached_tokens") or _count(usage, "prompt_cache_hit_tokens") or 0
     reasoning = _count(usage, "completion_tokens_details", "reasoning_tokens") or _count(usage, "reasoning_tokens") or 0
     return prompt, completion, min(cached, prompt), min(reasoning, completion)

@@ -10,6 +10,7 @@ Decisions that matter here:
 
 import asyncio
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, TypeVar
@@ -33,15 +34,25 @@ _STATUS: dict[str, JobStatus] = {
     "queued": "pending",
     "pending": "pending",
     "created": "pending",
+    "started": "pending",
+    "notrunning": "pending",
+    "validating": "pending",
+    "validated": "pending",
     "running": "running",
     "paused": "running",
     "succeeded": "succeeded",
     "completed": "succeeded",
+    "success": "succeeded",
     "failed": "failed",
+    "failed_validation": "failed",
     "error": "failed",
+    "user_error": "failed",
+    "expired": "failed",
     "cancelled": "cancelled",
     "canceled": "cancelled",
 }
+_STOPPING = ("cancelling", "canceling", "cancel_requested", "cancellation_requested", "pausing", "resuming")
+"""Status of jobs that run."""
 
 
 class OpenAIJobs:
@@ -235,12 +246,16 @@ def _has_key(job: Any, key: str) -> bool:
 
 
 def _as_job(job: Any, key: str = "") -> FineTuneJob:
-    error = getattr(job, "error", None)
+    """A model that has no name, and tokens that are no positive count, are none."""
+    error, word = getattr(job, "error", None), str(getattr(job, "status", None))
+    if word.lower() not in (*_STATUS, *_STOPPING):
+        warnings.warn(f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for", stacklevel=2)
+    model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)
     return FineTuneJob(
         id=job.id,
         key=key or (getattr(job, "metadata", None) or {}).get(_KEY, ""),
-        status=_STATUS.get(str(getattr(job, "status", "")).lower(), "running"),  # a word we do not know is no end
-        model=getattr(job, "fine_tuned_model", None),
-        trained_tokens=getattr(job, "trained_tokens", None),
+        status=_STATUS.get(word.lower(), "running"),
+        model=model if isinstance(model, str) and model else None,
+        trained_tokens=tokens if type(tokens) is int and tokens > 0 else None,
         error=getattr(error, "message", None) or getattr(error, "code", None),
     )
