@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -24,17 +25,41 @@ CORE_MAY_USE = {f"nip_ray.{room}" for room in (*CORE, *COMMON)}
 CORE_MAY_NOT_USE = {"ray", "pydantic", "typer", "rich"}
 LIGHT = ("cli", "config")
 HEAVY = {"torch", "ray", "numpy", "matplotlib", "scipy", "gymnasium"}
+ORDER = (
+    ("errors", "version", "progress", "secrets", "seeding"),
+    ("settings",),
+    ("protocols",),
+    ("learning", "networks"),
+    ("play",),
+    ("scenarios",),
+    ("sandbox",),
+    ("storage",),
+    ("config",),
+    ("cluster", "tracking"),
+    ("evaluation",),
+    ("rllib", "serving"),
+    ("text",),
+    ("evaluation.verbs",),
+    ("runs",),
+    ("sweeps", "drivers", "plugins"),
+    ("",),
+    ("cli",),
+)
+"""Rooms from the lowest to the highest: imports go down, or stay in their room; those side by side know nothing of each other."""
 RAY_ROOMS = ("rllib", "sweeps", "text", "serving", "drivers")  # may import ray anywhere; every other room only inside functions
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported name. deferred: it stands inside a function or under TYPE_CHECKING, so importing the file does not run it."""
+    """One imported name. deferred: it stands inside a function or under TYPE_CHECKING, so importing the file does not run it. typing: the
+    latter.
+    """
 
     file: Path
     line: int
     name: str
     deferred: bool
+    typing: bool = False
 
     def __str__(self) -> str:
         return f"{self.file.relative_to(ROOT)}:{self.line} imports {self.name}"
@@ -75,19 +100,19 @@ def imported_names(node: ast.Import | ast.ImportFrom, file: Path) -> list[str]:
     return [base if alias.name == "*" else f"{base}.{alias.name}" for alias in node.names]
 
 
-def imports_below(node: ast.AST, file: Path, deferred: bool) -> Iterator[Import]:
+def imports_below(node: ast.AST, file: Path, deferred: bool, typing: bool = False) -> Iterator[Import]:
     if isinstance(node, ast.Import | ast.ImportFrom):
         for name in imported_names(node, file):
-            yield Import(file, node.lineno, name, deferred)
+            yield Import(file, node.lineno, name, deferred, typing)
     if isinstance(node, ast.If) and is_type_checking(node):
         for child in node.body:
-            yield from imports_below(child, file, True)
+            yield from imports_below(child, file, True, True)
         for child in node.orelse:
             yield from imports_below(child, file, deferred)
         return
     inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
     for child in ast.iter_child_nodes(node):
-        yield from imports_below(child, file, inside)
+        yield from imports_below(child, file, inside, typing)
 
 
 @cache
@@ -124,6 +149,49 @@ def test_nobody_imports_what_it_may_not() -> None:
     assert all_imports()
     breaches = [f"{found}: {rule}" for found in all_imports() if (rule := breach(found))]
     assert not breaches, "\n".join(breaches)
+
+
+def rank(module: str) -> tuple[int, str]:
+    """The place in ORDER of the room that a module of ours is in, and that room."""
+    names = module.split(".")[1:]
+    for place in (".".join(names[:2]), (*names, "")[0]):
+        for number, rooms in enumerate(ORDER):
+            if place in rooms:
+                return number, place
+    raise AssertionError(f"{module} is in no room of ORDER")
+
+
+@cache
+def imported_modules() -> tuple[tuple[Import, str], ...]:
+    """Every import of ours, and the module (not the name in it) that it is of."""
+    modules = {module_name(file) for file in FILES}
+    return tuple(
+        (found, name if name in modules else name.rpartition(".")[0])
+        for found in all_imports()
+        for name in [found.name]
+        if found.package == "nip_ray"
+    )
+
+
+def test_no_import_climbs() -> None:
+    climbing = []
+    for found, module in imported_modules():
+        (here, mine), (there, theirs) = rank(module_name(found.file)), rank(module)
+        if here < there or (here == there and mine != theirs and here > 0):
+            climbing.append(f"{found}: {mine or 'nip_ray'} stands below or beside {theirs or 'nip_ray'}")
+    assert not climbing, "\n".join(climbing)
+
+
+def test_no_circle_of_files() -> None:
+    """Imports inside functions count, those for type checking alone do not."""
+    below: dict[str, set[str]] = {}
+    for found, module in imported_modules():
+        if not found.typing and module != module_name(found.file):
+            below.setdefault(module_name(found.file), set()).add(module)
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 @pytest.mark.parametrize(

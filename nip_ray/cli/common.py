@@ -37,9 +37,12 @@ class ConfigCommand(TyperCommand):
             return super().parse_args(ctx, args)
         except Exception as error:  # NoSuchOption, of click or of the click that typer brings along
             if name := getattr(error, "option_name", "").lstrip("-").replace("-", "_"):
+                from nip_ray.config.experiment import ExperimentConfig
                 from nip_ray.config.keys import walk
 
-                keys = sorted({path for path, _ in walk() if f".{path}".endswith(f".{name}")}, key=lambda path: path.count("."))
+                keys = sorted(
+                    {path for path, _ in walk(ExperimentConfig) if f".{path}".endswith(f".{name}")}, key=lambda path: path.count(".")
+                )
                 known: Any = error
                 known.possibilities = [f"--set {key}=..." for key in keys[:3]] or known.possibilities
             raise

@@ -106,13 +106,13 @@ class ExperimentConfig(Experiment):
     @classmethod
     def model_validate(cls, obj: Any, **options: Any) -> Self:
         """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
-        import_needed(obj)
+        import_needed(obj, cls)
         return super().model_validate(obj, **options)
 
     @classmethod
     def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
         """As `model_validate`, from JSON."""
-        import_needed(pydantic_core.from_json(json_data))
+        import_needed(pydantic_core.from_json(json_data), cls)
         return super().model_validate_json(json_data, **options)
 
 

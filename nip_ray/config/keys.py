@@ -13,8 +13,6 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from pydantic import BaseModel
 
-from nip_ray.config.experiment import ExperimentConfig
-
 _BOUNDS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _TEXT = {int: "integer", float: "number", bool: "true or false", str: "text", type(None): "null"}
 _PLACES = {
@@ -80,7 +78,7 @@ def value_annotation(annotation: Any) -> Any:
     return {dict: lambda a: a[1], tuple: lambda a: a[0]}.get(get_origin(annotation), lambda a: None)(get_args(annotation))
 
 
-def with_tags(data: Mapping[str, Any], kind: type = ExperimentConfig) -> dict[str, Any]:
+def with_tags(data: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """`data` with the default member named wherever a union's `name` was left out."""
     made = dict(data)
     for key in keys_of(kind).values():
@@ -90,7 +88,7 @@ def with_tags(data: Mapping[str, Any], kind: type = ExperimentConfig) -> dict[st
     return made
 
 
-def locate(loc: Sequence[str | int], kind: type = ExperimentConfig) -> tuple[str, Key | None, type | None]:
+def locate(loc: Sequence[str | int], kind: type) -> tuple[str, Key | None, type | None]:
     """Where a validation error stands: (dotted key, the key or None if there is none, the settings class around it).
 
     Steps of pydantic's path that are no keys (tags and members of unions) are left out.
@@ -123,7 +121,7 @@ def locate(loc: Sequence[str | int], kind: type = ExperimentConfig) -> tuple[str
     return ".".join(path), key, around
 
 
-def walk(kind: type = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, Key]]:
+def walk(kind: type, prefix: str = "") -> Iterator[tuple[str, Key]]:
     """Every key below a settings class with its dotted path; `<agent>` and its like stand for any name in a mapping."""
     for name, key in keys_of(kind).items():
         path = f"{prefix}{name}"
@@ -139,7 +137,7 @@ def sections(kind: type, meaning: str, value: bool) -> tuple[str, ...]:
 
 
 @cache
-def path_kind(key: str, kind: type = ExperimentConfig) -> str | None:
+def path_kind(key: str, kind: type) -> str | None:
     """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is none."""
     for pattern, found in walk(kind):
         if "path" in found.meaning and _same_place(pattern, re.sub(r"\.\d+$", "", key)):
@@ -152,14 +150,14 @@ def place(mapping: str) -> str:
     return _PLACES.get(mapping, "<agent>")
 
 
-def suggest(name: str, valid: Sequence[str], path: str = "", kind: type = ExperimentConfig) -> str:
+def suggest(name: str, valid: Sequence[str], path: str = "", kind: type | None = None) -> str:
     """The second half of "unknown ...": the nearest valid names, or else all of them.
 
     path: where `name` stands as a key; then a key of this very name in another place of a config of `kind` counts as near too.
     """
     lower = {v.lower(): v for v in reversed(valid)}
     near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [v for v in valid if name and v.startswith(name)][:1]
-    if path:
+    if path and kind is not None:
         near += [full for full, _ in walk(kind) if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
     return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(valid)}"
 

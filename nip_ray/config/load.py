@@ -26,8 +26,8 @@ import yaml
 from nip_ray.config.aliases import in_own_words, other_words
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
+from nip_ray.config.missing import refuse_missing, refuse_missing_tags
 from nip_ray.config.rules import check
-from nip_ray.config.strict import refuse_missing, refuse_missing_tags
 from nip_ray.errors import UserError
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.errors import UserError
 
 _PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
@@ -36,17 +37,16 @@ def import_plugins(plugins: Iterable[str]) -> None:
             raise UserError(f"plugins: {plugin!r} cannot be imported: {type(error).__name__}: {error}") from error
 
 
-def import_needed(data: Any) -> None:
-    """Import the plugins that a config, as plain data, asks for, where it names a scenario or an algorithm that is not known yet.
+def import_needed(data: Any, kind: type) -> None:
+    """Import the plugins that a config of class `kind`, as plain data, asks for, where it names a member of a union that is not known yet.
 
     Data of any other shape are left to the check of configs. Raises UserError as `import_plugins` does.
     """
     if not isinstance(data, Mapping) or not isinstance(plugins := data.get("plugins"), list | tuple) or not plugins:
         return
-    from nip_ray.config.members import ADDED, known
-
-    named = {part: data[part]["name"] for part in ADDED if isinstance(data.get(part), Mapping) and "name" in data[part]}
-    if any(name not in known(part) for part, name in named.items()):
+    named = {part: found["name"] for part, found in data.items() if isinstance(found, Mapping) and "name" in found}
+    kinds = {part: branches(keys_of(kind)[part].annotation) for part in named if part in keys_of(kind)}
+    if any(named[part] not in map(tag_of, members) for part, members in kinds.items() if len(members) > 1):
         import_plugins(plugin for plugin in plugins if isinstance(plugin, str))
 
 

@@ -59,9 +59,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     settings_class: type[Any]
 
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
-        from nip_ray.rllib.algorithm import ProtocolAlgorithm
-
-        super().__init__(algo_class=algo_class or ProtocolAlgorithm)
+        super().__init__(algo_class=algo_class)
         self.schedules: dict[str, UpdateSchedule] = {}
         self.total_iterations = 1
         self.env_runner_cls = ProtocolEnvRunner

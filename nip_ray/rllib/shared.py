@@ -55,5 +55,7 @@ def _files(settings: Any, key: str = "scenario") -> Iterator[str]:
     if isinstance(settings, Mapping):
         for name, value in settings.items():
             yield from _files(value, f"{key}.{name}")
-    elif isinstance(settings, str) and (os.path.isfile(settings) or (path_kind(key) is not None and os.path.isdir(settings))):
+    elif isinstance(settings, str) and (
+        os.path.isfile(settings) or (path_kind(key, ExperimentConfig) is not None and os.path.isdir(settings))
+    ):
         yield settings

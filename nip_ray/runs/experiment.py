@@ -19,10 +19,11 @@ from nip_ray.config.keys import sections
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.errors import UserError
 from nip_ray.evaluation.solo_run import solo_run_score
-from nip_ray.progress import say, say_stage
+from nip_ray.progress import say_stage
+from nip_ray.runs.ended import ended_run
 from nip_ray.runs.session import Session, to_the_end
 from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
-from nip_ray.storage.identity import ExperimentResult, is_finished
+from nip_ray.storage.identity import ExperimentResult
 from nip_ray.tracking import check_trackers
 
 CHANGEABLE = sections(ExperimentConfig, "resumable", True)
@@ -126,17 +127,6 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
         if key.partition(".")[0] not in allowed:
             raise UserError(f"{run_dir}: was begun with another {key}; a run can change {', '.join(allowed)} only; name another folder")
     return resume_experiment(run_dir, iterations=config.iterations if settings != changes else None, settings=settings, quiet=quiet)
-
-
-def ended_run(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
-    """What a run came to that is finished under its present config, which is said; None where something is left to be done."""
-    from nip_ray.config.load import config_to_yaml
-
-    if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
-        return None
-    if not quiet:
-        say(f"{folder.path}: the run is finished, all {config.iterations} iterations are done; --iterations adds more")
-    return ExperimentResult(folder.path, folder.figures(), config.iterations)
 
 
 def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

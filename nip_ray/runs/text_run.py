@@ -13,7 +13,7 @@ from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.progress import say
-from nip_ray.runs.experiment import ended_run
+from nip_ray.runs.ended import ended_run
 from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
 from nip_ray.storage.identity import ExperimentResult
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities

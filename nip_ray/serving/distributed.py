@@ -1,25 +1,33 @@
 """Fine-tuning by several workers, through Ray Train.
 
 Decisions that matter here:
-- each worker runs `fine_tune.train`; Ray Train gives it its rank, a process group and its device, and the Trainer of transformers does
-  the rest (data parallel: every worker has the whole model and a share of each batch);
+- each worker runs `train`, that of `fine_tune`; Ray Train gives it its rank, a process group and its device, and the Trainer of
+  transformers does the rest (data parallel: every worker has the whole model and a share of each batch);
 - the first worker writes the model into a folder that all nodes must see: that of the jobs, as everything else of a run;
 - the callbacks go to the workers by copies, so they must work through files (those of `nip_ray.serving.jobs` do).
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import TrainingError
-from nip_ray.serving.fine_tune import Cancelled, OnStep, Recipe, ShouldStop, Trained, train
+from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 
 RESULT = "trained.json"
 
 
 def train_on_workers(
-    base_dir: Path, data: bytes, aside: Path, recipe: Recipe, checkpoints: Path | None, on_step: OnStep, should_stop: ShouldStop
+    train: Callable[..., Trained],
+    base_dir: Path,
+    data: bytes,
+    aside: Path,
+    recipe: Recipe,
+    checkpoints: Path | None,
+    on_step: OnStep,
+    should_stop: ShouldStop,
 ) -> Trained:
     """Run `train` on `recipe.num_workers` workers (a GPU each where the cluster has one for each); the model is at `aside/model`."""
     import ray
@@ -32,6 +40,7 @@ def train_on_workers(
         "aside": str(aside.resolve()),
         "checkpoints": None if checkpoints is None else str(checkpoints.resolve()),
         "recipe": asdict(recipe),
+        "train": train,
         "callbacks": (on_step, should_stop),
     }
     gpus = ray.cluster_resources().get("GPU", 0) >= recipe.num_workers
@@ -55,7 +64,9 @@ def _worker(config: dict[str, Any]) -> None:
     checkpoints = None if config["checkpoints"] is None else Path(config["checkpoints"])
     data = (aside / "data.jsonl").read_bytes()
     try:
-        trained = train(Path(config["base_dir"]), data, aside / "model", Recipe(**config["recipe"]), checkpoints, *on_step_and_stop)
+        trained = config["train"](
+            Path(config["base_dir"]), data, aside / "model", Recipe(**config["recipe"]), checkpoints, *on_step_and_stop
+        )
         result = asdict(trained)
     except Cancelled:
         result = None

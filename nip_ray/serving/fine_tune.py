@@ -17,8 +17,6 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,51 +24,14 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
 from nip_ray.serving.default_model import put_in_place
+from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
-from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
+from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
 
-OnStep = Callable[[int, float], None]
-ShouldStop = Callable[[], bool]
 LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
-
-
-class Cancelled(Exception):
-    """The fine-tuning was asked to stop."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and parts. beta: of DPO.
-    accumulation and what follows: see `LocalProvider`.
-    """
-
-    method: Method = "supervised"
-    seed: int = 0
-    num_epochs: int = 3
-    batch_size: int = 8
-    learning_rate: float = 1e-4
-    beta: float = 0.1
-    adaptation: str = "lora"
-    lora_rank: int = 16
-    num_workers: int = 1
-    accumulation: int = 1
-    max_length: int | None = None
-    checkpointing: bool | None = None
-    dtype: str = "auto"
-    optimizer: str = "adamw"
-    quantize_base: bool = False
-    save_merged: bool = False
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a fine-tuning did. trained_tokens: of all examples, once for each epoch. loss: of the last step."""
-
-    steps: int
-    trained_tokens: int
-    loss: float | None
 
 
 def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
@@ -120,9 +81,7 @@ def fine_tune(
     aside = Path(tempfile.mkdtemp(prefix=f".{out_dir.name}.tmp-", dir=out_dir.parent))
     try:
         if recipe.num_workers > 1:
-            from nip_ray.serving.distributed import train_on_workers
-
-            trained = train_on_workers(base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
+            trained = train_on_workers(train, base_dir, data, aside, recipe, checkpoints, on_step, should_stop)
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
         if recipe.adaptation == "lora" and not recipe.save_merged:

@@ -27,7 +27,7 @@ def test_the_page_is_up_to_date() -> None:
 
 def test_the_page_has_every_key_once_with_a_description() -> None:
     lines = configuration_markdown().splitlines()
-    for path, key in walk():
+    for path, key in walk(ExperimentConfig):
         if branches(key.annotation):
             continue
         rows = [line for line in lines if line.startswith(f"| `{path}` | ") and f" | {key.description} |" in line]
@@ -81,7 +81,7 @@ def test_what_is_written_fits_the_schema() -> None:
 
 def test_values_hold_settings_or_plain_types() -> None:
     """The tree of keys knows every annotation that is in use."""
-    for path, key in walk():
+    for path, key in walk(ExperimentConfig):
         assert key.expects, path
         below = value_annotation(key.annotation)
         assert below is None or key.expects.startswith(("list", "mapping"))
