@@ -92,11 +92,14 @@ class Runs:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Runs:
     made = Runs()
-    for module, names in {"experiment": ("run_experiment", "resume_experiment"), "evaluate": ("evaluate_run",)}.items():
-        stand_in = types.ModuleType(f"nip_ray.runs.{module}")
+    for module, names in {
+        "runs.experiment": ("run_experiment", "resume_experiment"),
+        "evaluation.verbs.evaluate": ("evaluate_run",),
+    }.items():
+        stand_in = types.ModuleType(f"nip_ray.{module}")
         for name in names:
             setattr(stand_in, name, getattr(made, name))
-        monkeypatch.setitem(sys.modules, f"nip_ray.runs.{module}", stand_in)
+        monkeypatch.setitem(sys.modules, f"nip_ray.{module}", stand_in)
     monkeypatch.chdir(tmp_path)
     return made
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import methodcaller
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayActorError, RayError
@@ -38,10 +38,12 @@ from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.progress import say
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
 from nip_ray.rllib.compat import actors_of, local_learner, remote_learners, runners_by_value
-from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
+
+if TYPE_CHECKING:
+    from nip_ray.rllib.config import ProtocolAlgorithmConfig
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
 
@@ -49,7 +51,7 @@ _ATTEMPTS = 3  # in a row in which no env runner gives anything
 class ProtocolAlgorithm(Algorithm):
     """Plays, learns and hands weights back; subclasses choose a learner."""
 
-    config: ProtocolAlgorithmConfig
+    config: "ProtocolAlgorithmConfig"
 
     @override(Algorithm)
     def setup(self, config: AlgorithmConfig) -> None:

@@ -27,6 +27,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.calls import PROBE_S
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.learner import ProtocolLearner
@@ -59,7 +60,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     settings_class: type[Any]
 
     def __init__(self, algo_class: type[Algorithm] | None = None) -> None:
-        super().__init__(algo_class=algo_class)
+        super().__init__(algo_class=algo_class or ProtocolAlgorithm)
         self.schedules: dict[str, UpdateSchedule] = {}
         self.total_iterations = 1
         self.env_runner_cls = ProtocolEnvRunner
