@@ -44,7 +44,8 @@ def baseline() -> Weights:
 def test_rllibs_seed_is_the_seed(baseline: Weights) -> None:
     """Of new networks, of what is played, and of minibatches: the numbers are those of an experiment with that seed."""
     assert distance(after(config_of().debugging(seed=0)), baseline) == 0
-    algorithm: Any = ProtocolPPO({**config_of().to_dict(), "seed": 1, STDOUT_FILE: None, STDERR_FILE: None})  # as Tune does
+    given: Any = {**config_of().to_dict(), "seed": 1, STDOUT_FILE: None, STDERR_FILE: None}  # as Tune gives it
+    algorithm: Any = ProtocolPPO(given)
     tried = train(algorithm, 1)
     algorithm.stop()
     assert distance(tried, trained(message_game(seed=1), 1)) == 0
