@@ -3,8 +3,9 @@
 Decisions that matter here:
 - schedulers (Ray jobs, Kubernetes, Slurm) send SIGTERM and kill soon after. So work in a `finishing` block gets `GRACE_S` seconds to reach
   a safe point, where a checkpoint is whole; after that it is cut off where it stands;
-- Ray puts handlers of its own in place whenever a process joins it, of which the one in C++ prints a stack and aborts: `reinstall` puts
-  ours back, and one of Ray's that is there already gives way. A handler that whoever calls us has set is left alone;
+- Ray puts handlers of its own in place whenever a process joins it, those in Python seconds before it has: while `kept` holds they are not
+  taken. The one in C++ prints a stack and aborts; its end puts ours back. One of Ray's that is there already gives way. A handler that
+  whoever calls us has set is left alone;
 - a blocking call of Ray's raises a plain KeyboardInterrupt in the place of ours: the signal that came last says which it was;
 - a second signal cuts off at once.
 """
@@ -42,7 +43,7 @@ def interruptible() -> Iterator[None]:
     before: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
     _noted = _last = None
     _installed.update(number for number, handler in before.items() if _gives_way(handler))
-    reinstall()
+    _install()
     try:
         yield
     except KeyboardInterrupt as interrupt:
@@ -59,11 +60,24 @@ def _gives_way(handler: Any) -> bool:
     return handler in (signal.default_int_handler, signal.SIG_DFL) or str(getattr(handler, "__module__", "")).startswith("ray.")
 
 
-def reinstall() -> None:
-    """Put our handlers back, after somebody else has put theirs in place."""
-    if threading.current_thread() is threading.main_thread():
-        for number in _installed:
-            signal.signal(number, _handle)
+def _install() -> None:
+    for number in _installed:
+        signal.signal(number, _handle)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """While this holds nobody replaces our handlers, where they are in place; at its end they are, whatever was set past Python."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    set_handler = signal.signal
+    signal.signal = lambda number, handler: signal.getsignal(number) if number in _installed else set_handler(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal = set_handler
+        _install()
 
 
 @contextmanager

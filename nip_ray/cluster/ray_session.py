@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from nip_ray.cluster.interrupts import reinstall
+from nip_ray.cluster.interrupts import kept
 from nip_ray.errors import UserError
 from nip_ray.settings.experiment import RuntimeSettings
 
@@ -37,9 +37,9 @@ _GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_
 _ANSWER_SECONDS = 20.0
 
 
-def start_ray(runtime: RuntimeSettings, num_cpus: float) -> None:
+def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
     """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so many CPUs (or as many
-    as the machine has), where any are asked for.
+    as the machine has), where any are asked for. Returns whether it has started one.
 
     A local Ray and its dashboard listen on 127.0.0.1 and ask for a token. Raises UserError when Ray is too old, when a named cluster
     cannot be reached or refuses our token, and when the token's file cannot be kept.
@@ -47,19 +47,20 @@ def start_ray(runtime: RuntimeSettings, num_cpus: float) -> None:
     import ray
 
     if ray.is_initialized():
-        return
+        return False
     check_version(ray.__version__)
     address = runtime.ray_address or os.environ.get("RAY_ADDRESS")
     if address and address != LOCAL:
         _join(address, "runtime.ray_address" if runtime.ray_address else "RAY_ADDRESS")
-        return
+        return False
     if num_cpus == 0:
-        return
+        return False
     start_local_ray(
         num_cpus=runtime.ray_num_cpus or max(int(num_cpus) + 1, len(os.sched_getaffinity(0))),
         include_dashboard=True,
         dashboard_host="127.0.0.1",
     )
+    return True
 
 
 def start_local_ray(**options: Any) -> None:
@@ -72,9 +73,8 @@ def start_local_ray(**options: Any) -> None:
 
     secure_token()
     try:
-        with _on_loopback():
+        with _on_loopback(), kept():
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
-        reinstall()
     except AuthenticationError as error:
         raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
 
@@ -163,8 +163,8 @@ def _join(address: str, key: str) -> None:
     try:
         if "://" not in address and address != "auto":
             _ask(address, key)
-        ray.init(address=address, **_COMMON)
-        reinstall()
+        with kept():
+            ray.init(address=address, **_COMMON)
     except AuthenticationError as error:
         raise UserError(f"{key}: no token to show to the Ray cluster at {address!r}: {_GIVE_TOKEN}") from error
     except (ConnectionError, ValueError, RuntimeError) as error:

@@ -35,6 +35,7 @@ from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSett
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.fingerprint import fingerprint
 from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.sources import is_artifact
 
 Driver = SequentialDriver | ParallelDriver
 DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelDriver, "step": StepDriver, "manual": ManualDriver}
@@ -130,9 +131,15 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
 def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = False) -> RunnerResult:
     """Resume the run in `run_dir`, which `settings` are those of, with what they say otherwise.
 
-    Raises UserError where they differ in what a resumed run may not change.
+    Raises UserError where they differ in what a resumed run may not change. A file of an experiment that is gone is not missed.
     """
-    stored = load_runner(RunFolder.open(run_dir).path)
+    stored, folder = load_runner(RunFolder.open(run_dir).path), Path(run_dir)
+    place = settings.environment.config if isinstance(settings.environment, ExperimentEnvironmentSettings) else None
+    if place is not None and settings.environment == stored.environment and (is_artifact(place) or Path(place).exists()):
+        kept, now = experiment_of(stored, folder), experiment_of(settings)
+        if changed := list(changes_of(plain(kept), plain(now))):
+            began = f"{run_dir}: was begun with another {', '.join(change.partition('=')[0] for change in changed)}"
+            raise UserError(f"{began} in {place}; put that back, or name another folder")
     return resume_runner(run_dir, list(changes_of(plain(stored), plain(settings))), quiet=quiet)
 
 

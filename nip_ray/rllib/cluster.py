@@ -6,6 +6,7 @@ from typing import Any
 
 from nip_ray.cluster.resources import check_cluster, worker_bundles
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.progress import say
 
 
 def build_algorithm(config: ExperimentConfig) -> Any:
@@ -34,6 +35,11 @@ def start_ray(config: ExperimentConfig) -> None:
     bundles = worker_bundles(config)
     workers = config.play.num_env_runners + config.learners.num_learners
     wanted = sum(bundle.get("CPU", 0) for bundle in bundles)
-    ray_session.start_ray(config.runtime, max(wanted, 1.0) if workers else 0.0)
+    cores = len(os.sched_getaffinity(0))
+    if ray_session.start_ray(config.runtime, max(wanted, 1.0) if workers else 0.0) and workers > cores:
+        say(
+            f"warning: {workers} processes take turns on the {cores} cores of this machine, each with about half a gigabyte of memory; "
+            "fewer play.num_env_runners with more play.num_copies play as much"
+        )
     if bundles and ray.is_initialized() and ray.util.get_current_placement_group() is None:
         check_cluster(bundles, autoscaling=config.runtime.autoscaling)

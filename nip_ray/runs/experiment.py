@@ -91,8 +91,9 @@ def resume_experiment(
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
         rows = folder.metrics()
-        reached = {rows[-1]["iteration"] if rows else 0, config.iterations if checkpoint is None else checkpoint.iteration}
-        if reached == {config.iterations} and (ended := ended_run(folder, config, quiet)):
+        whole = [row["iteration"] for row in rows] == list(range(1, config.iterations + 1))
+        reached = config.iterations if checkpoint is None else checkpoint.iteration
+        if whole and reached == config.iterations and (ended := ended_run(folder, config, quiet)):
             return ended
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
@@ -119,8 +120,6 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     if type(config) is not type(stored):
         raise UserError(f"{run_dir}: holds a run of another kind; name another folder")
     changes = list(changes_of(plain(stored), plain(wanted)))
-    if not changes and (ended := ended_run(folder, stored, quiet)):
-        return ended
     settings = [change for change in changes if not change.startswith("iterations=")]
     allowed = sections(type(config), "resumable", True)
     for key in (change.partition("=")[0] for change in settings):

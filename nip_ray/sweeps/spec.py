@@ -129,7 +129,9 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
     """
     faults: list[str] = []
     spaces: dict[str, Space] = {}
-    base = _without_spaces((), {key: item for key, item in data.items() if key != SWEEP}, spaces, faults)
+    misspelt = [key for key in difflib.get_close_matches(SWEEP, list(map(str, data)), cutoff=0.75) if key != SWEEP]
+    faults += [f"{key}: unknown key, did you mean {SWEEP}?" for key in misspelt]
+    base = _without_spaces((), {key: item for key, item in data.items() if key not in (SWEEP, *misspelt)}, spaces, faults)
     if not faults and not is_sweep(data):
         advice = (
             "train it with `nip-ray train`, or add a space, as in algorithm: {lr: {loguniform: [1e-4, 1e-2]}}, or sweep: {seeds: [0, 1, 2]}"

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nip_ray.cluster import ray_session
 from nip_ray.cluster.resources import Bundle, missing, trial_bundles, worker_bundles
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import UserError
+from nip_ray.rllib.cluster import start_ray
 from nip_ray.runs.experiment import run_experiment
 from tests.runs.small import MESSAGES, small
 
@@ -87,3 +89,11 @@ def test_a_run_that_can_never_be_placed_is_refused_at_once(ray_session: None, tm
     assert said.startswith("the cluster is too small for this config: it has 4 CPU in all, and 64 CPU are asked for (64 x 1 CPU)")
     assert "4 of 64 processes fit; lower play.num_env_runners" in said
     assert "\n" not in said
+
+
+def test_more_workers_than_cores_are_told_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(ray_session, "start_ray", lambda *_: True)
+    for workers in (1, 640):
+        start_ray(small(f"play.num_env_runners={workers}", "runtime.autoscaling=true", base=MESSAGES))
+    said = capsys.readouterr().err.splitlines()
+    assert [line.startswith("warning: 640 processes take turns on the") for line in said] == [True]

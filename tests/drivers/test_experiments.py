@@ -16,7 +16,7 @@ from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.experiments import ProtocolCopies, alone, experiment_recipe, own_experiment, read_experiment
 from nip_ray.drivers.manual import ManualDriver
 from nip_ray.drivers.parallel import ParallelDriver
-from nip_ray.drivers.runner import make_driver, resume_runner, run_runner
+from nip_ray.drivers.runner import make_driver, resume_as, resume_runner, run_runner
 from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, parse_runner
 from nip_ray.drivers.step import StepDriver
@@ -37,7 +37,7 @@ GAMES = {
     "zero-knowledge": experiment(
         dict(name="debate", min_rounds=2, max_rounds=3, zero_knowledge=True),
         dict(message_size=2, linear_symbols=3),
-        algorithm=dict(name="reinforce"),
+        algorithm=dict(name="reinforce", minibatch_size=18),
     ),
     "hironaka": ExperimentConfig.model_validate(
         dict(
@@ -238,6 +238,10 @@ def test_a_run_goes_on_by_its_own_copy_of_the_experiment(tmp_path: Path) -> None
     assert {"eval/a/verifier/accuracy", "eval/b/return_mean"} <= set(whole.metrics)
     assert load_runner(tmp_path / "whole") == whole.settings
     rewind_checkpoints(stopped.run_dir / "checkpoints", 10)
+    game = (tmp_path / "game.yaml").read_text()
+    (tmp_path / "game.yaml").write_text(game.replace("seed: 0", "seed: 9"))
+    with pytest.raises(UserError, match=r"was begun with another seed in .*game\.yaml; put that back"):
+        resume_as(stopped.settings, stopped.run_dir, quiet=True)
     (tmp_path / "game.yaml").unlink()
     again = resume_runner(stopped.run_dir, ["driver.name=step"], quiet=True)
     assert again.settings.driver.name == "step"

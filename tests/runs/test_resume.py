@@ -4,6 +4,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,9 +17,10 @@ import yaml
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
-from nip_ray.cluster.interrupts import Interrupted, interruptible
+from nip_ray.cluster.interrupts import Interrupted, interruptible, kept
+from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.experiment import resume_as, resume_experiment, run_experiment
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
@@ -215,17 +217,19 @@ def test_without_an_undamaged_checkpoint_nothing_is_touched(run: Path) -> None:
     assert files(run) == before
 
 
-@pytest.mark.parametrize("left", ["a torn row", "three rows", "nothing"])
+@pytest.mark.parametrize("left", ["a torn row", "three rows", "nothing", "a finished run"])
 def test_rows_that_are_lost_are_marked(finished: Path, run: Path, capfd: pytest.CaptureFixture[str], left: str) -> None:
     """Those up to the checkpoint are; those after it are made again."""
-    cut_back(run, 6)
+    if left != "a finished run":
+        cut_back(run, 6)
     metrics = run / "metrics.jsonl"
     lines = metrics.read_bytes().splitlines(keepends=True)
-    metrics.write_bytes({"a torn row": b"".join(lines[:6])[:-40], "three rows": b"".join(lines[:3]), "nothing": b""}[left])
+    kept = {"a torn row": [*lines[:5], lines[5][:-40]], "three rows": lines[:3], "nothing": [], "a finished run": [lines[0], *lines[2:]]}
+    metrics.write_bytes(b"".join(kept[left]))
     if left == "nothing":
         metrics.unlink()
-    lost = {"a torn row": [6], "three rows": [4, 5, 6], "nothing": [1, 2, 3, 4, 5, 6]}[left]
-    resume_experiment(run)
+    lost = {"a torn row": [6], "three rows": [4, 5, 6], "nothing": [1, 2, 3, 4, 5, 6], "a finished run": [2]}[left]
+    resume_as(load_config(run), run)
     (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
     assert f"{len(lost)} rows before the checkpoint are lost" in said
     expected = [{"iteration": n, "missing": True} if (n := row["iteration"]) in lost else row for row in outcome(finished)["metrics"]]
@@ -270,6 +274,21 @@ def test_an_interrupt_without_a_signal_is_told_by_the_last_signal() -> None:
     with pytest.raises(Interrupted) as caught:
         blocked()
     assert caught.value.signum == signal.SIGTERM
+
+
+def test_whoever_joins_ray_keeps_its_handlers() -> None:
+    """From the first moment: Ray sets its own long before it is there."""
+
+    @interruptible()
+    def joining() -> None:
+        with kept():
+            signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(signum))  # as ray.init does
+            signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal
+    with pytest.raises(Interrupted):
+        joining()
+    assert signal.signal is before
 
 
 LASTING = {

@@ -180,6 +180,7 @@ def test_an_impossible_setting_is_refused_and_named(values: dict[str, Any], said
 @pytest.mark.parametrize(
     ("data", "said"),
     [
+        ({**game(), "swep": {"metric": "x"}}, "swep: unknown key, did you mean sweep?"),
         (game({"metrc": "x"}), "sweep.metrc: unknown key, did you mean metric?"),
         (game({"num_samples": 0}), "sweep.num_samples: got 0, expected integer >= 1"),
         (game({"num_samples": {"grid": [1, 2]}}), "sweep.num_samples: got {'grid': [1, 2]}, expected integer"),
