@@ -114,6 +114,6 @@ def say(text: str) -> None:
 
 
 def say_stage(text: str, quiet: bool) -> None:
-    """The same for what a run begins to do, where no bar says it."""
-    if not quiet and not sys.stderr.isatty():
+    """The same for what a run begins to do."""
+    if not quiet:
         say(text)

@@ -169,6 +169,8 @@ def _mean_curve(seeds: Sequence[Sequence[tuple[int, float]]]) -> list[tuple[int,
 
 
 def _draw_curves(curves: Sequence[Curve], summary: Summary) -> Drawing:
+    from nip_ray.evaluation.report.curves import over_iterations  # here: it waits for matplotlib
+
     def fill(axes: "Axes") -> None:
         for curve in (curve for curve in curves if not curve.named):
             for seed in curve.seeds:
@@ -176,7 +178,7 @@ def _draw_curves(curves: Sequence[Curve], summary: Summary) -> Drawing:
         for i, curve in enumerate(curve for curve in curves if curve.named):
             style = "solid" if i < len(PALETTE) else "dashed"
             _add_curve(axes, curve, PALETTE[i % len(PALETTE)], style, band=i < BANDS)
-        axes.set_xlabel("iteration")
+        over_iterations(axes)
 
     return picture(summary.metric, fill, about=f"{summary.metric} by iteration", longest=_LONGEST)
 

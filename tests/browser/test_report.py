@@ -293,3 +293,14 @@ def test_a_watched_run_is_shown_anew_where_the_reader_was(opened: Callable[..., 
         file.write(json.dumps({**rows(1)[0], "iteration": 977}) + "\n")
     page.locator("dl", has_text="977").first.wait_for()
     assert in_sight(page) == ["episode-4"]
+
+
+def test_a_command_can_be_copied_and_print_has_one_size_of_letters(opened: Callable[..., Any], drawn: Path) -> None:
+    page = opened(drawn)
+    page.locator(".copy").last.click()
+    page.wait_for_function("[...document.querySelectorAll('.copy')].some((button) => button.textContent !== 'copy')")
+    assert "nip-ray train" in page.evaluate("getSelection().toString()")
+    page.emulate_media(media="print")
+    assert not page.locator(".copy:visible").count()
+    sizes = [page.evaluate(f"parseFloat(getComputedStyle(document.querySelector('{name}')).fontSize)") for name in ("td.n", ".interval")]
+    assert sizes[1] <= sizes[0] <= 12

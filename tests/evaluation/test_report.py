@@ -191,7 +191,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
         "torch",
     ):
         assert words in page.text
-    assert page.text.index("instance 0: label reject, verdict accept") < page.text.index("instance 1: label accept, verdict accept")
+    assert page.text.index("instance 0: not isomorphic, verdict accept") < page.text.index("instance 1: isomorphic, verdict accept")
     group = page.text[page.text.index("Accuracy by wl_score") :]
     assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
     names = {picture.name for picture in (path.parent / "curves").iterdir()}
@@ -354,7 +354,7 @@ def test_the_newest_transcripts_are_shown(tmp_path: Path) -> None:
     (folder / "transcripts" / "greedy-000300.jsonl").write_text("")
     page = Page(write_report(folder))
     assert "1 of the 1 episodes in transcripts/greedy-000200.jsonl" in page.text
-    assert "right instance 77: label accept, verdict accept, 2 rounds" in page.text
+    assert "right instance 77: isomorphic, verdict accept, 2 rounds" in page.text
 
 
 @pytest.mark.parametrize("content", [None, "", "{broken"])
@@ -412,6 +412,7 @@ def test_a_run_can_be_cited(tmp_path: Path) -> None:
 
 def test_what_never_changes_has_no_curve_and_agents_keep_their_colours() -> None:
     rows = [{"iteration": i, "train/episode_length": 8.0, "train/verifier/return": i, "train/prover/return": -i} for i in (1.0, 2.0, 3.0)]
+    rows[-1]["eval/episode_length"] = 8.0
     (returns,) = panels(rows, 0.5, None)
     assert {one.label: one.colour for one in returns.series} == {"prover, training": 1, "verifier, training": 0}
     assert agent_colours(["prover", "own", "verifier"]) == {"prover": 1, "verifier": 0, "own": 2}

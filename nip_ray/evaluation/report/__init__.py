@@ -81,7 +81,7 @@ def _page(source: "RunSource", live: str = "", running: bool = False) -> tuple[s
 
     findings = find(source)
     drawn = curves.drawn(panels(source.rows, findings.chance, findings.baseline, held_out=examined_words(source) == "held out"))
-    scripts = ("browser.js", "watch.js") if live else ("browser.js",)
+    scripts = ("browser.js", "copy.js", *(["watch.js"] if live else []))
     contents = page_contents(source, findings, running)
     page = rendered("report.html.j2", scripts=scripts, connect=bool(live), kind="report", live=live, curves=drawn, **contents)
     return page, {one["name"]: one["pdf"] for one in drawn}

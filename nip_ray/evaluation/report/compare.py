@@ -26,7 +26,7 @@ from nip_ray.evaluation.report.contents import NAMES
 from nip_ray.evaluation.report.describe import describe, section
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.findings import exact_figures, held_out
-from nip_ray.evaluation.report.panels import Panel, Series, agents
+from nip_ray.evaluation.report.panels import Panel, Series, agents, varies
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words, read_run
 from nip_ray.evaluation.report.trust import every_message, examined_words, heat_map, is_held_out, soundness_error
 
@@ -350,8 +350,8 @@ def _panels(groups: Sequence[Group]) -> list[Panel]:
     made = []
     for number, (key, title, unit) in enumerate(named):
         series = [one for colour, group in enumerate(groups) if (one := band(group, key, colour)) is not None]
-        if series:
-            made.append(Panel(f"compared_{number}", title.replace("{}", examined), unit, series))
+        if series and varies(panel := Panel(f"compared_{number}", title.replace("{}", examined), unit, series)):
+            made.append(panel)
     return made
 
 

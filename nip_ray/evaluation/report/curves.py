@@ -59,9 +59,17 @@ def _add(axes: Axes, series: Series, base):  # type: ignore[no-untyped-def]
     return base
 
 
-def _scale(axes: Axes, panel: Panel) -> None:
+def over_iterations(axes: Axes) -> None:
+    """Label and whole-numbered ticks of the horizontal axis, also of a single iteration."""
+    low, high = axes.dataLim.intervalx
+    if low == high:
+        axes.set_xlim(low - 1, high + 1)
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+
+
+def _scale(axes: Axes, panel: Panel) -> None:
+    over_iterations(axes)
     axes.margins(x=0.01)
     if panel.limits is not None:
         axes.set_ylim(*panel.limits)

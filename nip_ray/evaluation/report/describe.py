@@ -13,6 +13,12 @@ TASKS = {
     "message_game": "does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
     "hironaka": "Hironaka's polyhedra game: the host chooses coordinates, the agent one of them; the host wins when one point is left.",
 }
+_LABELS = {
+    "graph_isomorphism": ("not isomorphic", "isomorphic"),
+    "image_classification": ("of the first group", "of the second group"),
+    "code_validation": ("incorrect program", "correct program"),
+    "message_game": ("lower half", "upper half"),
+}
 GAMES_WITHOUT_SPLIT = ("message_game", "matrix_game")  # test instances are those of training
 _DECISIONS = ("rejection", "acceptance")
 
@@ -20,6 +26,12 @@ _DECISIONS = ("rejection", "acceptance")
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
     return _task(section(config, "scenario")), _pay(config, section(config, "protocol"))
+
+
+def label_words(config: Mapping[str, Any]) -> dict[str, str]:
+    """Label (reject, accept) -> what it says of an instance, in the words of the task."""
+    words = _LABELS.get(str(section(config, "scenario").get("name")), ("label reject", "label accept"))
+    return dict(zip(("reject", "accept"), words, strict=True))
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -57,18 +69,25 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
         return "The rules of the game say what each player is paid."
     right, wrong = (protocol.get(f"verifier_{key}", amount) for key, amount in (("reward", 1), ("incorrect_penalty", -1)))
     if table.payment.shared_reward or (protocol.get("shared_reward") is True and table.provers):
-        who = " and ".join(["The verifier", *table.provers])
-        return f"{who} are all paid {_amount(right)} for a correct verdict, {_amount(wrong)} for a wrong one."
+        who = ", ".join(["The verifier", *map(_the, table.provers[:-1])])
+        return (
+            f"{who} and {_the(table.provers[-1])} are each paid {_amount(right)} for a correct verdict, {_amount(wrong)} for a wrong one."
+        )
     parts = [f"The verifier is paid {_amount(right)} for a correct verdict and {_amount(wrong)} for a wrong one"]
     parts += [
-        f"{agent} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[table.payment.goals[agent]]}, whether that is right or not"
+        f"{_the(agent)} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[table.payment.goals[agent]]}, right or wrong"
         if agent in table.payment.goals
-        else f"{agent} nothing"
+        else f"{_the(agent)} nothing"
         for agent in table.provers
     ]
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
     return "; ".join(parts) + "."
+
+
+def _the(agent: str) -> str:
+    """An agent in a sentence: with an article unless it has a number."""
+    return agent if agent[-1:].isdigit() else f"the {agent}"
 
 
 def _amount(value: Any) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_ray.evaluation.report import drawings
+from nip_ray.evaluation.report.describe import label_words
 from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
 from nip_ray.protocols.spec import DECISIONS, VERDICTS
@@ -34,9 +35,10 @@ def browser(source: RunSource) -> dict[str, Any]:
     """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are words."""
     ordered = sorted(source.transcripts, key=_is_right)[:EPISODES_SHOWN]
     agents = _agents(ordered)
-    episodes, left = [], PAGE_SHARE
+    labels, episodes, left = label_words(source.config), [], PAGE_SHARE
     for number, record in enumerate(ordered, 1):
         episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items)
+        episode["label"] = labels.get(episode["label"], f"label {episode['label']}")
         left -= _weight(episode)
         episodes.append(episode)
         if left < -PAGE_SHARE // 4:

@@ -52,14 +52,15 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
     chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
     """
     made = [_accuracy(rows, chance, baseline), _both_sides(rows), *_groups(rows), _lengths(rows), _returns(rows), *_exact(rows)]
-    made = [panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or _varies(panel))]
+    made = [panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or varies(panel))]
     if held_out:
         return made
     return [replace(one, series=[replace(s, label=s.label.replace("held-out", "evaluation")) for s in one.series]) for one in made]
 
 
-def _varies(panel: Panel) -> bool:
-    return any(len(one.y_N) < 2 or float(np.ptp(one.y_N)) > 1e-9 for one in panel.series)
+def varies(panel: Panel) -> bool:
+    """Whether any of its series changes over the iterations."""
+    return any(float(np.ptp(one.y_N)) > 1e-9 for one in panel.series)
 
 
 def agents(rows: Sequence[Row]) -> list[str]:

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out, pays_for_rejection
+from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
@@ -111,6 +111,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
     return {
         "sides": sides,
         "held_out": is_held_out(source),
+        "labels": label_words(source.config),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
         "questions": list(_questions(source)),
         "worst": list(_worst_case(source)),

@@ -17,13 +17,13 @@ from nip_ray.scenarios.registry import SCENARIOS
         (
             {"scenario": {"name": "graph_isomorphism"}, "protocol": {"name": "debate", "verifier_incorrect_penalty": -2.5}},
             "Task: are two graphs the same up to the names of their nodes (accept) or not (reject)?",
-            "The verifier is paid 1 for a correct verdict and -2.5 for a wrong one; prover0 1 for rejection, whether that is right or not; "
-            "prover1 1 for acceptance, whether that is right or not.",
+            "The verifier is paid 1 for a correct verdict and -2.5 for a wrong one; prover0 1 for rejection, right or wrong; "
+            "prover1 1 for acceptance, right or wrong.",
         ),
         (
             load_config("tune_configs/message_game.yaml").model_dump(mode="json"),
             "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
-            "The verifier and prover are all paid 1 for a correct verdict, -1 for a wrong one.",
+            "The verifier and the prover are each paid 1 for a correct verdict, -1 for a wrong one.",
         ),
         (
             {"scenario": {"name": "own"}, "protocol": {"name": "own"}},
