@@ -41,6 +41,7 @@ def main(request):
         os.set_inheritable(handle, False)
     kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    _signal.signal(_signal.SIGINT, SIG_DFL)  # the interpreter's own handler is a door for a program that may signal us
     request["stdin_handle"] = sealed(request["stdin"])
     try:
         if request["plan"]["namespaces"]:
