@@ -22,8 +22,20 @@ from nip_ray.settings.sweep import SweepSettings
 from nip_ray.sweeps.records import STATUSES, TrialRecord
 
 _LONGEST = 48  # characters of a value in a table
-_SHARES = ("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "unfinished", "worst_case")
-"""Last parts of metrics that lie between 0 and 1."""
+_SHARES = {
+    "accuracy",
+    "completeness",
+    "soundness",
+    "undecided",
+    "acceptance",
+    "precision",
+    "recall",
+    "confidence",
+    "worst_case",
+    "always_fail",
+}
+_SHARES |= {"message_regression", "solo_baseline", "wl_bound", "unfinished", "actions"}
+"""Parts of the names of metrics that lie between 0 and 1; so do those that end in `_share`."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +237,8 @@ def _setting(metric: str, trials: Sequence[TrialRecord]) -> SettingSummary:
     rest = [x for trial in ordered if trial.status != "done" and (x := figure_of(trial, metric)) is not None]
     last = sum(rest) / len(rest) if rest else None
     figure = mean(done)
-    if metric.rpartition("/")[2] in _SHARES and figure.lower is not None and figure.upper is not None:
+    share = metric.endswith("_share") or not _SHARES.isdisjoint(metric.split("/"))
+    if share and figure.lower is not None and figure.upper is not None:
         figure = replace(figure, lower=max(0.0, figure.lower), upper=min(1.0, figure.upper))
     return SettingSummary(ordered[0].values, ordered, figure, min(done, default=None), max(done, default=None), last)
 

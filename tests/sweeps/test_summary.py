@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,16 @@ def test_settings_are_grouped_by_their_values_and_have_students_interval_over_se
     assert summary.best_trial is not None
     assert summary.best_trial.trial_id == "0.01-0"
     assert (summary.statuses, summary.seconds) == ({"done": 4}, 8.0)
+
+
+@pytest.mark.parametrize(
+    ("metric", "bounded"),
+    [(METRIC, True), ("eval/verifier/accuracy/score=1", True), ("train/prover/invalid_share", True), ("eval/verifier/return", False)],
+)
+def test_the_interval_of_a_share_stays_between_0_and_1(metric: str, bounded: bool) -> None:
+    trials = [replace(trial(1e-3, seed, None), metrics={metric: figure}) for seed, figure in enumerate((0.2, 0.4))]
+    figure = summarise(SweepSettings(metric=metric), trials).settings[0].figure
+    assert ((figure.lower, figure.upper) == (0, 1)) is bounded
 
 
 def test_the_best_setting_is_best_in_the_mean_and_its_best_trial_in_the_figure() -> None:
