@@ -3,10 +3,9 @@
 python benchmarks/drivers.py
 
 PPO with two nets of 2 x 64 tanh, 2048 transitions an update, 8 passes of 2 parts. Starting Ray and its processes is not counted. Learners
-of the parallel driver have a thread each; otherwise torch has --threads. Cases take turns, --repeat times, so that a busy moment of the
-machine falls on all alike, and the figure is the median.
+of the parallel driver have a thread each; otherwise torch has --threads. Figures are medians of --repeat measurements.
 `seed` is what skrl, whose trainers these drivers follow, does on two quiet cores; `times_seed` is the ratio, which means something only
-where the machine is as fast and as quiet. With --beside skrl takes its turns, too, and `times_beside` is the ratio of the two here and now.
+where the machine is as fast and as quiet. With --beside skrl is measured after each of ours; `times_beside` is the median ratio of the two.
 Time to threshold: mean of the last 50 training episodes, 16 copies, seeds 0 to 2, `tune_configs/runner_cartpole.yaml`; --no-solve leaves
 it out.
 """
@@ -75,21 +74,19 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     print(machine(), f"load {os.getloadavg()[0]:.1f}", sep=", ")
     cases = [case for case in CASES if arguments.only in case.title]
-    found: dict[Case, list[float]] = {case: [] for case in cases}
-    beside: dict[tuple[int, int], list[float]] = {}
-    for _ in range(arguments.repeat):
-        for case in cases:
-            found[case].append(rate(case, arguments.updates))
-            if arguments.beside and case.driver == "sequential" and not case.shared:
-                beside.setdefault((case.copies, case.learners), []).append(
-                    drivers_beside.rate(case.copies, case.learners, arguments.updates)
-                )
-    for case, rates in found.items():
+    for case in cases:
+        rates, ratios = [], []
+        for _ in range(arguments.repeat):
+            rates.append(rate(case, arguments.updates))
+            if arguments.beside and case.driver == "sequential":
+                ratios.append(rates[-1] / drivers_beside.rate(case.copies, case.learners, arguments.updates))
         value = statistics.median(rates)
-        against: dict[str, float] = {} if case.seed is None else {"seed": case.seed, "times_seed": round(value / case.seed, 2)}
-        if others := beside.get((case.copies, case.learners)):
-            against |= {"beside": round(statistics.median(others)), "times_beside": round(value / statistics.median(others), 2)}
-        show(case.title, {"env_steps_per_s": round(value), "least": round(min(rates)), "most": round(max(rates)), **against})
+        figures: dict[str, Any] = {"env_steps_per_s": round(value), "least": round(min(rates)), "most": round(max(rates))}
+        if case.seed is not None:
+            figures |= {"seed": case.seed, "times_seed": round(value / case.seed, 2)}
+        if ratios:
+            figures |= {"times_beside": round(statistics.median(ratios), 2), "beside_each": [round(ratio, 2) for ratio in ratios]}
+        show(case.title, figures)
     if not arguments.no_solve:
         for seed, reference in SEED_SOLVES_S.items():
             show(f"drivers: CartPole to 475, seed {seed}", {**solved(seed), "seed_s": reference})

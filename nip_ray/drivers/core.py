@@ -10,7 +10,7 @@ Decisions that matter here:
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nip_ray.cluster.interrupts import safe_point
@@ -101,15 +101,14 @@ class Part:
         return self._transition
 
 
+_ROWS = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated", "valid", "states", "next_states")
+
+
 def slice_of(whole: Transition, start: int, stop: int) -> Transition:
     """The rows start to stop of a transition; of the infos those entries that are rows (see `Transition`)."""
-    cut = {name: rows(getattr(whole, name), start, stop) for name in ("observations", "actions", "rewards", "next_observations")}
-    ends = {name: rows(getattr(whole, name), start, stop) for name in ("terminated", "truncated")}
-    some = {name: rows(value, start, stop) for name in ("valid", "states", "next_states") if (value := getattr(whole, name)) is not None}
-    infos = whole.infos
-    if own := {name: rows(infos[name], start, stop) for name in ("valid", "outcomes") if isinstance(infos.get(name), Mapping)}:
-        infos = {**infos, **own}
-    return Transition(**{"valid": None, **cut, **ends, **some}, infos=infos)
+    cut = {name: rows(value, start, stop) for name in _ROWS if (value := getattr(whole, name)) is not None}
+    own = {name: rows(whole.infos[name], start, stop) for name in ("valid", "outcomes") if isinstance(whole.infos.get(name), Mapping)}
+    return replace(whole, **cut, infos={**whole.infos, **own})
 
 
 class Core:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from nip_ray.cluster.interrupts import safe_point
-from nip_ray.drivers.contract import Agent, Transition
+from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.core import Core, Environment, Pending, as_recipe, learners_and_scopes, own_part
 from nip_ray.drivers.environments import Recipe
 from nip_ray.drivers.reports import SILENT, Reports
@@ -57,7 +57,7 @@ class ParallelDriver:
         try:
             _answers([seat.call("hold", agent) for seat, agent in zip(self._seats, self.agents, strict=True)], _START_S)
             if recipe is None or recipe.shared:
-                doubles = [_Double(agent, seat) for agent, seat in zip(self.agents, self._seats, strict=True)]
+                doubles: list[Any] = [_Double(agent, seat) for agent, seat in zip(self.agents, self._seats, strict=True)]
                 self._together = SequentialDriver(environment, doubles, settings, scopes, names, seed)
             else:
                 orders = zip(self._seats, self.scopes, self.names, strict=True)
@@ -284,52 +284,30 @@ def _answers(calls: Sequence[_Answer], timeout: float | None = None) -> list[Any
     return [call.result(timeout) for call in calls]
 
 
+_UNANSWERED = {"enable_training_mode", "begin", "pre_interaction", "record_transition", "post_interaction", "update", "track_data"}
+
+
 class _Double:
-    """An agent elsewhere. Calls that give nothing back wait here until one does, and travel with it: one message a timestep."""
+    """An agent elsewhere. Calls that give nothing back wait here until one does, and travel with it: one message a timestep. So learners
+    learn at the same time."""
 
     def __init__(self, agent: Agent, seat: _Seat) -> None:
         self.observation_space, self.action_space = agent.observation_space, agent.action_space
         self._seat = seat
         self._queue: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
 
-    def _later(self, method: str, *arguments: Any) -> None:
-        self._queue.append((method, arguments, {}))
+    def __getattr__(self, name: str) -> Any:
+        if name not in _UNANSWERED:
+            raise AttributeError(name)
+        return lambda *arguments: self._queue.append((name, arguments, {}))
 
     def _now(self, method: str, *arguments: Any, **options: Any) -> _Answer:
         queue, self._queue = [*self._queue, (method, arguments, options)], []
         return self._seat.call("calls", queue)
 
-    def enable_training_mode(self, enabled: bool) -> None:
-        """Told with the next message."""
-        self._later("enable_training_mode", enabled)
-
-    def begin(self) -> None:
-        """Told with the next message."""
-        self._later("begin")
-
-    def pre_interaction(self, timestep: int, timesteps: int) -> None:
-        """Told with the next message."""
-        self._later("pre_interaction", timestep, timesteps)
-
     def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> Any:
         """Actions on their way."""
         return self._now("act", observations, timestep, timesteps, explore=explore, states=states)
-
-    def record_transition(self, transition: Transition, timestep: int, timesteps: int) -> None:
-        """Told with the next message."""
-        self._later("record_transition", transition, timestep, timesteps)
-
-    def post_interaction(self, timestep: int, timesteps: int) -> None:
-        """Told with the next message, so that learners learn at the same time."""
-        self._later("post_interaction", timestep, timesteps)
-
-    def update(self, timestep: int, timesteps: int) -> None:
-        """Told with the next message."""
-        self._later("update", timestep, timesteps)
-
-    def track_data(self, tag: str, value: float) -> None:
-        """Told with the next message."""
-        self._later("track_data", tag, value)
 
     def tracked(self) -> dict[str, float]:
         """The agent's."""

@@ -60,11 +60,6 @@ def neumann(hvp: Product, v: Tensor, terms: int, damping: float, scale: float) -
     return scale * total
 
 
-def nystrom(hvp: Product, v: Tensor, rank: int, damping: float, generator: torch.Generator) -> Tensor:
-    """(P,): (H_k + rho I)^-1 v for the Nystrom approximation H_k of H from `rank` random columns; see `nystrom_inverse`."""
-    return nystrom_inverse(hvp, v, rank, damping, generator)(v)
-
-
 def nystrom_inverse(hvp: Product, like: Tensor, rank: int, damping: float, generator: torch.Generator) -> Product:
     """v -> (H_k + rho I)^-1 v with H_k = C^T W^+ C: C (k, P) are k random rows of H, W (k, k) is where they cross the same columns.
 
@@ -114,11 +109,6 @@ def inverse_hessian(settings: StackelbergSettings, hvp: Product, like: Tensor, g
     if settings.ihvp == "neumann":
         return lambda v: neumann(hvp, v, settings.ihvp_num_iterations, damping, settings.ihvp_neumann_scale)
     return lambda v: conjugate_gradient(hvp, v, settings.ihvp_num_iterations, damping)
-
-
-def inverse_hvp(settings: StackelbergSettings, hvp: Product, v: Tensor, generator: torch.Generator) -> Tensor:
-    """(P,): (H + rho I)^-1 v by the method of `settings.ihvp`; see `inverse_hessian`."""
-    return inverse_hessian(settings, hvp, v, generator)(v)
 
 
 def _unit(like: Tensor, index: Tensor) -> Tensor:

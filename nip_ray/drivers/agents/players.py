@@ -1,9 +1,12 @@
 """One learner for an environment with several players: an agent for each of them, independent of each other."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from nip_ray.drivers.contract import Agent, Transition
+
+_BY_PLAYER = ("observations", "actions", "rewards", "next_observations", "terminated", "truncated")
 
 
 class IndependentPlayers:
@@ -19,20 +22,21 @@ class IndependentPlayers:
         self.observation_space = {player: agent.observation_space for player, agent in self.agents.items()}
         self.action_space = {player: agent.action_space for player, agent in self.agents.items()}
 
+    def _each(self, method: str, *arguments: Any) -> None:
+        for agent in self.agents.values():
+            getattr(agent, method)(*arguments)
+
     def enable_training_mode(self, enabled: bool) -> None:
         """For every player."""
-        for agent in self.agents.values():
-            agent.enable_training_mode(enabled)
+        self._each("enable_training_mode", enabled)
 
     def begin(self) -> None:
         """For every player."""
-        for agent in self.agents.values():
-            agent.begin()
+        self._each("begin")
 
     def pre_interaction(self, timestep: int, timesteps: int) -> None:
         """For every player."""
-        for agent in self.agents.values():
-            agent.pre_interaction(timestep, timesteps)
+        self._each("pre_interaction", timestep, timesteps)
 
     def act(self, observations: Any, timestep: int, timesteps: int, *, explore: bool = True, states: Any = None) -> dict[str, Any]:
         """Player -> its actions."""
@@ -48,13 +52,11 @@ class IndependentPlayers:
 
     def post_interaction(self, timestep: int, timesteps: int) -> None:
         """Players learn one after the other."""
-        for agent in self.agents.values():
-            agent.post_interaction(timestep, timesteps)
+        self._each("post_interaction", timestep, timesteps)
 
     def update(self, timestep: int, timesteps: int) -> None:
         """Players learn one after the other."""
-        for agent in self.agents.values():
-            agent.update(timestep, timesteps)
+        self._each("update", timestep, timesteps)
 
     def track_data(self, tag: str, value: float) -> None:
         """A figure of all, kept once."""
@@ -83,15 +85,5 @@ def part_of(transition: Transition, player: str) -> Transition:
     marked = transition.infos.get("valid")
     if isinstance(marked, Mapping) and player in marked:
         valid = marked[player] if valid is None else valid & marked[player]
-    return Transition(
-        transition.observations[player],
-        transition.actions[player],
-        transition.rewards[player],
-        transition.next_observations[player],
-        transition.terminated[player],
-        transition.truncated[player],
-        valid,
-        transition.infos,
-        transition.states,
-        transition.next_states,
-    )
+    own = {name: getattr(transition, name)[player] for name in _BY_PLAYER}
+    return replace(transition, **own, valid=valid)
