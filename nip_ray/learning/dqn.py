@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nip_ray.learning.policy import Policy
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
@@ -146,9 +147,9 @@ def update_target(target: nn.Module, online: nn.Module, tau: float) -> None:
     moved = [name for name, value in mine.items() if tau < 1 and value.is_floating_point()]
     copied = [name for name in mine if name not in moved] if len(moved) < len(mine) else []
     if moved:
-        torch._foreach_lerp_([mine[name] for name in moved], [its[name] for name in moved], tau)
-    if copied:
-        torch._foreach_copy_([mine[name] for name in copied], [its[name] for name in copied])
+        get_ema_multi_avg_fn(1 - tau)([mine[name] for name in moved], [its[name] for name in moved], None)
+    for name in copied:
+        mine[name].copy_(its[name])
 
 
 def build_optimizer(parameters: Iterable[Any], settings: DQNRoleSettings, lr: float) -> torch.optim.Optimizer:

@@ -15,7 +15,6 @@ Decisions that matter here:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false, reportPrivateImportUsage=false
 import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -37,7 +36,7 @@ from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.progress import say
 from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
-from nip_ray.rllib.compat import actors_of, local_learner, remote_learners, runners_by_value
+from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
 
 
-class ProtocolAlgorithm(Algorithm):
+class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     """Plays, learns and hands weights back; subclasses choose a learner."""
 
     config: "ProtocolAlgorithmConfig"
@@ -70,14 +69,6 @@ class ProtocolAlgorithm(Algorithm):
     def __repr__(self) -> str:
         """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""
         return type(self).__name__ if self.config is None else super().__repr__()
-
-    @override(Algorithm)
-    def _setup_logdir(self) -> None:
-        """Nothing is written there; outside Tune stock RLlib leaves an empty folder in the user's home for every algorithm."""
-        if self._storage is None:
-            self._logdir = tempfile.gettempdir()
-        else:
-            super()._setup_logdir()
 
     @override(Algorithm)
     def training_step(self) -> None:

@@ -6,10 +6,10 @@ module of RLlib sees another `ray.put`; `ray` itself, and whoever else calls it,
 """
 
 # pyright: basic, reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportOptionalMemberAccess=false
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -18,32 +18,24 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-
-@dataclass(frozen=True)
-class Private:
-    """A name that may be another one in the next Ray. owner: the class that has it, or whose instances have it."""
-
-    owner: str
-    name: str
-    read_in: str = "2.60.0"
-
-
-PRIVATE = (
-    Private("EnvRunnerGroup", "_worker_manager"),
-    Private("LearnerGroup", "_learner"),
-    Private("LearnerGroup", "_workers"),
-    Private("Algorithm", "_storage"),
-    Private("Algorithm", "_logdir"),
-    Private("Algorithm", "_setup_logdir"),
-    Private("AlgorithmConfig", "_dont_auto_sync_env_runner_states"),
-    Private("Learner", "_device"),
-    Private("Learner", "_weights_seq_no"),
-    Private("Learner", "_make_modules_ddp_if_necessary"),
-    Private("EnvRunner", "_check_component"),
-    Private("EnvRunner", "_get_subcomponents"),
-    Private("TorchDistribution", "_get_torch_distribution"),
+PRIVATE = dict.fromkeys(
+    (
+        "EnvRunnerGroup._worker_manager",
+        "LearnerGroup._learner",
+        "LearnerGroup._workers",
+        "Algorithm._storage",
+        "Algorithm._logdir",
+        "Algorithm._setup_logdir",
+        "AlgorithmConfig._dont_auto_sync_env_runner_states",
+        "Learner._weights_seq_no",
+        "Learner._make_modules_ddp_if_necessary",
+        "EnvRunner._check_component",
+        "EnvRunner._get_subcomponents",
+        "TorchDistribution._get_torch_distribution",
+    ),
+    "2.60.0",
 )
-"""Held by tests/rllib/test_compat.py."""
+"""`Class._name` -> the Ray that it was read from. Held by tests/rllib/test_compat.py."""
 
 
 def actors_of(group: EnvRunnerGroup) -> Any:
@@ -59,6 +51,53 @@ def local_learner(group: Any) -> Any:
 def remote_learners(group: Any) -> list[Any]:
     """The actors of remote learners."""
     return list(group._workers or [])
+
+
+def weights_number(learner: Any) -> int:
+    """Which weights, in order, a learner has."""
+    return learner._weights_seq_no
+
+
+def number_weights(learner: Any, number: int) -> None:
+    """Say which weights, in order, a learner has from now on."""
+    learner._weights_seq_no = number
+
+
+def wanted(owner: Any, name: str, components: Any, not_components: Any) -> dict[str, Any] | None:
+    """Which parts of its component `name` the caller of `owner.get_state` asks for; None for none."""
+    if not owner._check_component(name, components, not_components):
+        return None
+    found = {"components": components, "not_components": not_components}
+    return {key: owner._get_subcomponents(name, value) for key, value in found.items()}
+
+
+def send_no_states(config: AlgorithmConfig) -> None:
+    """Env runners have no states of connectors to send around."""
+    config._dont_auto_sync_env_runner_states = True
+
+
+class WithoutLogFolder:
+    """An algorithm that writes nothing into its log folder. Outside Tune stock RLlib leaves an empty one in the user's home."""
+
+    def _setup_logdir(self) -> None:
+        if self._storage is None:
+            self._logdir = tempfile.gettempdir()
+        else:
+            super()._setup_logdir()
+
+
+class WithoutDDP:
+    """A learner whose modules are not wrapped for several learners."""
+
+    def _make_modules_ddp_if_necessary(self) -> None:
+        pass
+
+
+class WithoutTorchDistribution:
+    """A distribution that is not one of torch's."""
+
+    def _get_torch_distribution(self, *args: object, **kwargs: object) -> None:
+        return None
 
 
 class _Ray:

@@ -29,6 +29,7 @@ from nip_ray.learning.ppo import base_lr
 from nip_ray.learning.schedules import updated_agents
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.calls import PROBE_S
+from nip_ray.rllib.compat import send_no_states
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.learner import ProtocolLearner
 from nip_ray.rllib.module import AgentModule, module_spec
@@ -69,7 +70,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.rollout_fragment_length = "auto"
         self.batch_mode = "complete_episodes"
         self.add_default_connectors_to_learner_pipeline = False
-        self._dont_auto_sync_env_runner_states = True
+        send_no_states(self)
         self.validate_env_runners_after_construction = False  # we do, and tell of it
         self.torch_skip_nan_gradients = True  # one fused check per update instead of one per parameter
         self.env_runner_health_probe_timeout_s = PROBE_S

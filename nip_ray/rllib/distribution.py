@@ -10,6 +10,7 @@ from ray.rllib.core.distribution.torch.torch_distribution import TorchDistributi
 from torch import Tensor
 
 from nip_ray.learning.policy import Policy
+from nip_ray.rllib.compat import WithoutTorchDistribution
 
 
 @dataclass(frozen=True)
@@ -73,15 +74,12 @@ class Layout:
 def distribution_class(layout: Layout) -> type[TorchDistribution]:
     """The distribution class of turns laid out like this, for RLlib's own learners and connectors."""
 
-    class TurnDistribution(TorchDistribution):
+    class TurnDistribution(WithoutTorchDistribution, TorchDistribution):
         """Independent categoricals under turn masks."""
 
         def __init__(self, policy: Policy, greedy: bool = False) -> None:
             self.policy, self.greedy = policy, greedy
             super().__init__()
-
-        def _get_torch_distribution(self, *args: object, **kwargs: object) -> None:
-            return None
 
         @classmethod
         def from_logits(cls, logits: Tensor, **kwargs: object) -> "TurnDistribution":

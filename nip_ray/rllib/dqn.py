@@ -352,7 +352,7 @@ class DQNLearner(ProtocolLearner):
             for role, target in self.targets.items():  # weights may have been put in since, also for those who rest in these steps
                 update_target(target, self.networks[role], 1.0)
         with self._seeded_noise(first):
-            with low_products(self.settings.precision == "bfloat16" and self._device.type == "cpu"):
+            with low_products(self.settings.precision == "bfloat16" and self.device.type == "cpu"):
                 for role, own in self._steps(roles, range(first, after)).items():
                     self.done.setdefault(role, []).extend(own)
         if not kwargs.get("last", True):
@@ -385,7 +385,7 @@ class DQNLearner(ProtocolLearner):
         return dict(zip(roles, done, strict=True))
 
     def _side_by_side(self, roles: Sequence[str], threads: int) -> bool:
-        if len(roles) == 1 or threads < len(roles) or self.distributed or self._device.type != "cpu":
+        if len(roles) == 1 or threads < len(roles) or self.distributed or self.device.type != "cpu":
             return False
         return not any(self._draws(role) for role in roles)
 
@@ -413,8 +413,8 @@ class DQNLearner(ProtocolLearner):
         sample = self.replay[role].sample(own.batch_size, generator(self.experiment["seed"], "replay", role, step), beta)
         world, rank = self._world()
         mine = slice(rank, None, world)
-        rows = {name: part[mine].to(self._device) for name, part in sample.rows.items()}
-        weight_N = None if sample.weight_N is None else sample.weight_N[mine].to(self._device)
+        rows = {name: part[mine].to(self.device) for name, part in sample.rows.items()}
+        weight_N = None if sample.weight_N is None else sample.weight_N[mine].to(self.device)
         target_N = self._targets(role, rows)
         self._set_mode(role, training=True)
         q_N = taken(self._values(network, _part(rows, "obs_"))[0], rows["action"])
@@ -442,8 +442,8 @@ class DQNLearner(ProtocolLearner):
 
     def _values(self, network: nn.Module, obs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """(q_NK, legal_NK) of observations, float32 whatever the network computes with."""
-        low = self.settings.precision == "bfloat16" and self._device.type != "cpu"
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=low):
+        low = self.settings.precision == "bfloat16" and self.device.type != "cpu"
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=low):
             policy, value_N = network(obs, True, self.settings.dueling)
         q_NK = policy.message[:, 0].float()
         legal_NK = legal_moves(obs, q_NK)
@@ -477,7 +477,7 @@ class DQNLearner(ProtocolLearner):
         """(count,): the errors of all rows that were drawn, on the buffers' device."""
         if not self.distributed:
             return error_N.to(self._buffer_device())
-        every_N = torch.zeros(count, device=self._device)
+        every_N = torch.zeros(count, device=self.device)
         every_N[mine] = error_N
         torch.distributed.all_reduce(every_N)
         return every_N.to(self._buffer_device())
@@ -500,7 +500,7 @@ class DQNLearner(ProtocolLearner):
         self.replay[role] = Replay(schema, settings.buffer_size, self._buffer_device(), priorities)
 
     def _buffer_device(self) -> torch.device:
-        return self._device if self.settings.buffer_device == "learner" else torch.device("cpu")
+        return self.device if self.settings.buffer_device == "learner" else torch.device("cpu")
 
     def load_weights(self, role: str, weights: Mapping[str, Tensor]) -> None:
         """Other weights for the network of `role`, and nothing else. Raises RuntimeError where they do not fit."""

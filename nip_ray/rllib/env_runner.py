@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.rollout import Rollout
+from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import scenario_of
@@ -62,7 +63,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.play: BatchedPlay | None = None
         self.iteration = 0
         self.evaluated = 0  # episodes since an evaluation began
-        self._weights_seq_no = 0
+        self.weights_seq_no = 0
         self.callbacks: list[RLlibCallback] = [made() for made in force_list(self.config.callbacks_class)]
         self.spaces = kwargs.get("spaces") or {}
         self.device = self._choose_device()
@@ -221,12 +222,9 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     ) -> dict[str, Any]:
         """The iteration to come and, if asked for, the weights."""
         state: dict[str, Any] = {"iteration": self.iteration}
-        if self._check_component(COMPONENT_RL_MODULE, components, not_components):
-            state[COMPONENT_RL_MODULE] = self.module.get_state(
-                components=self._get_subcomponents(COMPONENT_RL_MODULE, components),
-                not_components=self._get_subcomponents(COMPONENT_RL_MODULE, not_components),
-            )
-            state[WEIGHTS_SEQ_NO] = self._weights_seq_no
+        if (parts := wanted(self, COMPONENT_RL_MODULE, components, not_components)) is not None:
+            state[COMPONENT_RL_MODULE] = self.module.get_state(**parts)
+            state[WEIGHTS_SEQ_NO] = self.weights_seq_no
         return state
 
     @override(Checkpointable)
@@ -235,7 +233,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         if COMPONENT_RL_MODULE in state:
             weights = state[COMPONENT_RL_MODULE]
             self.module.set_state(ray.get(weights) if isinstance(weights, ray.ObjectRef) else weights)
-            self._weights_seq_no = state.get(WEIGHTS_SEQ_NO, 0)
+            self.weights_seq_no = state.get(WEIGHTS_SEQ_NO, 0)
         self.iteration = state.get("iteration", self.iteration)
 
     @override(Checkpointable)

@@ -5,7 +5,7 @@ Decisions that matter here:
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
-- plain all-reduce instead of DDP, whose hooks do not see gradients of gradients;
+- plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update;
 - what one part finds for another it returns: `prepare` gives `Prepared`, `losses` a `Loss` for each agent, `minibatch_step` a `Step`.
@@ -37,6 +37,7 @@ from nip_ray.learning.modes import learning_mode, refresh_norms
 from nip_ray.play.batch import AgentRows, final_rows, own_rows
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
+from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.rllib.similarity import Compared, compared_turns, similarity_losses
 from nip_ray.seeding import generator, stable_seed
@@ -86,7 +87,7 @@ class Step:
     sums: Tensor | None = None
 
 
-class ProtocolLearner(TorchLearner):
+class ProtocolLearner(WithoutDDP, TorchLearner):
     """Learns from rollouts. Subclasses say what an agent's data are (`prepare`) and what is minimised (`losses`)."""
 
     def build(self) -> None:
@@ -94,7 +95,7 @@ class ProtocolLearner(TorchLearner):
         super().build()
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
-        self.scenario: Scenario = scenario_of(self.experiment, self._device)
+        self.scenario: Scenario = scenario_of(self.experiment, self.device)
         self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
@@ -129,7 +130,7 @@ class ProtocolLearner(TorchLearner):
                 loss = self.agent_loss(agent, data, own, all_rows)
                 found[agent] = replace(loss, value=loss.value * (len(own) / len(all_rows)))
             elif len(all_rows):  # another learner has rows: take part in the step
-                found[agent] = Loss(torch.zeros((), device=self._device))
+                found[agent] = Loss(torch.zeros((), device=self.device))
         for agent, value in self.similarity_losses(prepared, minibatch).items():
             found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
         return found
@@ -180,9 +181,9 @@ class ProtocolLearner(TorchLearner):
         samples = kwargs.get("episodes") or (training_data.episodes if training_data is not None else None)
         if not samples:
             raise ValueError("ProtocolLearner.update needs episodes=[RolloutSamples, ...]")
-        rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self._device)
-        iteration = self.update_iteration = kwargs.get("iteration", self._weights_seq_no)
-        self._weights_seq_no += 1
+        rollout = concatenate([sample.rollout for sample in sorted(samples, key=lambda s: s.worker)]).to(self.device)
+        iteration = self.update_iteration = kwargs.get("iteration", weights_number(self))
+        number_weights(self, weights_number(self) + 1)
         lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
@@ -212,7 +213,7 @@ class ProtocolLearner(TorchLearner):
         permute = generator(self.experiment["seed"], "minibatches", iteration)
         world, rank = self._world()
         for epoch in range(self.settings.num_epochs):
-            order = torch.randperm(num_copies, generator=permute).to(self._device)
+            order = torch.randperm(num_copies, generator=permute).to(self.device)
             for i in range(count):
                 copies = order[i * size : num_copies if i == count - 1 else (i + 1) * size]
                 yield JointMinibatch(epoch * count + i, copies, copies[rank::world])
@@ -234,14 +235,10 @@ class ProtocolLearner(TorchLearner):
         """Stock RLlib's entry for one module's loss; ours are joint."""
         raise NotImplementedError(f"{type(self).__name__} learns from rollouts: call update(episodes=[...])")
 
-    @override(TorchLearner)
-    def _make_modules_ddp_if_necessary(self) -> None:
-        """No DDP: every learner starts from the same seeds, and gradients are all-reduced by `minibatch_step`."""
-
     @override(Learner)
     def set_state(self, state: dict[str, Any]) -> None:
         """Take what `state` holds. Unlike stock learners, older weights are taken too: a restore means what it says."""
-        self._weights_seq_no = -1
+        number_weights(self, -1)
         super().set_state(state)
 
     # ------------------------------------------------------------------------------------------------- for checkpoints
@@ -274,7 +271,7 @@ class ProtocolLearner(TorchLearner):
     @contextmanager
     def _seeded_noise(self, iteration: int) -> Iterator[None]:
         """Noise and dropout draw from torch's global generators: seeded by iteration and learner here, and left as they were."""
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
             torch.manual_seed(stable_seed(self.experiment["seed"], "learning noise", iteration, self._world()[1]))
             yield
 

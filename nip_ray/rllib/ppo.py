@@ -60,7 +60,7 @@ class PPOLearner(ProtocolLearner):
     def build(self) -> None:
         """Also the coefficients of the KL penalty and the adaptive learning rates, one per agent."""
         super().build()
-        self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self._device) for agent in self.networks}
+        self.beta = {agent: torch.tensor(self.settings.kl_beta, device=self.device) for agent in self.networks}
         self.lr = {agent: self.own_lr(agent, self.settings.lr) for agent in self.optimizers}
 
     def set_learning_rates(self, lr: float) -> None:
@@ -147,12 +147,12 @@ class PPOLearner(ProtocolLearner):
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `extra_state`."""
-        self.beta = {agent: torch.tensor(value, device=self._device) for agent, value in state["kl_beta"].items()}
+        self.beta = {agent: torch.tensor(value, device=self.device) for agent, value in state["kl_beta"].items()}
         self.lr = {**self.lr, **state.get("lr", {})}
 
     def _over_learners(self, steps: Mapping[str, Sequence[Step]], prepared: Prepared) -> dict[str, Tensor]:
         """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
-        nothing = torch.zeros(3, device=self._device)
+        nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
             [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
         )

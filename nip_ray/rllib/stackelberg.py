@@ -155,7 +155,7 @@ class StackelbergLearner(ProtocolLearner):
         """By automatic differentiation of per-sample surrogates."""
         total, live_KR = len(minibatch.all_copies), _live(data, minibatch.own_copies)
         world, rank = self._world()
-        place_K = torch.arange(rank, total, world, device=self._device)  # of the own copies among all: halves do not depend on learners
+        place_K = torch.arange(rank, total, world, device=self.device)  # of the own copies among all: halves do not depend on learners
         first = total // 2 if self.settings.independent_halves and total > 1 else total
 
         def losses(of_K: Tensor, count: int) -> dict[str, Tensor]:
@@ -196,7 +196,7 @@ class StackelbergLearner(ProtocolLearner):
         """Parameters, followers, steps that followers are supposed to take, and the generator of this minibatch."""
         given, lr = self.settings.shaping_lr, self.iteration_lr
         step_sizes = {agent: given or self.own_lr(agent, lr) * self.step_factors[agent] for agent in agents}
-        draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, minibatch.number, device=self._device)
+        draw = generator(self.experiment["seed"], "inverse hessian", self.update_iteration, minibatch.number, device=self.device)
         return {agent: self.actors[agent] for agent in agents}, self._followers(agents), step_sizes, draw
 
     def _inverses(self, minibatch: JointMinibatch) -> Inverses:
@@ -216,9 +216,9 @@ class StackelbergLearner(ProtocolLearner):
 
     def _scores(self, data: Mapping[str, ShapedData], minibatch: JointMinibatch) -> _Scores:
         copies, (num_copies, num_rounds) = minibatch.own_copies, _row_grid(data).shape
-        place_B = torch.full((num_copies,), -1, device=self._device)
-        place_B[copies] = torch.arange(len(copies), device=self._device)
-        empty = torch.zeros(len(copies), num_rounds, device=self._device)
+        place_B = torch.full((num_copies,), -1, device=self.device)
+        place_B[copies] = torch.arange(len(copies), device=self.device)
+        empty = torch.zeros(len(copies), num_rounds, device=self.device)
         grids, old_grids = dict.fromkeys(self.scenario.protocol.agents, empty), dict.fromkeys(self.scenario.protocol.agents, empty)
         entropy, critics = {}, {}
         for agent, own in data.items():
@@ -258,7 +258,7 @@ class StackelbergLearner(ProtocolLearner):
         own_KR, all_KR = _live(data, minibatch.own_copies), _live(data, minibatch.all_copies)
         columns = []
         for agent in self.scenario.protocol.agents:
-            column = torch.zeros(own_KR.shape, device=self._device)
+            column = torch.zeros(own_KR.shape, device=self.device)
             if agent in data:
                 advantage_BR = data[agent].advantage_BR
                 column = advantage_BR[minibatch.own_copies]

@@ -8,7 +8,7 @@ from ray.rllib.algorithms import algorithm as algorithm_module
 from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
-from nip_ray.rllib.compat import PRIVATE, Private, runners_by_value
+from nip_ray.rllib.compat import PRIVATE, local_learner, runners_by_value
 from nip_ray.rllib.distribution import Layout, distribution_class
 from tests.rllib.experiments import built, message_game
 
@@ -17,7 +17,7 @@ from tests.rllib.experiments import built, message_game
 def owners() -> Any:
     """An instance of each class that has such names."""
     algorithm: Any = built(message_game())
-    learner = algorithm.learner_group._learner
+    learner = local_learner(algorithm.learner_group)
     yield {
         "Algorithm": algorithm,
         "AlgorithmConfig": algorithm.config,
@@ -30,16 +30,17 @@ def owners() -> Any:
     algorithm.stop()
 
 
-@pytest.mark.parametrize("private", PRIVATE, ids=lambda private: f"{private.owner}.{private.name}")
-def test_private_names_are_still_there(owners: dict[str, Any], private: Private) -> None:
+@pytest.mark.parametrize("private, read_in", PRIVATE.items())
+def test_private_names_are_still_there(owners: dict[str, Any], private: str, read_in: str) -> None:
     """Set by RLlib, not by us: on the instance, or on a class of RLlib's."""
-    owner = owners[private.owner]
+    of, _, name = private.partition(".")
+    owner = owners[of]
     classes = type(owner).__mro__ if not isinstance(owner, type) else owner.__mro__
     theirs = [vars(one) for one in classes if not one.__module__.startswith("nip_ray")]
-    assert private.name in getattr(owner, "__dict__", {}) or any(private.name in names for names in theirs), (
-        f"Ray {ray.__version__} has no {private.owner}.{private.name}, which was read in {private.read_in}"
+    assert name in getattr(owner, "__dict__", {}) or any(name in names for names in theirs), (
+        f"Ray {ray.__version__} has no {private}, which was read in {read_in}"
     )
-    assert private.read_in == ray.__version__, "read it anew in this Ray, and write its version there"
+    assert read_in == ray.__version__, "read it again in this Ray, and write its version there"
 
 
 def test_only_one_module_of_rllib_sees_another_put() -> None:

@@ -269,4 +269,4 @@ def test_the_local_runner_plays_with_the_learners_networks(made: Any) -> None:
     learner, runner = algorithm.learner_group._learner, algorithm.env_runner_group.local_env_runner
     assert algorithm.shares_modules
     assert runner.module is learner.module
-    assert runner.device == learner._device
+    assert runner.device == learner.device

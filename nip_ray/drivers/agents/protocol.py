@@ -46,7 +46,7 @@ class ProtocolAgent(BaseAgent):
         super().__init__(runner.env.observation_spaces, runner.env.action_spaces, num_copies)
         self._arguments = (dict(experiment), num_copies)
         learner = local_learner(self.algorithm.learner_group)
-        self.networks, self._device = learner.networks, learner._device
+        self.networks, self._device = learner.networks, learner.device
         self.scenario = scenario_of(runner.experiment, self._device)
         self.protocol = self.scenario.protocol
         self._seed, self._silent = config.seed, runner.skip_silent_messages
