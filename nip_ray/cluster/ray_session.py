@@ -17,11 +17,11 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from nip_ray.cluster import compat
 from nip_ray.cluster.interrupts import kept
 from nip_ray.errors import UserError
 from nip_ray.settings.experiment import RuntimeSettings
@@ -34,7 +34,6 @@ LOCAL = "local"
 
 _COMMON: dict[str, Any] = {"namespace": "nip_ray", "log_to_driver": False, "logging_level": logging.ERROR}
 _GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
-_ANSWER_SECONDS = 20.0
 
 
 def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
@@ -73,7 +72,7 @@ def start_local_ray(**options: Any) -> None:
 
     secure_token()
     try:
-        with _on_loopback(), kept():
+        with compat.on_loopback(), kept():
             ray.init(**{"address": LOCAL, "object_store_memory": 256 << 20, **_COMMON, **options})
     except AuthenticationError as error:
         raise UserError("RAY_AUTH_TOKEN_PATH: no token can be read from that file; name one that holds a token, or unset it") from error
@@ -133,23 +132,6 @@ def _close_to_others(path: Path) -> None:
         path.chmod(0o600)
 
 
-@contextmanager
-def _on_loopback() -> Iterator[None]:
-    """While this holds, a Ray that is started takes 127.0.0.1 for its node's address, which all its servers listen on.
-
-    Ray's own switch for it is $RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER, which it reads when it is imported; that may be long ago. An address
-    that is asked for by name does not help: Ray replaces 127.0.0.1 by the one that other machines see.
-    """
-    from ray._private import ray_constants
-
-    before = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False
-    try:
-        yield
-    finally:
-        ray_constants.ENABLE_RAY_CLUSTER = before
-
-
 # ------------------------------------------------------------------------------------------------------------- joining
 
 
@@ -168,7 +150,7 @@ def _join(address: str, key: str) -> None:
     except AuthenticationError as error:
         raise UserError(f"{key}: no token to show to the Ray cluster at {address!r}: {_GIVE_TOKEN}") from error
     except (ConnectionError, ValueError, RuntimeError) as error:
-        if "InvalidAuthToken" in f"{error} {error.__cause__}":
+        if compat.is_refused_token(error):
             raise _refused(address, key) from error
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"{key}: no Ray cluster that can be joined at {address!r}: {reason}") from error
@@ -176,23 +158,12 @@ def _join(address: str, key: str) -> None:
 
 def _ask(address: str, key: str) -> None:
     """Raises UserError unless a Ray cluster answers at `address` (HOST:PORT) and takes our token."""
-    import grpc
-    from ray._private.grpc_utils import init_grpc_channel  # with Ray's token and TLS settings
-    from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
-
-    question = gcs_service_pb2.CheckAliveRequest()  # pyright: ignore[reportAttributeAccessIssue]  # made at import
-    channel = init_grpc_channel(address)
-    try:
-        gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel).CheckAlive(question, timeout=_ANSWER_SECONDS)
-    except grpc.RpcError as error:
-        code = error.code()  # pyright: ignore[reportAttributeAccessIssue]  # every error of a call has one
-        if code == grpc.StatusCode.UNAUTHENTICATED:
-            raise _refused(address, key) from error
-        reason = code.name.lower().replace("_", " ")
+    answer = compat.answer_of(address)
+    if answer == "unauthenticated":
+        raise _refused(address, key)
+    if answer != "ok":
         hint = "start it (`ray start --head`), or name HOST:PORT of one that runs"
-        raise UserError(f"{key}: no Ray cluster answers at {address!r} ({reason}); {hint}") from error
-    finally:
-        channel.close()
+        raise UserError(f"{key}: no Ray cluster answers at {address!r} ({answer.replace('_', ' ')}); {hint}")
 
 
 def _refused(address: str, key: str) -> UserError:

@@ -23,6 +23,7 @@ from typing import Any
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
+from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.default_model import put_in_place
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
@@ -129,17 +130,7 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
         return trl.SFTTrainer(args=trl.SFTConfig(**_arguments(recipe, folder)), train_dataset=rows, **common)
     rows = datasets.Dataset.from_list(preference_rows(examples, chat))
     arguments = trl.DPOConfig(**_arguments(recipe, folder), beta=recipe.beta)
-    return _preference_trainer(trl.DPOTrainer)(args=arguments, train_dataset=rows, **common)
-
-
-def _preference_trainer(base: type) -> type:
-    class PreferenceTrainer(base):
-        """DPO over rows that are tokens already (the supervised trainer takes such rows by itself)."""
-
-        def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            return dataset
-
-    return PreferenceTrainer
+    return preference_trainer(trl.DPOTrainer)(args=arguments, train_dataset=rows, **common)
 
 
 def _arguments(recipe: Recipe, folder: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 from urllib.parse import unquote, urlsplit
@@ -29,7 +29,7 @@ from nip_ray.errors import UserError
 from nip_ray.storage.folder import CONFIG
 
 MANIFEST = "manifest.json"
-LIBRARIES = {"s3": "pyarrow._s3fs", "gs": "pyarrow._gcsfs", "file": "pyarrow.fs"}
+FILE_SYSTEMS = {"s3": "S3FileSystem", "gs": "GcsFileSystem", "file": "LocalFileSystem"}
 """What a scheme needs: some builds of pyarrow leave a store out."""
 
 _KNOWN = re.compile(r"(s3|gs|file):/")
@@ -80,7 +80,7 @@ def place_of(source: Path | str, what: str) -> Place:
         raise UserError(f"{what}: the address has credentials (or a port) in it; they come from the environment: {_HINT}")
     if "?" in text or "#" in text:
         raise UserError(f"{what}: the address has a ? or # in it; it is a bucket and a path only: {_HINT}")
-    if parts.scheme not in LIBRARIES:
+    if parts.scheme not in FILE_SYSTEMS:
         kind = f"the scheme {parts.scheme!r} is unknown" if "://" in text else "it has no scheme"
         raise UserError(f"{what}: {kind}; {_HINT}")
     path = unquote(parts.path).strip("/") if parts.scheme == "file" else parts.path.strip("/")
@@ -95,8 +95,10 @@ def place_of(source: Path | str, what: str) -> Place:
 
 def check_library(place: Place, what: str) -> None:
     """Raises UserError, for `what`, where the installed pyarrow does not know the store of `place`."""
-    if find_spec("pyarrow") is None or find_spec(LIBRARIES[place.scheme]) is None:
-        raise UserError(f"{what}: this pyarrow knows no {place.scheme}://; install one from PyPI: pip install pyarrow")
+    try:
+        getattr(import_module("pyarrow.fs"), FILE_SYSTEMS[place.scheme])
+    except (ImportError, AttributeError):
+        raise UserError(f"{what}: this pyarrow knows no {place.scheme}://; install one from PyPI: pip install pyarrow") from None
 
 
 class Store:

@@ -17,6 +17,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.secrets import Redactor
+from nip_ray.storage import compat
 
 PREFIX = "wandb:"
 
@@ -111,15 +112,12 @@ def require_key(what: str, otherwise: str) -> None:
 
     The library would ask for it on the terminal.
     """
-    import wandb
-    from wandb.sdk.lib import wbauth
-
     if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return
-    key = os.environ.get("WANDB_API_KEY") or wbauth.read_netrc_auth(host=wandb.setup().settings.base_url)
+    key = os.environ.get("WANDB_API_KEY") or compat.key_of_login()
     if not key:
         raise UserError(f"{what}, but there is no key: set WANDB_API_KEY or run `wandb login`, {otherwise}")
-    if problem := wbauth.check_api_key(key):
+    if problem := compat.fault_of_key(key):
         raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is no key: {problem}")
 
 
