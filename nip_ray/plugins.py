@@ -1,8 +1,8 @@
-"""What a Python file of your own calls so that configs can name its protocols, scenarios and algorithms.
+"""What a Python file of your own calls so that configs can name its protocols, scenarios, algorithms and providers.
 
 The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is resumed.
 
-    from nip_ray.plugins import register_protocol, register_scenario, register_algorithm
+    from nip_ray.plugins import register_algorithm, register_protocol, register_provider, register_scenario
 
 Decisions that matter here:
 
@@ -25,8 +25,12 @@ from nip_ray.scenarios.registry import SCENARIOS
 
 if TYPE_CHECKING:
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
+    from nip_ray.settings.providers import ProviderSettings
+    from nip_ray.text.providers.chat import ChatClient
+    from nip_ray.text.providers.fine_tuning import FineTuneBackend
+    from nip_ray.text.providers.registry import Connection
 
-__all__ = ["register_algorithm", "register_protocol", "register_scenario"]
+__all__ = ["register_algorithm", "register_protocol", "register_provider", "register_scenario"]
 
 
 def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]) -> None:
@@ -58,3 +62,25 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     ALGORITHMS[add("algorithm", config.settings_class)] = config
     if is_plugin_file(config.__module__):
         ray.cloudpickle.register_pickle_by_value(sys.modules[config.__module__])
+
+
+def register_provider(
+    settings: "type[ProviderSettings]",
+    chat: "Callable[[Connection], ChatClient]",
+    fine_tuning: "Callable[[Connection], FineTuneBackend] | None" = None,
+) -> None:
+    """Let configs choose a provider of language models by the name in `settings`.
+
+    settings: a frozen dataclass of `option`s, derived from `ProviderSettings`, whose class attributes say what the provider can do.
+    chat: makes a client; retries are its own, budget, prices and rate limits are kept around it. fine_tuning: makes a backend (none:
+    its models are not fine-tuned). See `nip_ray.text.providers.conformance.check_provider`.
+    Raises UserError when the name is taken, or for what `settings` lacks.
+    """
+    from nip_ray.text.providers.registry import PROVIDERS, Provider
+
+    for given in (chat, *([] if fine_tuning is None else [fine_tuning])):
+        if not callable(given):
+            raise UserError(f"register_provider: {given!r} is no function of a Connection")
+    if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
+        raise UserError("register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out")
+    PROVIDERS[add("provider", settings)] = Provider(chat, fine_tuning)

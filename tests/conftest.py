@@ -132,7 +132,11 @@ def _forget_plugins() -> None:
     from nip_ray.config.members import ADDED, forget
     from nip_ray.config.plugins import is_plugin_file
 
-    tables = {"scenario": ("nip_ray.scenarios.registry", "SCENARIOS"), "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS")}
+    tables = {
+        "scenario": ("nip_ray.scenarios.registry", "SCENARIOS"),
+        "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS"),
+        "provider": ("nip_ray.text.providers.registry", "PROVIDERS"),
+    }
     for part, names in ADDED.items():
         module, table = tables[part]
         for name in list(names):

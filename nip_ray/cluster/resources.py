@@ -9,7 +9,6 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.text_rules import speaking_providers
 from nip_ray.errors import UserError
-from nip_ray.settings.providers import LocalProvider
 
 Bundle = dict[str, float]
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
@@ -39,11 +38,10 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
     talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
     made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
     for name, provider in speaking_providers(config).items():
-        if isinstance(provider, LocalProvider):
-            if provider.num_training_workers > 1:
-                asked = f"providers.{name}.num_training_workers: got {provider.num_training_workers}"
-                raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
-            made += [{"CPU": provider.num_cpus, "GPU": provider.num_gpus}] * 2
+        if provider.training_workers:
+            asked = f"providers.{name}.num_training_workers: got {provider.training_workers}"
+            raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
+        made += provider.actors
     wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
     return [bundle for bundle in wanted if bundle]
 

@@ -48,7 +48,7 @@ AlgorithmSettings = Annotated[
 ]
 
 TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(discriminator="name")]
-ProviderSettings = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
+AnyProvider = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 
 
 FORMAT_VERSION = 1
@@ -76,13 +76,25 @@ class Experiment(BaseModel):
     iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
     plugins: tuple[str, ...] = Field(
         (),
-        description="Python files or modules to import first: they register protocols, scenarios and algorithms of your own.",
+        description="Python files or modules to import first: they register protocols, scenarios, algorithms and providers of your own.",
         json_schema_extra={"path": "plugin"},
     )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
     tracking: TrackingSettings = _part(TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE)
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
+
+    @classmethod
+    def model_validate(cls, obj: Any, **options: Any) -> Self:
+        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
+        import_needed(obj, cls)
+        return super().model_validate(obj, **options)
+
+    @classmethod
+    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
+        """As `model_validate`, from JSON."""
+        import_needed(pydantic_core.from_json(json_data), cls)
+        return super().model_validate_json(json_data, **options)
 
 
 class ExperimentConfig(Experiment):
@@ -103,25 +115,13 @@ class ExperimentConfig(Experiment):
     profiling: ProfilingSettings = _part(ProfilingSettings(), "Where its time goes.", FREE_AND_RESUMABLE)
     runtime: RuntimeSettings = _part(RuntimeSettings(), "What must not change a result.", FREE_AND_RESUMABLE)
 
-    @classmethod
-    def model_validate(cls, obj: Any, **options: Any) -> Self:
-        """As pydantic's, once the plugins are imported that add what the config names: so a process needs nothing but the dumped config."""
-        import_needed(obj, cls)
-        return super().model_validate(obj, **options)
-
-    @classmethod
-    def model_validate_json(cls, json_data: str | bytes | bytearray, **options: Any) -> Self:
-        """As `model_validate`, from JSON."""
-        import_needed(pydantic_core.from_json(json_data), cls)
-        return super().model_validate_json(json_data, **options)
-
 
 class TextExperimentConfig(Experiment):
     """One experiment with language models: who plays what, how they are fine-tuned, by whom, and what it may cost."""
 
     scenario: CodeValidationSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
     algorithm: TextAlgorithmSettings = Field(ExpertIterationSettings(), description="The learning rule.")
-    providers: dict[str, ProviderSettings] = Field(
+    providers: dict[str, AnyProvider] = Field(
         {"local": LocalProvider()},
         description="Name -> a service that answers for models and fine-tunes them.",
         json_schema_extra=dict(RESUMABLE),

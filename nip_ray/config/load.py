@@ -296,7 +296,7 @@ def fault_text(detail: Any, config: type) -> str:
     if kind.startswith("union_tag") and key is not None:
         tags = [tag_of(member) for member in branches(key.annotation)]
         tag = given.get("name") if isinstance(given, Mapping) else given
-        own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") else ""
+        own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") or path.startswith("providers.") else ""
         return f"{path}.name: got {_show(tag)}, {suggest(str(tag), tags)}{own}"
     expected = key.expects if key is not None else "mapping"
     if kind in ("too_short", "string_too_short"):

@@ -1,8 +1,8 @@
-"""Which scenarios and algorithms a config can name: those that ship, and those that a plugin adds.
+"""Which scenarios, algorithms and providers a config can name: those that ship, and those that a plugin adds.
 
 Decisions that matter here:
 
-- An addition is a settings class like those that ship, and joins the union of `ExperimentConfig` itself. So its keys are checked,
+- An addition is a settings class like those that ship, and joins the union of the config itself. So its keys are checked,
   suggested, dumped and described in the schema by the same code, and nothing downstream knows that it was not there from the start.
 - All that is expected of a settings class is asked when it is added, in one error: not when the first config names it.
 - A class of the same module and name takes the place of the former: it comes from the same cell of a notebook, run again.
@@ -10,24 +10,34 @@ Decisions that matter here:
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from nip_ray.config.experiment import ExperimentConfig
+from pydantic import Field
+
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
 from nip_ray.errors import UserError
+from nip_ray.settings.providers import ProviderSettings
 
-Part = Literal["scenario", "algorithm"]
+Part = Literal["scenario", "algorithm", "provider"]
 
-ADDED: dict[Part, dict[str, type]] = {"scenario": {}, "algorithm": {}}
+ADDED: dict[Part, dict[str, type]] = {"scenario": {}, "algorithm": {}, "provider": {}}
 """Part of a config -> the name that chooses an addition -> its settings class."""
 
-_SHIPPED: Mapping[Part, tuple[type, ...]] = {part: branches(ExperimentConfig.model_fields[part].annotation) for part in ADDED}
+
+def _members(part: str) -> tuple[type, ...]:
+    if part == "provider":
+        return branches(value_annotation(TextExperimentConfig.model_fields["providers"].annotation))
+    return branches(ExperimentConfig.model_fields[part].annotation)
+
+
+_SHIPPED: Mapping[Part, tuple[type, ...]] = {part: _members(part) for part in ADDED}
 _RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm", "clip_gradients")
 
 
 def known(part: str) -> tuple[str, ...]:
     """Every name that `part` can have now, those that ship first."""
-    return tuple(map(tag_of, branches(ExperimentConfig.model_fields[part].annotation)))
+    return tuple(map(tag_of, _members(part)))
 
 
 def add(part: Part, settings: type) -> str:
@@ -55,8 +65,12 @@ def forget(part: Part, name: str) -> None:
 
 def _rebuild(part: Part) -> None:
     union: Any = Union[(*_SHIPPED[part], *ADDED[part].values())]
-    ExperimentConfig.model_fields[part].annotation = union
-    ExperimentConfig.model_rebuild(force=True)
+    if part == "provider":
+        TextExperimentConfig.model_fields["providers"].annotation = dict[str, Annotated[union, Field(discriminator="name")]]
+        TextExperimentConfig.model_rebuild(force=True)
+    else:
+        ExperimentConfig.model_fields[part].annotation = union
+        ExperimentConfig.model_rebuild(force=True)
     keys_of.cache_clear()
 
 
@@ -117,4 +131,9 @@ def _algorithm_faults(settings: type) -> Iterator[str]:
         yield f"lacks {', '.join(missing)}, which every learner reads; derive it from PolicyGradientSettings"
 
 
-_FAULTS = {"scenario": _scenario_faults, "algorithm": _algorithm_faults}
+def _provider_faults(settings: type) -> Iterator[str]:
+    if not issubclass(settings, ProviderSettings):
+        yield "must derive from nip_ray.settings.providers.ProviderSettings"
+
+
+_FAULTS = {"scenario": _scenario_faults, "algorithm": _algorithm_faults, "provider": _provider_faults}

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import path_kind
-from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.sources import absolute
 
 AnyConfig = TypeVar("AnyConfig", bound=ExperimentConfig | TextExperimentConfig)
@@ -21,7 +20,8 @@ def with_absolute_paths(config: AnyConfig) -> AnyConfig:
     dumped = absolute_paths(config.model_dump(mode="json"), type(config))
     if isinstance(config, TextExperimentConfig):
         for agent, settings in config.scenario.agents.items():
-            if not isinstance(config.providers.get(settings.provider), LocalProvider):
+            provider = config.providers.get(settings.provider)
+            if provider is None or not provider.local_models:
                 dumped["scenario"]["agents"][agent]["model"] = settings.model  # a provider's name, even if a folder here has it, too
     return type(config).model_validate(dumped)
 

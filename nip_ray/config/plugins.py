@@ -1,20 +1,20 @@
-"""Importing a user's own code: files or modules that register protocols, scenarios and algorithms (see `nip_ray.plugins`).
+"""Importing a user's own code: files or modules that register protocols, scenarios, algorithms and providers (see `nip_ray.plugins`).
 
 Decisions that matter here:
 
-- A protocol is needed when it is built; a scenario or an algorithm adds keys to configs, and is needed before a config that names it can be
-  checked. So a config's plugins are imported while it is read if, and only if, it names what is not known yet.
+- A protocol is needed when it is built; scenarios, algorithms and providers add keys to configs, and are needed before a config that names
+  them can be checked. So a config's plugins are imported while it is read if, and only if, it names what is not known yet.
 """
 
 import hashlib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.keys import branches, keys_of, tag_of
+from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
 from nip_ray.errors import UserError
 
 _PREFIX = "nip_ray_plugin_"  # of the modules of plugin files; the rest is a hash of the path
@@ -44,10 +44,18 @@ def import_needed(data: Any, kind: type) -> None:
     """
     if not isinstance(data, Mapping) or not isinstance(plugins := data.get("plugins"), list | tuple) or not plugins:
         return
-    named = {part: found["name"] for part, found in data.items() if isinstance(found, Mapping) and "name" in found}
-    kinds = {part: branches(keys_of(kind)[part].annotation) for part in named if part in keys_of(kind)}
-    if any(named[part] not in map(tag_of, members) for part, members in kinds.items() if len(members) > 1):
+    if any(name not in map(tag_of, members) for name, members in _named(data, kind)):
         import_plugins(plugin for plugin in plugins if isinstance(plugin, str))
+
+
+def _named(data: Mapping[str, Any], kind: type) -> Iterator[tuple[Any, tuple[type, ...]]]:
+    """The names by which a config chooses members of unions, also within mappings, each with the members that there are."""
+    for key in keys_of(kind).values():
+        below, given = value_annotation(key.annotation), data.get(key.name)
+        members = branches(key.annotation if below is None else below)
+        values = [given] if below is None else list(given.values()) if isinstance(given, Mapping) else []
+        if len(members) > 1:
+            yield from ((value["name"], members) for value in values if isinstance(value, Mapping) and "name" in value)
 
 
 def is_plugin_file(module: str) -> bool:

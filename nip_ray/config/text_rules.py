@@ -6,7 +6,6 @@ What needs the environment or the network (keys, models, methods) is checked whe
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
@@ -14,7 +13,7 @@ from nip_ray.config.players import DEFAULT, playing
 from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.code_validation import LanguageAgentSettings
-from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import MaltSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
@@ -42,7 +41,7 @@ def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
     return made
 
 
-def speaking_providers(config: TextExperimentConfig) -> dict[str, Any]:
+def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
     """Provider name -> settings, of those that speak."""
     names = {agent.provider for agent in language_agents(config).values()}
     return {name: provider for name, provider in config.providers.items() if name in names}
@@ -52,7 +51,8 @@ def chat_shapes(config: TextExperimentConfig) -> dict[str, Shape]:
     """Agent -> the form in which its chats are sent and learned from. A local model's template adapts it further, if it must."""
     shapes: dict[str, Shape] = {}
     for agent, settings in language_agents(config).items():
-        here = isinstance(config.providers.get(settings.provider), LocalProvider)
+        provider = config.providers.get(settings.provider)
+        here = provider is not None and provider.local_models
         shapes[agent] = settings.chat_shape if settings.chat_shape != "auto" else "openai" if here else "alternating"
     return shapes
 
@@ -82,43 +82,37 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
             continue
         if not settings.model.strip():
             yield f"{place}.model: got nothing, name a model of {settings.provider}"
-        elif isinstance(provider, LocalProvider):
+        elif provider.local_models:
             if settings.model != "default" and not (Path(settings.model) / "config.json").is_file():
                 yield f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, or default"
-        elif settings.model == "default" and isinstance(provider, OpenAIProvider | TrainingServiceProvider):
+        elif settings.model == "default" and provider.has_model:
             yield f"{place}.model: default is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
         in_json = config.scenario.decision_format == "json" and agent == "verifier"
-        if in_json and isinstance(provider, TrainingServiceProvider):
+        if in_json and not provider.holds_schemas:
             yield f"scenario.decision_format: json, but {settings.provider} (of {agent}) cannot hold replies to a schema, set it to text"
-        if isinstance(provider, OpenAIProvider) and not provider.fine_tuning and not settings.frozen:
-            yield f"{place}.frozen: {settings.provider} cannot fine-tune (providers.{settings.provider}.fine_tuning), set it to true"
+        if not provider.can_fine_tune and not settings.frozen:
+            where = f" (providers.{settings.provider}.fine_tuning)" if provider.fine_tunes else ""
+            yield f"{place}.frozen: {settings.provider} cannot fine-tune{where}, set it to true"
 
 
-def local_training(config: TextExperimentConfig) -> Iterator[str]:
-    """Steps can be shared out, and nothing is asked of `full` that adapters alone have."""
+def provider_options(config: TextExperimentConfig) -> Iterator[str]:
+    """What providers say of their own options."""
+    tuning = (config.algorithm.fine_tuning, config.algorithm.rehearsal_tuning)
     for name, provider in config.providers.items():
-        if not isinstance(provider, LocalProvider):
-            continue
-        parts = provider.num_training_workers * provider.gradient_accumulation_steps
-        for size in {config.algorithm.fine_tuning.batch_size or 8, config.algorithm.rehearsal_tuning.batch_size or 8}:
-            if size % parts:
-                key = "gradient_accumulation_steps" if provider.gradient_accumulation_steps > 1 else "num_training_workers"
-                yield f"providers.{name}.{key}: {size} examples of a step cannot be shared out over {parts} parts, change either"
-        for key in ("quantize_base", "save_merged"):
-            if provider.method == "full" and getattr(provider, key):
-                yield f"providers.{name}.{key}: for method lora only, leave it out"
+        for fault in provider.faults({rule.batch_size or 8 for rule in tuning}):
+            yield f"providers.{name}.{fault}"
 
 
-def _request_members(place: str, settings: LanguageAgentSettings, provider: object) -> Iterator[str]:
+def _request_members(place: str, settings: LanguageAgentSettings, provider: ProviderSettings) -> Iterator[str]:
     try:
         extra = settings.extra_members
     except ValueError:
         yield f'{place}.extra_body: got {settings.extra_body!r:.60}, write a JSON object, such as {{"top_k": 20}}'
         return
-    if extra and not isinstance(provider, OpenAIProvider):
+    if extra and not provider.takes_extra_body:
         key = "extra_body" if settings.extra_body else "reasoning_effort"
-        yield f"{place}.{key}: sent to providers named openai only, which {settings.provider} is not, leave it out"
+        yield f"{place}.{key}: {settings.provider} takes no such member of requests (a provider named openai does), leave it out"
     taken = _OUR_MEMBERS & (extra.keys() - ({"reasoning_effort"} if settings.reasoning_effort is not None else set()))
     for key in sorted(taken):
         yield f"{place}.extra_body: {key} has an option of its own, leave it out"
@@ -218,4 +212,4 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
 
 
-TEXT_RULES = (text_protocol, provider_names, text_agents, local_training, text_groups, money, code_files, base_run, tree_sizes)
+TEXT_RULES = (text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, base_run, tree_sizes)

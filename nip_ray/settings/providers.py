@@ -1,7 +1,9 @@
 """Who answers for a model and who fine-tunes it, what that costs, and how much may be spent."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -19,10 +21,76 @@ class PriceSettings:
 
 
 @dataclass(frozen=True)
-class OpenAIProvider:
-    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
+class ProviderSettings:
+    """What the settings of every provider derive from. Class attributes say what a kind of provider can do; whoever needs to know reads
+    them, and nobody asks which kind it is.
+
+    Options with these names mean the same in every provider that has them: `base_url`, `api_key_variable`, `prices`,
+    `requests_per_minute`, `tokens_per_minute` (see `OpenAIProvider`). The client of a provider of one's own need not mind the last three.
+    """
 
     __pydantic_config__ = FORBID_UNKNOWN
+
+    has_model: ClassVar[bool] = True
+    """Somebody is asked; else replies are random."""
+    hosted: ClassVar[bool] = True
+    """A service of others, whose replies may cost money; unusable ones end a stage early."""
+    local_models: ClassVar[bool] = False
+    """Models are folders on this cluster, or `default`."""
+    fine_tunes: ClassVar[bool] = False
+    """There is a `FineTuneBackend`."""
+    takes_extra_body: ClassVar[bool] = False
+    """`ChatRequest.extra` is sent."""
+    holds_schemas: ClassVar[bool] = False
+    """Replies keep to `ChatRequest.schema`."""
+    dpo_passes: ClassVar[int] = 1
+    """How often a token of a fine-tuning file is billed in an epoch of DPO, at most."""
+    base_url_variable: ClassVar[str | None] = None
+    """Environment variable with the address, where `base_url` is not set."""
+    default_base_url: ClassVar[str | None] = None
+    """The address where neither is."""
+
+    @property
+    def can_fine_tune(self) -> bool:
+        """Whether this very provider fine-tunes."""
+        return self.fine_tunes
+
+    @property
+    def address(self) -> str | None:
+        """Where the service is."""
+        named: Any = getattr(self, "base_url", None)
+        return named or os.environ.get(self.base_url_variable or "") or self.default_base_url
+
+    @property
+    def limits(self) -> tuple[float | None, float | None] | None:
+        """The most calls and tokens in a minute; None for a kind without such options."""
+        keys = ("requests_per_minute", "tokens_per_minute")
+        return (getattr(self, keys[0], None), getattr(self, keys[1], None)) if any(hasattr(self, key) for key in keys) else None
+
+    @property
+    def actors(self) -> list[dict[str, float]]:
+        """CPUs and GPUs of each Ray actor that it starts."""
+        return []
+
+    @property
+    def training_workers(self) -> int:
+        """Processes that fine-tuning starts besides, of one CPU each. Trials of sweeps have no room for them."""
+        return 0
+
+    def faults(self, batch_sizes: set[int]) -> Iterator[str]:
+        """What is wrong with its options together, each "key: what, what would be right". batch_sizes: of the run's fine-tuning."""
+        yield from ()
+
+
+@dataclass(frozen=True)
+class OpenAIProvider(ProviderSettings):
+    """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
+
+    fine_tunes = True
+    takes_extra_body = True
+    holds_schemas = True
+    base_url_variable = "OPENAI_BASE_URL"
+    default_base_url = "https://api.openai.com/v1"
 
     name: Literal["openai"] = option("openai", "The OpenAI protocol over HTTP.")
     base_url: str | None = option(None, "Address of the service (none: $OPENAI_BASE_URL, else OpenAI's).")
@@ -40,12 +108,20 @@ class OpenAIProvider:
         dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
     )
 
+    @property
+    def can_fine_tune(self) -> bool:
+        """See `ProviderSettings`."""
+        return self.fine_tuning
+
 
 @dataclass(frozen=True)
-class LocalProvider:
+class LocalProvider(ProviderSettings):
     """A Hugging Face causal language model on this cluster: Ray actors that answer and that fine-tune."""
 
-    __pydantic_config__ = FORBID_UNKNOWN
+    hosted = False
+    local_models = True
+    fine_tunes = True
+    holds_schemas = True
 
     name: Literal["local"] = option("local", "A model on this cluster.")
     num_gpus: float = option(0, "GPUs, or a share of one, for each of the two actors.", ge=0)
@@ -66,12 +142,35 @@ class LocalProvider:
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
     default_model_seed: int = option(0, "Seed of the weights of the model called `default`.", ge=0)
 
+    @property
+    def actors(self) -> list[dict[str, float]]:
+        """One that answers, one that fine-tunes."""
+        return [{"CPU": self.num_cpus, "GPU": self.num_gpus}] * 2
+
+    @property
+    def training_workers(self) -> int:
+        """See `ProviderSettings`."""
+        return self.num_training_workers if self.num_training_workers > 1 else 0
+
+    def faults(self, batch_sizes: set[int]) -> Iterator[str]:
+        """Steps can be shared out, and nothing is asked of `full` that adapters alone have."""
+        parts = self.num_training_workers * self.gradient_accumulation_steps
+        for size in batch_sizes:
+            if size % parts:
+                key = "gradient_accumulation_steps" if self.gradient_accumulation_steps > 1 else "num_training_workers"
+                yield f"{key}: {size} examples of a step cannot be shared out over {parts} parts, change either"
+        for key in ("quantize_base", "save_merged"):
+            if self.method == "full" and getattr(self, key):
+                yield f"{key}: for method lora only, leave it out"
+
 
 @dataclass(frozen=True)
-class TrainingServiceProvider:
+class TrainingServiceProvider(ProviderSettings):
     """A service with the low-level training protocol: forward and backward, optimiser step, sample, save."""
 
-    __pydantic_config__ = FORBID_UNKNOWN
+    fine_tunes = True
+    dpo_passes = 6  # three passes, and the prompt with each of two replies
+    base_url_variable = "TINKER_BASE_URL"
 
     name: Literal["training_service"] = option("training_service", "The low-level training protocol.")
     base_url: str | None = option(None, "Address of the service (none: $TINKER_BASE_URL, else the client's own).")
@@ -84,10 +183,13 @@ class TrainingServiceProvider:
 
 
 @dataclass(frozen=True)
-class DummyProvider:
+class DummyProvider(ProviderSettings):
     """Seeded random replies of the right form, and fine-tuning that changes nothing: for trying out a config without a model."""
 
-    __pydantic_config__ = FORBID_UNKNOWN
+    has_model = False
+    hosted = False
+    fine_tunes = True
+    holds_schemas = True
 
     name: Literal["dummy"] = option("dummy", "No model at all.")
 

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from nip_ray.cluster.ray_session import start_ray
@@ -31,21 +32,24 @@ from nip_ray.protocols import from_settings
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.serving.fine_tuning_job import Method
-from nip_ray.settings.providers import LocalProvider, OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.code_data import make_items, store_items, stored_items
 from nip_ray.text.costs.bills import bills, under_way
 from nip_ray.text.costs.brake import Brake
 from nip_ray.text.costs.budget import Budget, Reservation
 from nip_ray.text.costs.limits import Throttle
+from nip_ray.text.costs.prices import price_list
 from nip_ray.text.costs.spending import Amount, Spending, sum_of
 from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.talk import Progress, Sitting, Table, Voice
 from nip_ray.text.dialogues.talkers import Talkers, shared_limiter
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.dialogues.voices import Switchboard, price_list
+from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.jobs.journal import Entry, Journal
+from nip_ray.text.providers.chat import ChecksModels
 from nip_ray.text.providers.fine_tuning import FineTuneBackend
+from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.lessons import METHODS
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.state import TextState, load_state
@@ -54,8 +58,6 @@ JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
 """What providers can do, as far as they were asked."""
 _BYTES_PER_TOKEN = 3
-_DPO_PASSES = 6
-"""How often a token of the file is billed in an epoch of DPO by steps, at most: three passes, and the prompt with each of two replies."""
 
 
 @dataclass(frozen=True)
@@ -156,8 +158,8 @@ class Parts:
 
     def count_tokens(self, group: str, data: bytes, method: Method) -> int:
         """About how many tokens an epoch on a fine-tuning file is billed for, more rather than fewer."""
-        by_steps = method == "dpo" and isinstance(self.config.providers[self._provider_of(group)], TrainingServiceProvider)
-        return math.ceil(len(data) / _BYTES_PER_TOKEN) * (_DPO_PASSES if by_steps else 1)
+        passes = self.config.providers[self._provider_of(group)].dpo_passes if method == "dpo" else 1
+        return math.ceil(len(data) / _BYTES_PER_TOKEN) * passes
 
     # ----------------------------------------------------------------------------------------------------------- jobs
 
@@ -165,7 +167,7 @@ class Parts:
         """Who fine-tunes the model of `group`. Raises UserError for a missing key or library."""
         name = self._provider_of(group)
         if name not in self._backends:
-            self._backends[name] = connect(name, self.config, self.run_dir, self._hosts)
+            self._backends[name] = fine_tune_backend(Connection(self.config.providers[name], name, self.run_dir, self._hosts.get(name)))
         return self._backends[name]
 
     def _provider_of(self, group: str) -> str:
@@ -184,26 +186,6 @@ class Parts:
         return with_base_models(self.config, state)
 
 
-def connect(name: str, config: TextExperimentConfig, run_dir: Path, hosts: Mapping[str, Any]) -> FineTuneBackend:
-    """The provider `name` as one that fine-tunes. hosts: of local providers. Raises UserError for a missing key or library."""
-    provider = config.providers[name]
-    if isinstance(provider, OpenAIProvider):
-        from nip_ray.text.providers.openai.jobs import OpenAIJobs
-
-        return OpenAIJobs(provider)
-    if isinstance(provider, LocalProvider):
-        from nip_ray.text.providers.local import LocalJobs
-
-        return LocalJobs(hosts[name])
-    if isinstance(provider, TrainingServiceProvider):
-        from nip_ray.text.providers.training_service import TrainingServiceJobs
-
-        return TrainingServiceJobs(provider, run_dir / f"training-{name}")
-    from nip_ray.text.providers.dummy import DummyJobs
-
-    return DummyJobs(run_dir / f"dummy-{name}.json")
-
-
 async def check_providers(config: TextExperimentConfig, known: Sequence[str] = ()) -> list[str]:
     """Ask every hosted provider for its models and methods. Raises UserError for what it does not have, before anything is paid for.
 
@@ -212,21 +194,27 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
     settings, found = language_agents(config), list(known)
     methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.rehearsal else [])]
     for name, provider in speaking_providers(config).items():
-        if not isinstance(provider, OpenAIProvider):
+        if not provider.hosted:
             continue
-        client: Any = Switchboard(config, Path(), Budget(config.budget)).client(name)
-        backend = connect(name, config, Path(), {}) if provider.fine_tuning else None
-        try:
-            await client.check_models(sorted({agent.model for agent in settings.values() if agent.provider == name}))
-            for model, method in product(sorted(_to_be_tuned(config, name)), methods):
-                ability = f"{client.where} fine-tunes {model} by {method}"
-                if backend is not None and ability not in found:
-                    await backend.check(model, method)
-                    found.append(ability)
-        finally:
-            await client.close()
-            if backend is not None:
-                await backend.close()
+        with TemporaryDirectory() as folder:
+            connection = Connection(provider, name, Path(folder), max_in_flight=config.talk.max_in_flight, budget=Budget(config.budget))
+            make = provider_of(provider).chat
+            assert make is not None  # somebody answers for a hosted provider
+            client = make(connection)
+            tuned = sorted(_to_be_tuned(config, name))
+            backend = fine_tune_backend(connection) if provider.can_fine_tune and tuned else None
+            try:
+                if isinstance(client, ChecksModels):
+                    await client.check_models(sorted({agent.model for agent in settings.values() if agent.provider == name}))
+                for model, method in product(tuned, methods):
+                    ability = f"{getattr(client, 'where', name)} fine-tunes {model} by {method}"
+                    if backend is not None and ability not in found:
+                        await backend.check(model, method)
+                        found.append(ability)
+            finally:
+                await client.close()
+                if backend is not None:
+                    await backend.close()
     return found
 
 
@@ -293,24 +281,23 @@ def _with_models(state: TextState, models: Mapping[str, str], run_dir: str) -> T
 
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
-    """Of these providers the local ones, started, until the end; Ray is started or joined where that or talkers need it.
+    """What those of these providers have started that have actors of their own, until the end; Ray is started or joined where that or
+    talkers need it.
 
     Raises UserError for missing libraries.
     """
-    local = {name: provider for name in names if isinstance(provider := config.providers[name], LocalProvider)}
+    local = {name: provider for name in names if provider_of(provider := config.providers[name]).start is not None}
     start_ray(config.runtime, _cpus(config, list(local.values())))
     hosts: dict[str, Any] = {}
     try:
         for name, provider in local.items():
-            from nip_ray.serving.host import start_host
-
-            hosts[name] = start_host(provider, run_dir / name)
+            if (start := provider_of(provider).start) is not None:
+                hosts[name] = start(provider, run_dir / name)
         yield hosts
     finally:
-        for host in hosts.values():
-            from nip_ray.serving.host import stop_host
-
-            stop_host(host)
+        for name, host in hosts.items():
+            if (stop := provider_of(local[name]).stop) is not None:
+                stop(host)
 
 
 def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
@@ -318,10 +305,11 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
 
     if not ray.is_initialized():  # a trial that nobody scheduled, alone in its process
         return {}
-    return {name: shared_limiter(provider) for name, provider in speaking_providers(config).items() if isinstance(provider, OpenAIProvider)}
+    return {name: shared_limiter(provider) for name, provider in speaking_providers(config).items() if provider.limits is not None}
 
 
-def _cpus(config: TextExperimentConfig, local: Sequence[LocalProvider]) -> float:
+def _cpus(config: TextExperimentConfig, started: Sequence[ProviderSettings]) -> float:
     talkers = config.talk.num_talkers * config.talk.num_cpus_per_talker
-    workers = sum(provider.num_training_workers for provider in local if provider.num_training_workers > 1)
-    return sum(2 * provider.num_cpus for provider in local) + workers + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)
+    actors = sum(actor["CPU"] for provider in started for actor in provider.actors)
+    workers = sum(provider.training_workers for provider in started)
+    return actors + workers + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)

@@ -70,7 +70,7 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (
             spoken(provider="local", model="default", extra_body='{"top_k": 2}'),
             "scenario.agents.prover.extra_body",
-            "providers named openai only",
+            "takes no such member of requests",
         ),
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),

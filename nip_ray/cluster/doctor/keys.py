@@ -14,13 +14,15 @@ from pathlib import Path
 
 from nip_ray.cluster.doctor.finding import Finding, note, ok, problem
 from nip_ray.cluster.doctor.places import made
-from nip_ray.settings.providers import OpenAIProvider, TrainingServiceProvider
+from nip_ray.settings.providers import ProviderSettings
 
 VARIABLES = (
-    OpenAIProvider().api_key_variable,
-    "OPENAI_BASE_URL",
-    TrainingServiceProvider().api_key_variable,
-    "TINKER_BASE_URL",
+    *(
+        variable
+        for kind in ProviderSettings.__subclasses__()
+        for variable in (getattr(kind, "api_key_variable", None), kind.base_url_variable)
+        if variable is not None
+    ),
     "WANDB_API_KEY",
     "HF_TOKEN",
 )

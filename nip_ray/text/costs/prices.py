@@ -18,7 +18,7 @@ from decimal import ROUND_CEILING, Decimal
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat
-from nip_ray.settings.providers import PriceSettings
+from nip_ray.settings.providers import PriceSettings, ProviderSettings
 
 PUSD_PER_USD = 10**12
 DEFAULT = "_default"
@@ -93,6 +93,11 @@ class PriceList:
             )
         warnings.warn(f"provider.prices has no price for {model!r}: its calls are counted as free", stacklevel=4)
         return Price()
+
+
+def price_list(provider: ProviderSettings, needed: bool = False) -> PriceList:
+    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is set."""
+    return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)
 
 
 def call_cost(price: Price, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> int:

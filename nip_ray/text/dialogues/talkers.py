@@ -20,8 +20,9 @@ from ray.exceptions import RayActorError, RayError
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.errors import TrainingError
 from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.secrets import secret
 from nip_ray.serving.host import as_ours
-from nip_ray.settings.providers import OpenAIProvider
+from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.brake import Brake
 from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
 from nip_ray.text.costs.limits import SharedLimiter, Throttle, limiter_actor
@@ -30,7 +31,6 @@ from nip_ray.text.dialogues.talk import Progress, Sitting, Table
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.providers.openai.service import api_key, base_url
 
 _PARTS_PER_TALKER = 4
 _MAX_DEATHS = 5
@@ -184,17 +184,19 @@ class LastingLimiter:
                 await asyncio.sleep(_SEARCH_S)
 
 
-def shared_limiter(provider: OpenAIProvider) -> Throttle:
+def shared_limiter(provider: ProviderSettings) -> Throttle:
     """The limits of the provider's key, shared with everyone on this Ray who has it. Raises UserError for a missing key."""
     return LastingLimiter(_keeper(provider), partial(_keeper, provider))
 
 
-def _limited(config: TextExperimentConfig) -> dict[str, OpenAIProvider]:
-    return {name: provider for name, provider in config.providers.items() if isinstance(provider, OpenAIProvider)}
+def _limited(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
+    return {name: provider for name, provider in config.providers.items() if provider.limits is not None}
 
 
-def _keeper(provider: OpenAIProvider) -> Any:
-    return limiter_actor(base_url(provider), api_key(provider), provider.requests_per_minute, provider.tokens_per_minute)
+def _keeper(provider: ProviderSettings) -> Any:
+    address, variable = str(provider.address or type(provider).__name__).rstrip("/"), getattr(provider, "api_key_variable", None)
+    requests, tokens = provider.limits or (None, None)
+    return limiter_actor(address, "" if variable is None else secret(variable, address), requests, tokens)
 
 
 def _parts(tasks: Sequence[Task], count: int) -> list[list[Task]]:

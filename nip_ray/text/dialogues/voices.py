@@ -13,15 +13,13 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
-from nip_ray.errors import UserError
-from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, PriceSettings, TrainingServiceProvider
 from nip_ray.text.costs.budget import Purse
 from nip_ray.text.costs.limits import Limiter, Throttle
-from nip_ray.text.costs.metered import MeteredChat
-from nip_ray.text.costs.prices import DEFAULT, PriceList
+from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.talk import Voice
 from nip_ray.text.providers.chat import ChatClient
+from nip_ray.text.providers.registry import Connection, chat_client
 
 
 @dataclass
@@ -44,7 +42,7 @@ class Switchboard:
         settings = language_agents(self.config)
         group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
         shapes = chat_shapes(self.config)
-        used = {agent.provider for agent in settings.values() if not isinstance(self.config.providers[agent.provider], DummyProvider)}
+        used = {agent.provider for agent in settings.values() if self.config.providers[agent.provider].has_model}
         clients = {name: self._recorded(name, iteration) for name in sorted(used)}
         try:
             yield {
@@ -53,7 +51,7 @@ class Switchboard:
                     models[group_of[agent]],
                     found,
                     self.config.seed,
-                    hosted=isinstance(self.config.providers[found.provider], OpenAIProvider | TrainingServiceProvider),
+                    hosted=self.config.providers[found.provider].hosted,
                     shape=shapes[agent],
                 )
                 for agent, found in settings.items()
@@ -64,35 +62,25 @@ class Switchboard:
 
     def client(self, name: str) -> ChatClient:
         """A client of the provider `name`. Raises UserError for a missing key or library."""
-        provider = self.config.providers[name]
-        if isinstance(provider, OpenAIProvider):
-            from nip_ray.text.providers.openai.chat import OpenAIChat
-
-            return OpenAIChat(
-                provider, self._throttle(name), self.purse, max_in_flight=self.config.talk.max_in_flight, seed=self.config.seed
+        talk = self.config.talk
+        return chat_client(
+            Connection(
+                self.config.providers[name],
+                name,
+                self.run_dir,
+                self.hosts.get(name),
+                self.config.seed,
+                talk.max_in_flight,
+                self.purse,
+                self._throttle(name),
             )
-        if isinstance(provider, LocalProvider):
-            from nip_ray.text.providers.local import LocalChat
-
-            return MeteredChat(LocalChat(self.hosts[name]), self.purse)
-        if isinstance(provider, TrainingServiceProvider):
-            from nip_ray.text.providers.training_service import TrainingServiceChat
-
-            return TrainingServiceChat(provider, self.purse)
-        raise UserError(f"providers.{name}: {provider.name} answers no calls; choose another provider")
+        )
 
     def _recorded(self, name: str, iteration: int) -> RecordedChat:
         writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
         return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.purse.in_usd))
 
     def _throttle(self, name: str) -> Throttle:
-        provider = self.config.providers[name]
         if name not in self.throttles:
-            requests, tokens = (getattr(provider, key, None) for key in ("requests_per_minute", "tokens_per_minute"))
-            self.throttles[name] = Limiter(requests, tokens)
+            self.throttles[name] = Limiter(*(self.config.providers[name].limits or (None, None)))
         return self.throttles[name]
-
-
-def price_list(provider: Any, needed: bool = False) -> PriceList:
-    """The prices of a provider's models; those without a price table cost nothing. needed: a budget in dollars is set."""
-    return PriceList(getattr(provider, "prices", {DEFAULT: PriceSettings()}), needed)

@@ -16,10 +16,10 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.prices import usd
+from nip_ray.text.costs.prices import price_list, usd
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
-from nip_ray.text.dialogues.voices import Switchboard, price_list
+from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.jobs.journal import read_journal
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
 from nip_ray.text.parts import JOBS, Prepared, local_hosts, prepare, spent_before

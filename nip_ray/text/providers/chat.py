@@ -7,9 +7,9 @@ Decisions that matter here:
 - money is counted in whole microdollars times a million (picodollars), so that sums are exact.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from nip_ray.play.dialogue import Chat
 
@@ -63,4 +63,13 @@ class ChatClient(Protocol):
 
     async def close(self) -> None:
         """Gives connections back."""
+        ...
+
+
+@runtime_checkable
+class ChecksModels(Protocol):
+    """A client that can say, before anything is paid for, whether its provider has a model."""
+
+    async def check_models(self, names: Iterable[str]) -> None:
+        """Raises UserError for a name that the provider does not know."""
         ...

@@ -16,9 +16,10 @@ from ray.exceptions import RayError
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
-from nip_ray.serving.host import LocalHost, as_ours
+from nip_ray.serving.host import LocalHost, as_ours, start_host, stop_host
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.fine_tuning import InDoubt
+from nip_ray.text.providers.registry import Provider
 
 
 class LocalChat:
@@ -104,3 +105,11 @@ async def _answer(reference: Any) -> Any:
         return await reference
     except RayError as error:
         raise as_ours(error) from None
+
+
+PROVIDER = Provider(
+    chat=lambda given: LocalChat(given.host),
+    fine_tuning=lambda given: LocalJobs(given.host),
+    start=start_host,
+    stop=stop_host,
+)

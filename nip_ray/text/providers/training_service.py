@@ -32,13 +32,11 @@ from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.folder import write_atomically
-from nip_ray.text.costs.budget import Purse
-from nip_ray.text.costs.prices import PriceList, call_cost
-from nip_ray.text.costs.spending import Amount, Spending
 from nip_ray.text.errors import require
 from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.failures import FIRST_WAIT_S, backoff_s
+from nip_ray.text.providers.registry import Provider
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
 """Where a spec leaves the choice to us."""
@@ -263,9 +261,8 @@ class TrainingServiceJobs:
 class TrainingServiceChat:
     """A `ChatClient` that samples from such a service. Models are base models, or addresses of sampling weights."""
 
-    def __init__(self, provider: TrainingServiceProvider, budget: Purse, library: Any = None) -> None:
-        self._link, self._budget = _Link(provider, library), budget
-        self._prices = PriceList(provider.prices, needed=budget.in_usd)
+    def __init__(self, provider: TrainingServiceProvider, library: Any = None) -> None:
+        self._link = _Link(provider, library)
         self._samplers: dict[str, asyncio.Task[Any]] = {}
 
     async def complete(self, request: ChatRequest) -> ChatReply:
@@ -273,24 +270,15 @@ class TrainingServiceChat:
         if request.schema is not None:
             raise UserError("scenario.decision_format: the training service cannot hold replies to a schema, set it to text")
         sampler = await self._sampler(request.model)
-        tokenizer, types, price = sampler.get_tokenizer(), self._link.types, self._prices.of(request.model)
+        tokenizer, types = sampler.get_tokenizer(), self._link.types
         prompt = _prompt(tokenizer, request.messages)
         seed = stable_seed(request.seed or 0, "sample", request.key) % 2**31
         chosen = {"temperature": request.temperature, "top_p": request.top_p}
         options = {name: value for name, value in chosen.items() if value is not None}
         params = types.SamplingParams(max_tokens=request.max_tokens, seed=seed, **options)
-        worst = Amount(call_cost(price, len(prompt), request.max_tokens), len(prompt) + request.max_tokens)
-        reservation = await self._budget.reserve(worst)
-        try:
-            found = await self._link.call(sampler.sample(types.ModelInput.from_ints(prompt), 1, params))
-        except BaseException:
-            reservation.lose()
-            raise
-        sequence = found.sequences[0]
-        cost = call_cost(price, len(prompt), len(sequence.tokens))
-        reservation.settle(Spending.of_call(request.model, len(prompt), len(sequence.tokens), cost))
+        sequence = (await self._link.call(sampler.sample(types.ModelInput.from_ints(prompt), 1, params))).sequences[0]
         text = tokenizer.decode(list(sequence.tokens), skip_special_tokens=True)
-        return ChatReply(text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens), cost)
+        return ChatReply(text, "length" if sequence.stop_reason == "length" else "stop", len(prompt), len(sequence.tokens))
 
     async def close(self) -> None:
         """See `ChatClient`."""
@@ -400,3 +388,9 @@ def _format(tokenizer: Any) -> ChatFormat:
 
 def _tensor(data: Any) -> Tensor:
     return data.to_torch()
+
+
+PROVIDER = Provider(
+    chat=lambda given: TrainingServiceChat(given.settings),
+    fine_tuning=lambda given: TrainingServiceJobs(given.settings, given.run_dir / f"training-{given.name}"),
+)

@@ -14,6 +14,8 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import BudgetSettings, PriceSettings, TrainingServiceProvider
 from nip_ray.text.costs.budget import Budget
+from nip_ray.text.costs.metered import MeteredChat
+from nip_ray.text.costs.prices import price_list
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.jobs.exactly_once import await_job, ensure_job
 from nip_ray.text.jobs.journal import Journal
@@ -163,7 +165,7 @@ def test_chats(tmp_path: Path) -> None:
     budget = Budget()
 
     async def ask(key: str, **changes: Any) -> Any:
-        chat = TrainingServiceChat(PROVIDER, budget, server)
+        chat = MeteredChat(TrainingServiceChat(PROVIDER, server), budget, price_list(PROVIDER, budget.in_usd))
         try:
             return await chat.complete(ChatRequest(**{"key": key, "model": model, "messages": CHAT, "max_tokens": 9, **changes}))
         finally:

@@ -8,7 +8,6 @@ Decisions that matter here:
 """
 
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -25,13 +24,12 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 T = TypeVar("T")
-DEFAULT_BASE_URL = "https://api.openai.com/v1"
 _USER = re.compile(r"//[^/@]*@")
 
 
 def base_url(provider: OpenAIProvider) -> str:
     """Where the service is: settings, else $OPENAI_BASE_URL, else OpenAI's."""
-    return (provider.base_url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_BASE_URL).rstrip("/")
+    return str(provider.address).rstrip("/")
 
 
 def api_key(provider: OpenAIProvider) -> str:

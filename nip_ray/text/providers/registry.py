@@ -1,0 +1,87 @@
+"""Which kinds of providers there are, and what their clients are made of.
+
+Decisions that matter here:
+- a kind is its settings (what a config holds, and what the kind can do: `nip_ray.settings.providers.ProviderSettings`) and a `Provider`
+  here (how it is put to work). Nothing else tells kinds apart, so a kind of one's own is one file;
+- a client is metered (`nip_ray.text.costs.metered`), unless it says that it books its attempts itself;
+- those that ship are imported when they are first needed: their libraries are large, and not everybody has all of them.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.text.costs.budget import Budget, Purse
+from nip_ray.text.costs.limits import Limiter, Throttle
+from nip_ray.text.costs.metered import MeteredChat
+from nip_ray.text.costs.prices import price_list
+from nip_ray.text.providers.chat import ChatClient
+from nip_ray.text.providers.fine_tuning import FineTuneBackend
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What clients and backends are made of.
+
+    settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host: what
+    `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: for a client that is not metered.
+    """
+
+    settings: Any
+    name: str
+    run_dir: Path
+    host: Any = None
+    seed: int = 0
+    max_in_flight: int = 64
+    budget: Purse = field(default_factory=Budget)
+    throttle: Throttle = field(default_factory=lambda: Limiter(None, None))
+
+
+@dataclass(frozen=True)
+class Provider:
+    """How a kind of provider is put to work. Each function raises UserError for a missing key or library.
+
+    chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not fine-tune).
+    start, stop: of actors that all processes of a run share, from settings and the run folder. books_itself: the client keeps to budget and
+    limits by itself.
+    """
+
+    chat: Callable[[Connection], ChatClient] | None
+    fine_tuning: Callable[[Connection], FineTuneBackend] | None = None
+    start: Callable[[Any, Path], Any] | None = None
+    stop: Callable[[Any], None] | None = None
+    books_itself: bool = False
+
+
+PROVIDERS: dict[str, Provider] = {}
+"""Kinds that plugins add, by the name in a config. Those that ship are the modules beside this one, which have a `PROVIDER`."""
+
+
+def provider_of(settings: Any) -> Provider:
+    """The kind of provider that has these settings."""
+    if settings.name in PROVIDERS:
+        return PROVIDERS[settings.name]
+    return importlib.import_module(f"nip_ray.text.providers.{settings.name}").PROVIDER
+
+
+def chat_client(connection: Connection) -> ChatClient:
+    """A client that keeps to budget and limits. Raises UserError for a missing key or library."""
+    kind, settings = provider_of(connection.settings), connection.settings
+    if kind.chat is None:
+        raise UserError(f"providers.{connection.name}: {settings.name} answers no calls; choose another provider")
+    client = kind.chat(connection)
+    if kind.books_itself:
+        return client
+    throttle = None if settings.limits is None else connection.throttle
+    return MeteredChat(client, connection.budget, price_list(settings, connection.budget.in_usd), throttle)
+
+
+def fine_tune_backend(connection: Connection) -> FineTuneBackend:
+    """Who fine-tunes. Raises UserError for a missing key or library, or a kind that does not."""
+    kind = provider_of(connection.settings)
+    if kind.fine_tuning is None:
+        raise UserError(f"providers.{connection.name}: {connection.settings.name} does not fine-tune; freeze its agents")
+    return kind.fine_tuning(connection)
