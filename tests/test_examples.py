@@ -3,8 +3,10 @@
 import importlib.util
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,6 +17,7 @@ from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.scenarios.registry import build_scenario
 from nip_ray.storage.folder import RunFolder
+from tests.text.ollama import ollama
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
@@ -42,7 +45,14 @@ def imported(path: Path) -> ModuleType:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("own_protocol.py", 40), ("own_scenario.py", 80), ("own_algorithm.py", 60), ("ppo_loop.py", 130), ("train_in_python.py", 30)],
+    [
+        ("own_protocol.py", 40),
+        ("own_scenario.py", 80),
+        ("own_algorithm.py", 60),
+        ("own_provider.py", 80),
+        ("ppo_loop.py", 130),
+        ("train_in_python.py", 30),
+    ],
 )
 def test_examples_are_short(name: str, most: int) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) <= most
@@ -144,6 +154,27 @@ def test_what_the_tutorials_show_is_reached(name: str, tmp_path: Path, monkeypat
         last = folder.metrics()[-1]
     assert last["eval/verifier/soundness"] > 0.99
     assert last["eval/verifier/accuracy"] > 0.9
+
+
+@pytest.mark.usefixtures("no_plugins")
+def test_own_provider_passes_the_check_and_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server that answers its first call with an error."""
+    from nip_ray.text.providers.conformance import check_provider
+
+    monkeypatch.chdir(EXAMPLES.parent)
+    config = load_config("examples/own_provider.yaml")
+    requests: list[dict[str, Any]] = []
+    with ollama(requests) as address:
+        check_provider(replace(config.providers["here"], base_url=address), "llama3.2")  # type: ignore[union-attr]
+        small = ("iterations=1", "scenario.data.num_train=2", "scenario.data.num_test=2", "algorithm.rollouts_per_iteration=2")
+        train("own_provider", tmp_path / "run", f"providers.here.base_url={address}", *small)
+        wrong = ["scenario.agents._default.model=llama", f"providers.here.base_url={address}"]
+        done = CliRunner().invoke(app, ["train", "examples/own_provider.yaml", *(word for one in wrong for word in ("--set", one))])
+    assert done.exit_code == 2
+    assert "model 'llama' not found" in done.output
+    assert json.loads((tmp_path / "run" / "cost.json").read_text())["tokens"] > 0
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert folder.metrics()[-1]["eval_sampled/verifier/accuracy"] == 0.5
 
 
 def test_training_in_python(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ def schema(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there (default: print it)", show_default=False)] = None,
     plugins: Annotated[
         list[str] | None,
-        typer.Option("--plugin", metavar="FILE", help="With the scenarios and algorithms of this file; repeatable.", show_default=False),
+        typer.Option("--plugin", metavar="FILE", help="With what this file registers; repeatable.", show_default=False),
     ] = None,
 ) -> None:
     """The JSON schema of configs, for editors."""

@@ -19,7 +19,7 @@ from tests.text.provider_state import Job, Prices, State, pusd
 from tests.text.provider_tables import BadData, Rates, Role, digest, draw, probabilities, role_of, tokens
 
 API_KEY = "sk-canary-7d2c41f0a9b84e55"
-CHAT_FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "user", "n"}
+CHAT_FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "user", "n", "response_format"}
 JOB_FIELDS = {"model", "training_file", "method", "seed", "suffix", "metadata"}
 AGAIN = web.RequestKey("again", bool)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

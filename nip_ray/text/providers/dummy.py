@@ -32,7 +32,9 @@ class DummyJobs:
         self._jobs = _read(path)
 
     async def check(self, model: str, method: Method) -> None:
-        """Nothing is refused."""
+        """See `FineTuneBackend`. No model is refused."""
+        if method not in self.methods:
+            raise UserError(f"the dummy provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
 
     async def upload(self, name: str, data: bytes) -> str:
         """See `FineTuneBackend`. Nothing is kept."""
