@@ -68,12 +68,6 @@ def test_an_addition_has_keys_like_any_other() -> None:
             config(scenario)
 
 
-def test_nothing_is_said_of_networks_that_nobody_knows() -> None:
-    """Whether policy and value share a body is the plugin's business."""
-    register_scenario(Mine, build_message_game)
-    check(config({"name": "mine", "agents": {"prover": {"agent_lr_factor": {"actor": 1.0, "critic": 0.5}}}}))
-
-
 def test_what_ships_is_not_disturbed() -> None:
     before = known("scenario"), ExperimentConfig()
     register_scenario(Mine, build_message_game)

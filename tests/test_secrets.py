@@ -17,7 +17,6 @@ from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.providers.chat import ChatRequest
 from nip_ray.text.providers.openai.chat import OpenAIChat
 from tests.text.chat_server import API_KEY, ChatServer
-from tests.text.dummy_chat import DummyChat
 
 FAULTS = ("ok", "400", "401", "403", "500", "429", "quota", "policy", "drop_before", "malformed", "late")
 
@@ -113,11 +112,3 @@ def test_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     redactor.install()
     assert handler.filters == [redactor]
     logger.removeHandler(handler)
-
-
-def test_the_dummy_cuts_at_its_limit() -> None:
-    chat = DummyChat(lambda request: request.key * 10)
-    whole = asyncio.run(chat.complete(ChatRequest("abcd", "m", [{"role": "user", "content": "hello"}], 10)))
-    assert (whole.content, whole.finish_reason, whole.completion_tokens, whole.cost_pusd) == ("abcd" * 10, "stop", 10, 0)
-    cut = asyncio.run(chat.complete(ChatRequest("abcд", "m", [], 3)))
-    assert (cut.content, cut.finish_reason, cut.completion_tokens) == ("abcдabcдab", "length", 3)

@@ -134,13 +134,6 @@ class Protocol:
         return tuple(agent for agent in self.agents if agent == self.verifier or agent in extra)
 
     @cached_property
-    def visible_AC(self) -> Tensor:
-        """(A, C) bool: who reads which channel."""
-        import torch
-
-        return torch.tensor([[channel in self.sees[agent] for channel in self.channels] for agent in self.agents])
-
-    @cached_property
     def turn_table_SKAC(self) -> Tensor:
         """(seed classes, rounds until max_rounds, A, C) bool: the turns of `turns`, unrolled over the rounds."""
         import torch
@@ -179,18 +172,6 @@ class Protocol:
             row_K = torch.tensor(row, device=round_B.device)
             found_B = torch.where(seed_B % len(whose) == number, row_K[round_B % len(row)], found_B)
         return found_B
-
-    def may_guess(self, round_B: Tensor, seed_B: Tensor) -> Tensor:
-        """(B,) bool: the verifier has a turn, so that its decision is read (whether it counts is a matter of `min_rounds`)."""
-        import torch
-
-        if self.verifier is None:
-            return torch.zeros_like(round_B, dtype=torch.bool)
-        return self.active(round_B, seed_B)[:, self.verifier_index].any(-1)
-
-    def can_be_active(self, agent: str, round: int, channel: str) -> bool:
-        """Whether under some episode seed `agent` writes to `channel` in `round`."""
-        return bool(self.turn_table_SKAC[:, round, self.agents.index(agent), self.channels.index(channel)].any())
 
     @cached_property
     def verifier_rounds(self) -> tuple[int, ...]:

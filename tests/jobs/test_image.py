@@ -44,10 +44,6 @@ def in_context(path: str) -> bool:
     return kept
 
 
-def test_only_known_instructions() -> None:
-    assert {name for name, _ in instructions()} <= {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "USER", "CMD"}
-
-
 def test_the_base_is_a_choice_and_agrees_with_the_project() -> None:
     bases = [rest.removeprefix("BASE=") for rest in arguments("ARG") if rest.startswith("BASE=")]
     assert arguments("FROM") == ["${BASE}"]

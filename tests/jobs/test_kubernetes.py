@@ -24,15 +24,6 @@ PODS: dict[str, dict[str, Any]] = {
 each_pod = pytest.mark.parametrize("pod", PODS.values(), ids=list(PODS))
 
 
-def test_the_documents() -> None:
-    assert {kind: one["apiVersion"] for kind, one in DOCUMENTS.items()} == {
-        "PersistentVolumeClaim": "v1",
-        "NetworkPolicy": "networking.k8s.io/v1",
-        "RayJob": "ray.io/v1",
-    }
-    assert TEXT.count("\nkind:") == len(DOCUMENTS)
-
-
 def test_the_job_ends_and_takes_its_cluster_along() -> None:
     assert JOB["shutdownAfterJobFinishes"] is True
     assert 0 < JOB["ttlSecondsAfterFinished"] < JOB["activeDeadlineSeconds"]

@@ -100,17 +100,6 @@ def test_episodes_that_follow_each_other_in_one_row_are_judged_apart(first: Epis
         torch.testing.assert_close(one, torch.cat(pair, 1))
 
 
-def test_last_turn_never_bootstraps_however_the_episode_ends() -> None:
-    """Decided in round 1, or out of rounds: the last own turn's advantage is reward minus value."""
-    reward_BR = torch.tensor([[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 0.0, -1.0]])
-    turn_BR = torch.tensor([[True, True, False, False], [True, True, True, True]])
-    value_BR = torch.tensor([[0.5, 0.25, 9.0, 9.0], [0.5, 0.25, 0.125, 0.75]])
-    advantage_BR, _ = own_turn_advantages(reward_BR, value_BR, turn_BR, 0.9, 0.8)
-    assert advantage_BR[0, 1] == 0.75
-    assert advantage_BR[1, 3] == -1.75
-    torch.testing.assert_close(advantage_BR[0, 0], torch.tensor(0.9 * 0.25 - 0.5 + 0.9 * 0.8 * 0.75))
-
-
 def test_normalise() -> None:
     x_N = torch.randn(50, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3 + 2
     scaled = normalise(x_N)

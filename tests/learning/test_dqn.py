@@ -12,23 +12,19 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor, nn
 
-from nip_ray.learning.annealing import rate_at
 from nip_ray.learning.dqn import (
     build_optimizer,
     dueling,
     epsilon_greedy,
-    greedy,
     next_value,
-    taken,
     target_is_due,
     td_loss,
     td_target,
     update_target,
 )
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
-from nip_ray.learning.replay import Field, Priorities, Replay
 from nip_ray.seeding import generator
-from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, ExplorationRate, LearningRate, dqn_faults, role_settings
+from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, LearningRate, dqn_faults, role_settings
 
 SETTINGS = settings(max_examples=80, deadline=None, database=None)
 NAN, INF = float("nan"), float("inf")
@@ -115,15 +111,6 @@ def test_targets_have_no_gradient() -> None:
     q_NK = torch.randn(3, 2, generator=torch.Generator().manual_seed(0)).requires_grad_()
     made = td_target(torch.ones(3), torch.ones(3), q_NK, torch.ones(3, 2, dtype=torch.bool), q_NK)
     assert not made.requires_grad
-
-
-def test_double_estimates_of_a_noisy_best_are_unbiased_and_single_ones_are_not() -> None:
-    """Ten actions worth 0, two independent noisy networks: the mean of the largest of ten normals is 1.53875, the double estimate 0."""
-    random = torch.Generator().manual_seed(0)
-    target_q, online_q = torch.randn(2, 40_000, 10, generator=random)
-    legal = torch.ones(40_000, 10, dtype=torch.bool)
-    assert float(next_value(target_q, legal).mean()) == pytest.approx(1.53875, abs=0.01)
-    assert float(next_value(target_q, legal, online_q).mean()) == pytest.approx(0.0, abs=0.02)
 
 
 # -------------------------------------------------------------------------------------------------------------- dueling
@@ -229,106 +216,6 @@ def test_another_network_is_no_target() -> None:
 def test_targets_are_due_before_the_first_step_and_every_interval() -> None:
     own = DQNRoleSettings(target_interval=3)
     assert [step for step in range(8) if target_is_due(own, step)] == [0, 3, 6]
-
-
-# ------------------------------------------------------------------------------------------- all together, small games
-
-
-class TabularGame:
-    """A deterministic game of S states and K actions, some of them illegal; `optimal` is found by value iteration.
-
-    An illegal move would pay 100: a learner that ever made or valued one would be far off.
-    """
-
-    def __init__(self, seed: int, states: int = 8, actions: int = 3, gamma: float = 0.8) -> None:
-        random = torch.Generator().manual_seed(seed)
-        shape = (states, actions)
-        self.legal = torch.rand(shape, generator=random) < 0.6
-        self.legal[torch.arange(states), torch.randint(actions, (states,), generator=random)] = True
-        self.after = torch.randint(states, shape, generator=random)
-        self.over = torch.rand(shape, generator=random) < 0.15
-        self.reward = torch.where(self.legal, torch.rand(shape, generator=random) * 2 - 1, 100.0)
-        self.gamma, self.states, self.actions = gamma, states, actions
-        self.discount = torch.where(self.over, 0.0, gamma)
-
-    def optimal(self) -> Tensor:
-        """Q* (S, K)."""
-        q = torch.zeros(self.states, self.actions)
-        for _ in range(300):
-            q = self.reward + self.discount * q.masked_fill(~self.legal, -INF).amax(-1)[self.after]
-        return q
-
-
-class Table(nn.Module):
-    """Q as a table, illegal actions believed to be worth 50 at first; `dueling`: as V and A."""
-
-    def __init__(self, game: TabularGame, is_dueling: bool) -> None:
-        super().__init__()
-        self.advantage = nn.Parameter(torch.where(game.legal, 0.0, 50.0))
-        self.value = nn.Parameter(torch.zeros(game.states)) if is_dueling else None
-        self.register_buffer("legal", game.legal)
-
-    def forward(self, state_N: Tensor) -> Tensor:
-        if self.value is None:
-            return self.advantage[state_N]
-        return dueling(self.value[state_N], self.advantage[state_N], self.legal[state_N])  # type: ignore[index]
-
-
-def learn(game: TabularGame, rule: DQNSettings, seed: int, steps: int) -> Tensor:
-    """The learned table (S, K): 16 copies play one move a step, then one gradient step."""
-    own, number = role_settings(rule, "player"), Field((), torch.int64)
-    schema = {"state": number, "action": number, "next_state": number, "reward": Field(), "discount": Field()}
-    priorities = Priorities(rule.priority_exponent, rule.priority_floor) if rule.prioritised else None
-    replay, online = Replay(schema, rule.buffer_size, priorities=priorities), Table(game, rule.dueling)
-    target, optimizer = copy.deepcopy(online), build_optimizer(online.parameters(), own, own.lr.initial)
-    state = torch.arange(16) % game.states
-    for step in range(steps):
-        draw = generator(seed, "play", step)
-        with torch.no_grad():
-            action = epsilon_greedy(online(state), game.legal[state], rate_at(own.exploration, step), draw)
-        assert bool(game.legal[state, action].all())
-        here = {"state": state, "action": action, "next_state": game.after[state, action]}
-        replay.add({**here, "reward": game.reward[state, action], "discount": game.discount[state, action]})
-        fresh = torch.randint(game.states, state.shape, generator=draw)
-        state = torch.where(game.over[state, action], fresh, game.after[state, action])
-        if target_is_due(own, step):
-            update_target(target, online, own.target_tau)
-        if replay.size < rule.warm_up:
-            continue
-        found = replay.sample(own.batch_size, generator(seed, "replay", step), rate_at(rule.importance, step))
-        rows, after = found.rows, found.rows["next_state"]
-        chooser = online(after) if rule.double else None
-        wanted = td_target(rows["reward"], rows["discount"], target(after), game.legal[after], chooser)
-        loss, error = td_loss(taken(online(rows["state"]), rows["action"]), wanted, rule, found.weight_N)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.param_groups[0]["lr"] = rate_at(own.lr, step)
-        optimizer.step()
-        replay.update_priorities(found.slot_N, error)
-    with torch.no_grad():
-        return online(torch.arange(game.states))
-
-
-PLAYER = DQNRoleSettings(
-    batch_size=64,
-    lr=LearningRate(kind="exponential", initial=0.1, final=0.001, rate=0.993),
-    exploration=ExplorationRate(kind="linear", initial=1.0, final=0.3, steps=300),
-    target_interval=10,
-)
-RULE = DQNSettings(double=False, buffer_size=4096, warm_up=64, roles={"player": PLAYER})
-POLYAK = replace(PLAYER, target_interval=1, target_tau=0.1)
-
-
-EVERYTHING = replace(RULE, double=True, dueling=True, prioritised=True, roles={"_default": POLYAK})
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("rule", [RULE, EVERYTHING], ids=["plain", "double-dueling-prioritised-polyak"])
-def test_tables_come_to_the_optimal_values(rule: DQNSettings, seed: int) -> None:
-    game = TabularGame(seed)
-    found, optimal = learn(game, rule, seed, 800), game.optimal()
-    assert float((found - optimal)[game.legal].abs().max()) < 0.03
-    assert torch.equal(greedy(found, game.legal), greedy(optimal, game.legal))
 
 
 # ------------------------------------------------------------------------------------------------------------- settings

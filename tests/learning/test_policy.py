@@ -150,18 +150,6 @@ def test_sampling_frequencies() -> None:
     assert chisquare(pairs.numpy(), (joint / joint.sum() * count).numpy()).pvalue > 1e-3
 
 
-def test_gumbel_noise() -> None:
-    """Mean 0.5772, variance pi^2 / 6, finite, the same for the same seed."""
-    noise = gumbel_noise((400, 500), torch.Generator().manual_seed(1))
-    assert bool(noise.isfinite().all())
-    assert float(noise.mean()) == pytest.approx(0.57722, abs=0.01)
-    assert float(noise.var()) == pytest.approx(torch.pi**2 / 6, abs=0.03)
-    assert torch.equal(noise, gumbel_noise((400, 500), torch.Generator().manual_seed(1)))
-    for quantile in (0.1, 0.5, 0.9):
-        below = -torch.log(-torch.log(torch.tensor(quantile)))
-        assert float((noise < below).double().mean()) == pytest.approx(quantile, abs=0.005)
-
-
 def test_greedy() -> None:
     made = policy(masked=False)
     action = made.sample(None)

@@ -11,9 +11,8 @@ from nip_ray.errors import UserError
 from nip_ray.learning.published_shaping import published_directions, published_losses
 from nip_ray.learning.shaping import Reduce, identity, leader_follower_map
 from nip_ray.settings.stackelberg import StackelbergSettings
-from tests.learning.test_shaping import lockstep
+from tests.learning.test_shaping import VARIANTS, generator, lockstep, normal
 
-VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
 SEQUENCES = {
     "two": (("a",), ("b",)),
     "one leads two": (("b",), ("a", "c")),
@@ -21,14 +20,6 @@ SEQUENCES = {
     "four levels": (("d",), ("c",), ("b",), ("a",)),
 }
 Followers = Mapping[str, tuple[str, ...]]
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
 
 
 class Play:

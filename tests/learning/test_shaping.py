@@ -13,7 +13,6 @@ from nip_ray.errors import UserError
 from nip_ray.learning.shaping import Reduce, check_sequence, dice_losses, directions, leader_follower_map, stable_direction
 from nip_ray.settings.stackelberg import StackelbergSettings
 
-EXACT = StackelbergSettings(variant="spg", ihvp="conjugate_gradient", ihvp_num_iterations=40, ihvp_damping=1e-9)
 VARIANTS = ("spg", "pspg", "lola", "pola", "sos", "psos")
 METHODS = ("conjugate_gradient", "neumann", "nystrom")
 
@@ -91,8 +90,8 @@ def test_a_wrong_sequence_names_the_agents(sequence: tuple[tuple[str, ...], ...]
 class Smooth:
     """Random smooth losses of several agents, with every second derivative alive; an agent's parameters are two tensors."""
 
-    def __init__(self, agents: Sequence[str], seed: int, quadratic: bool = False) -> None:
-        self.agents, self.quadratic = list(agents), quadratic
+    def __init__(self, agents: Sequence[str], seed: int) -> None:
+        self.agents = list(agents)
         self.parameters = {
             agent: [normal(*shape, seed=seed + 10 * k + part).requires_grad_() for part, shape in enumerate(((2, 1 + k % 2), (2,)))]
             for k, agent in enumerate(agents)
@@ -112,8 +111,7 @@ class Smooth:
         return torch.cat([p.reshape(-1) for agent in self.agents for p in self.parameters[agent]])
 
     def loss(self, k: int, flat: Tensor) -> Tensor:
-        value = flat @ self.quadratics[k] @ flat / 2 + self.linears[k] @ flat
-        return value if self.quadratic else value + (self.mixes[k] @ flat).tanh().pow(3).sum()
+        return flat @ self.quadratics[k] @ flat / 2 + self.linears[k] @ flat + (self.mixes[k] @ flat).tanh().pow(3).sum()
 
     def losses(self) -> dict[str, Tensor]:
         flat = self.flat()
@@ -244,21 +242,6 @@ def test_the_two_factors_of_stable_opponent_shaping() -> None:
         torch.testing.assert_close(torch.cat([found["a"], found["b"]]), expected)
 
 
-def test_nothing_is_changed_in_place() -> None:
-    """Inputs of the rule for stable shaping, and the losses' graph: directions can be taken again and again."""
-    vectors = [{"a": normal(3, seed=k), "b": normal(2, seed=k + 5)} for k in range(3)]
-    before = [{agent: v.clone() for agent, v in part.items()} for part in vectors]
-    stable_direction(*vectors, StackelbergSettings())
-    for part, old in zip(vectors, before, strict=True):
-        assert all(torch.equal(part[agent], old[agent]) for agent in part)
-    game = Smooth("abc", 3)
-    losses = game.losses()
-    followers = leader_follower_map("abc", (), mutual=True)
-    runs = [directions(losses, game.parameters, followers, StackelbergSettings(), dict.fromkeys("abc", 0.1), generator()) for _ in range(2)]
-    assert all(torch.equal(runs[0][agent], runs[1][agent]) for agent in "abc")
-    assert all(p.grad is None for agent in "abc" for p in game.parameters[agent])
-
-
 @pytest.mark.parametrize("variant", ["spg", "pspg"])
 def test_spg_needs_an_order(variant: str) -> None:
     game = Smooth("ab", 0)
@@ -291,44 +274,6 @@ def test_no_influence_is_zero(variant: str) -> None:
     torch.testing.assert_close(found["leader"], torch.cat([2 * leader.detach(), torch.zeros(4)]).double())
     torch.testing.assert_close(found["follower"], torch.cat([torch.zeros(4), torch.ones(3), torch.zeros(3)]).double())
     assert not found["idle"].any()
-
-
-@pytest.mark.parametrize("middle_reads_last", [True, False])
-def test_three_levels_are_the_derivative_through_both_responses(middle_reads_last: bool) -> None:
-    """Quadratic games. The last agent responds to both others, the middle one to the leader with the last one held where it is.
-
-    Where the middle agent's loss does not depend on the last one, that is the whole truth: backward induction.
-    """
-    followers = leader_follower_map("abc", (("a",), ("b",), ("c",)), mutual=False)
-    for seed in range(4):
-        game = Smooth("abc", 1000 * seed, quadratic=True)
-        a, b, c = (game.block(k) for k in range(3))
-        if not middle_reads_last:
-            game.quadratics[1, b, c], game.quadratics[1, c, b] = 0.0, 0.0
-        sym = (game.quadratics + game.quadratics.mT) / 2
-        lin = game.linears
-
-        def last(x: Tensor, y: Tensor, sym: Tensor = sym, lin: Tensor = lin, a: slice = a, b: slice = b, c: slice = c) -> Tensor:
-            return -torch.linalg.solve(sym[2][c, c], sym[2][c, a] @ x + sym[2][c, b] @ y + lin[2][c])
-
-        def middle(x: Tensor, z: Tensor, sym: Tensor = sym, lin: Tensor = lin, a: slice = a, b: slice = b, c: slice = c) -> Tensor:
-            return -torch.linalg.solve(sym[1][b, b], sym[1][b, a] @ x + sym[1][b, c] @ z + lin[1][b])
-
-        x = torch.cat([p.detach().reshape(-1) for p in game.parameters["a"]]).requires_grad_()
-        z = last(x, torch.zeros(game.sizes[1], dtype=torch.float64)).detach()
-        for _ in range(500):  # where both respond to each other
-            z = last(x, middle(x, z)).detach()
-        y = middle(x, z)
-        exact = torch.autograd.grad(game.loss(0, torch.cat([x, y, last(x, y)])), x)[0]
-        with torch.no_grad():
-            for agent, values in (("b", y), ("c", z)):
-                for p, part in zip(game.parameters[agent], values.split([p.numel() for p in game.parameters[agent]]), strict=True):
-                    p.copy_(part.view_as(p))
-        found = game.directions(followers, EXACT, {})
-        assert float(found["c"].norm()) < 1e-10
-        assert relative_error(found["a"], exact) < 1e-6
-        immediate = game.directions({"a": ("b",), "b": ("c",), "c": ()}, EXACT, {})
-        assert relative_error(immediate["a"], exact) > 1e-3  # what is passed on matters
 
 
 # The sampled losses

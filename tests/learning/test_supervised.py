@@ -4,16 +4,15 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nip_ray.learning.policy import Policy
 from nip_ray.learning.supervised import accuracy, decision_loss
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.scenario import Dialogue
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, check
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.seat import seat
-from tests.builders import PROTOCOLS, graph_scenario, protocol_id, random_pairs
+from tests.builders import PROTOCOLS, graph_scenario, protocol_id
 
 
 def policy(decision: Tensor | None) -> Policy:
@@ -80,40 +79,3 @@ def test_rewards_alone_are_the_verifier_s() -> None:
     expected = torch.where(rollout.verdict_B == rollout.y_B, 1.0, -1.0)
     assert torch.equal(rollout.reward_BRA.sum((1, 2)), expected)
     assert bool((rollout.length_B[decided] == 1).all()), "a decision counts at once, and is its own"
-
-
-def test_all_that_decides_learns() -> None:
-    """Not the head alone: every layer of the body of a prover that has no head in company."""
-    scenario = graph_scenario(solo_protocol(build("nip"), "prover"), random_pairs(1, sizes=(6, 5) * 8))
-    network = scenario.build_agent("prover", 0)
-    network.set_normalisation({"history": (0.1, 0.7), "latest": (0.05, 0.5)})  # type: ignore[operator]
-    obs, y_N = first_turns(scenario.protocol, scenario, scenario.ids("train"))
-    before = {name: value.detach().clone() for name, value in network.named_parameters()}
-    optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
-    losses = []
-    for _ in range(60):
-        loss = decision_loss(network(obs, True, False)[0], y_N)
-        losses.append(float(loss.detach()))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    assert losses[-1] < 0.7 * losses[0]
-    moved = {name for name, value in network.named_parameters() if not torch.equal(value.detach(), before[name])}
-    trained = {name for name in before if name.startswith(("policy_body.", "decider."))}
-    assert moved == trained
-    assert float(accuracy(network(obs, True, False)[0], y_N)) > 0.8
-
-
-def first_turns(protocol: Protocol, scenario: object, id_N: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-    silence = torch.full((len(id_N), protocol.max_rounds, 1, len(protocol.channels), 1), -1)
-    zero_N = torch.zeros_like(id_N)
-    return scenario.observe("prover", id_N, Dialogue(silence), zero_N, zero_N), scenario.label_I[id_N]  # type: ignore[attr-defined]
-
-
-def test_bodies_of_agents_that_are_never_trained() -> None:
-    for kind in ("random", "manual"):
-        network = graph_scenario("nip", kind=kind).build_agent("verifier", 0)
-        assert network.body() is None, kind  # type: ignore[operator]
-    learned = graph_scenario("nip").build_agent("verifier", 0)
-    assert isinstance(learned.body(), nn.Module)  # type: ignore[operator]
-    assert learned.body() is learned.policy_body  # type: ignore[operator]

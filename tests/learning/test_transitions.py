@@ -66,30 +66,6 @@ def test_own_turns_and_returns_are_what_the_definition_says(case: Episodes, n: i
     assert (returns.last_N - rows).tolist() == [last - first for *_, first, last in expected]
 
 
-def test_an_end_cuts_and_a_cut_goes_on_in_value() -> None:
-    reward_BR = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 4.0]])
-    turn_BR, length_B = torch.ones(2, 3, dtype=torch.bool), torch.tensor([3, 3])
-    found = own_transitions(reward_BR, turn_BR, length_B, torch.tensor([True, False]), 0.5)
-    assert found.discount_N.tolist() == [0.5, 0.5, 0.0, 0.5, 0.5, 0.5]
-    assert found.next_N.tolist() == [1, 2, -1, 4, 5, -1]
-    returns = n_step(found.reward_N, found.discount_N, found.next_N, 2)
-    assert returns.reward_N.tolist() == [2.0, 4.0, 4.0, 2.0, 4.0, 4.0]
-    assert returns.discount_N.tolist() == [0.25, 0.0, 0.0, 0.25, 0.25, 0.5]
-    assert returns.last_N.tolist() == [1, 2, 2, 4, 5, 5]
-
-
-def test_turns_of_others_are_paid_and_discounted_in_between() -> None:
-    found = own_transitions(
-        torch.tensor([[8.0, 1.0, 2.0, 4.0, 16.0]]),
-        torch.tensor([[False, True, False, True, False]]),
-        torch.tensor([5]),
-        torch.tensor([False]),
-        0.5,
-    )
-    assert found.reward_N.tolist() == [1 + 0.5 * 2, 4 + 0.5 * 16]
-    assert found.discount_N.tolist() == [0.25, 0.25]
-
-
 def test_rows_take_what_comes_next_from_the_last_transition() -> None:
     rows = {
         "obs": torch.tensor([10, 11, 12]),

@@ -1,7 +1,7 @@
 """The batched core against a slow player: one copy at a time, plain Python bookkeeping, observations built node by node."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, noise_width, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
@@ -43,18 +42,6 @@ class Recorder(nn.Module):
     def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> Any:
         self.calls.append({key: value.clone() for key, value in obs.items()})
         return self.network(obs, want_policy, want_value)
-
-
-class NoTies(nn.Module):
-    """Prefers later symbols a little: nodes that play the same part in their graphs have equal logits but for rounding."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, obs: Observation, want_policy: bool = True, want_value: bool = True) -> Any:
-        policy, value = self.network(obs, want_policy, want_value)
-        return replace(policy, message=policy.message + torch.arange(policy.message.shape[-1]) * 1e-3), value
 
 
 @dataclass
@@ -229,17 +216,6 @@ def test_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]], speec
     assert_is_slow_play(scenario, rollout, slow_play(scenario, agents, id_B, seed_B, torch.Generator().manual_seed(3)))
 
 
-@pytest.mark.parametrize(
-    "protocol", [("nip", {}), ("mnip", {"sequential": True, "max_rounds": 6}), ("multi_channel_test", {})], ids=protocol_id
-)
-def test_greedy_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]]) -> None:
-    scenario, agents = scenario_and_agents(protocol, {})
-    agents = {agent: NoTies(network) for agent, network in agents.items()}
-    id_B, seed_B = copies(scenario, 3, seed=2)
-    rollout = play_rollout(BatchedPlay(scenario), agents, id_B, seed_B, None)
-    assert_is_slow_play(scenario, rollout, slow_play(scenario, agents, id_B, seed_B, None))
-
-
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
 def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> None:
@@ -303,15 +279,6 @@ def test_an_earlier_rollout_is_not_overwritten() -> None:
     assert equal(first, kept)
 
 
-def test_seeds() -> None:
-    scenario, agents = scenario_and_agents(("debate", {}), {})
-    one, same, other = (rollout_of(scenario, agents, 20, seed) for seed in (0, 0, 1))
-    assert equal(one, same)
-    assert not torch.equal(one.main_BRACM, other.main_BRACM)
-    greedy = [play_rollout(BatchedPlay(scenario), agents, *copies(scenario, 20), None) for _ in range(2)]
-    assert equal(*greedy)
-
-
 def test_the_global_generator_is_neither_read_nor_moved() -> None:
     scenario, agents = scenario_and_agents(("nip", {}), {})
     torch.manual_seed(1)
@@ -329,31 +296,6 @@ def test_copies_and_concatenate() -> None:
     assert [half.num_copies for half in halves] == [4, 6]
     assert equal(concatenate(halves), rollout)
     assert equal(concatenate([rollout]), rollout)
-
-
-def test_dialogue_before() -> None:
-    main = torch.arange(3 * 4 * 2).view(3, 4, 2, 1, 1)
-    for linear in (None, main + 100):
-        found = Dialogue(main, linear).before(torch.tensor([0, 2, 4]))
-        for before, after in ((main, found.main), (linear, found.linear)):
-            if before is None:
-                assert after is None
-                continue
-            assert after is not None
-            assert bool((after[0] == -1).all())
-            assert torch.equal(after[1, :2], before[1, :2])
-            assert bool((after[1, 2:] == -1).all())
-            assert torch.equal(after[2], before[2])
-    assert int(main.min()) == 0  # not changed in place
-
-
-def test_dialogue_rows() -> None:
-    main = torch.arange(6).view(3, 2, 1, 1, 1)
-    found = Dialogue(main, main + 10).rows(torch.tensor([2, 0, 2]))
-    assert found.main.flatten().tolist() == [4, 5, 0, 1, 4, 5]
-    assert found.linear is not None
-    assert torch.equal(found.linear, found.main + 10)
-    assert Dialogue(main).rows(torch.tensor([1])).linear is None
 
 
 class TestInstanceIds:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import pickle
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,7 +16,6 @@ from nip_ray.evaluation.report import episodes
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.play.dialogue_rules import rulebook, verdict_of
 from nip_ray.play.dialogues import (
-    MAX_INVALID_REPLIES,
     Answer,
     Path,
     advance,
@@ -29,7 +27,6 @@ from nip_ray.play.dialogues import (
     transcript_record,
 )
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
-from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
@@ -129,20 +126,6 @@ def test_payment_is_linear_in_confidence(chosen: tuple[str, dict[str, Any]], see
     assert ends[share].ended
 
 
-def test_the_stance_of_the_item_changes_who_is_paid() -> None:
-    """mnip pays both provers for acceptance; with a random stance both for the item's."""
-    for randomize, stance, verdict, paid in (
-        (False, 0, ACCEPT, 1.0),
-        (True, 0, ACCEPT, 0.0),
-        (True, 0, REJECT, 1.0),
-        (True, 1, ACCEPT, 1.0),
-    ):
-        made = scenario("mnip", randomize)
-        dialogue = start_dialogue(item(1, stance), 3)
-        dialogue = advance(made, dialogue, turns_of(made, dialogue, float(verdict)))
-        assert [dialogue.rewards[0][prover] for prover in ("prover0", "prover1")] == [paid, paid]
-
-
 Script = Callable[[str, int, int], "Answer | None"]
 
 
@@ -156,13 +139,6 @@ def asking(script: Script, seen: list[tuple[str, int, int, Path]] | None = None)
         answer = script(agent, len(dialogue.rounds), attempt)
         assert answer is not None
         return answer
-
-    return ask
-
-
-def dummy_ask(made: CodeValidation, seed: int) -> Callable[..., Awaitable[Answer]]:
-    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Path) -> Answer:
-        return Answer(dummy_reply(made, dialogue, agent, seed + attempt))
 
     return ask
 
@@ -228,20 +204,6 @@ def test_the_empty_message_stands_only_where_the_agent_speaks() -> None:
     assert (lost.raw, lost.decision, lost.confidence, lost.invalid) == ("Answer: so", CONTINUE, None, True)
 
 
-def test_a_scenario_without_a_limit_of_its_own() -> None:
-    class Plain:
-        """The interface and nothing more."""
-
-        def __init__(self) -> None:
-            self.inner = scenario("solo_verifier")
-            self.protocol, self.chat, self.parse, self.stance = self.inner.protocol, self.inner.chat, self.inner.parse, self.inner.stance
-
-    seen: list[tuple[str, int, int, Path]] = []
-    dialogue = asyncio.run(play_dialogue(Plain(), item(), 0, asking(lambda *_: Answer(None), seen)))
-    assert len(seen) == MAX_INVALID_REPLIES
-    assert dialogue.rounds[0][0].invalid
-
-
 def test_speakers_of_a_round_are_asked_at_once() -> None:
     """Each waits until the other was asked: one after the other would wait for ever."""
     made = scenario("mnip", verifier_first=False)
@@ -276,21 +238,6 @@ def test_an_error_is_raised_bare_and_the_other_call_is_cancelled() -> None:
     with pytest.raises(TrainingError, match="stays away"):
         asyncio.run(play_round(made, start_dialogue(item(), 0), ask))
     assert cancelled == ["prover1"]
-
-
-def test_branches_grow_from_one_dialogue() -> None:
-    made = scenario()
-    root = start_dialogue(item(), 5)
-
-    async def grow() -> list[Dialogue]:
-        async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Path) -> Answer:
-            return Answer(f"Question for Expert: branch {path}?")
-
-        return [await play_round(made, root, ask, path=(branch,)) for branch in range(2)]
-
-    first, second = asyncio.run(grow())
-    assert root.rounds == ()
-    assert [one.rounds[0][0].raw for one in (first, second)] == [f"Question for Expert: branch {path}?" for path in ((0,), (1,))]
 
 
 def test_text_that_no_file_can_hold_is_mended() -> None:
@@ -332,15 +279,6 @@ def test_a_record_gives_the_dialogue_back(dialogue: Dialogue) -> None:
     record = dialogue_record(NIP, dialogue)
     assert dialogue_from_record(record, item()) == dialogue
     assert dialogue_from_record(json.loads(json.dumps(record)), item()) == dialogue
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_played_dialogues_survive_files_and_processes(name: str) -> None:
-    made = scenario(name)
-    for seed in range(6):
-        dialogue = asyncio.run(play_dialogue(made, item(id=seed), seed, dummy_ask(made, seed)))
-        assert dialogue_from_record(json.loads(json.dumps(dialogue_record(made, dialogue))), item(id=seed)) == dialogue
-        assert pickle.loads(pickle.dumps(dialogue)) == dialogue
 
 
 @pytest.mark.parametrize(

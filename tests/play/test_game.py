@@ -97,15 +97,6 @@ def test_positions_carried_along_are_those_that_a_replay_finds() -> None:
         assert all(torch.equal(rows.obs[name], replayed[name]) for name in replayed)
 
 
-def test_a_walk_through_the_games_sees_what_the_players_saw() -> None:
-    scenario = Race(max_rounds=6, goal=11)
-    rollout = rollout_of(scenario)
-    moves_BR = rollout.main_BRACM.amax((2, 3, 4)) + 1
-    before_BR = rollout.id_B[:, None] + moves_BR.cumsum(1) - moves_BR
-    rows = own_rows(scenario, rollout, "second")
-    assert torch.equal(rows.obs["sum"], before_BR[rows.copy_N, rows.round_N].float())
-
-
 def test_games_end_at_the_goal_and_are_cut_off_by_the_rounds() -> None:
     rollout = rollout_of(Race(max_rounds=5, goal=11))
     total_B = rollout.id_B + (rollout.main_BRACM.amax((2, 3, 4)) + 1).sum(1)

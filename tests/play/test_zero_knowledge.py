@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.learning.similarity import similarity, turns_of
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, noise_width, play_rollout
-from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.rollout import concatenate
 from nip_ray.protocols import CONTINUE, Protocol, build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
@@ -239,22 +239,6 @@ def test_play_equals_the_slow_player(game: tuple[str, dict[str, Any], dict[str, 
         assert bool((turn[:, :, index("verifier")] != turn[:, :, index(ADVERSARY)]).any())
 
 
-def test_who_is_done_says_nothing_more_and_provers_go_on_in_both_conversations() -> None:
-    scenario, _, agents = zk_scenario("nip", max_rounds=6)
-    with torch.no_grad():
-        agents["verifier"].decider[-1].bias[0] += 100  # type: ignore[index, union-attr]
-        agents[ADVERSARY].decider[-1].bias[CONTINUE] += 100  # type: ignore[index, union-attr]
-    rollout = rollout_of(scenario, agents)
-    assert rollout.length_B.tolist() == [6] * 12
-    turns = {agent: rollout.turn_BRA[0, :, a].long().tolist() for a, agent in enumerate(scenario.protocol.agents)}
-    asking, answering = [1, 0] * 3, [0, 1] * 3
-    assert turns == {"prover": answering, "verifier": [1, 0, 0, 0, 0, 0], ADVERSARY: asking, SIMULATOR: asking}
-    said_BRC = rollout.main_BRACM[:, :, 0, :2, 0] >= 0
-    assert bool(said_BRC[:, 1::2].all())
-    assert (rollout.verdict_B == 0).all()  # decided in round 0, and that stays the verdict
-    assert not rollout.reward_BRA[:, 1:, 1].any()
-
-
 def test_conversations_do_not_leak() -> None:
     """What is said in a channel that an agent does not see changes nothing that it observes."""
     scenario, _, agents = zk_scenario("debate", {"linear_symbols": 2}, max_rounds=6)
@@ -291,29 +275,6 @@ def test_only_provers_are_bound_to_answer_in_the_other_graph(legacy: bool) -> No
                 assert torch.equal(possible, exists_NFS)
             assert (policy.decision is not None) == (agent in scenario.protocol.deciders)
             assert (agent == SIMULATOR and not legacy) or (policy.decision is not None) == (agent in ("verifier", ADVERSARY))
-
-
-def test_a_simulator_weighs_all_nodes_also_without_a_deciding_head() -> None:
-    """A prover with one answer computes the nodes of one graph only; the simulator may name any."""
-    scenario, _, agents = zk_scenario("nip", zero_knowledge_legacy=True)
-    rows = own_rows(scenario, rollout_of(scenario, agents), SIMULATOR)
-    policy: Policy = agents[SIMULATOR](rows.obs, True, False)[0]
-    first, second = policy.message[:, 0].detach().unflatten(1, (2, -1)).unbind(1)
-    assert not torch.allclose(first[:, 0], second[:, 0], atol=1e-3)
-
-
-def test_answers_follow_the_question_of_their_own_conversation() -> None:
-    scenario, _, agents = zk_scenario("nip", max_rounds=2)
-    rollout = rollout_of(scenario, agents, 60)
-    spoke_B = rollout.turn_BRA[:, 1, 0]
-    assert int(spoke_B.sum()) > 10
-    asked = rollout.main_BRACM[spoke_B, 0, 1, 0, 0], rollout.main_BRACM[spoke_B, 0, 2, 1, 0]
-    asked_first = [question < scenario.num_nodes for question in asked]
-    assert bool((asked_first[0] != asked_first[1]).any())
-    for channel, first_B in enumerate(asked_first):
-        answer_B = rollout.main_BRACM[spoke_B, 1, 0, channel, 0]
-        silent_B = asked[channel] < 0
-        assert torch.equal((answer_B >= scenario.num_nodes)[~silent_B], first_B[~silent_B])
 
 
 def test_random_players_and_statistics() -> None:
@@ -357,22 +318,6 @@ def test_learners_can_compute_the_same_similarity_from_rows() -> None:
         paid = rollout.reward_BRA[rows[ADVERSARY].copy_N[mine], rows[ADVERSARY].round_N[mine], -1]
         torch.testing.assert_close(found, paid, atol=1e-4, rtol=1e-4)
         assert bool(paid.any())
-
-
-def test_p4_what_is_stored_is_what_was_played() -> None:
-    """Paying for similarity changes nothing but rewards: log-probabilities and entropies are those of the untouched logits."""
-    paid, free = (zk_scenario("nip", simulator_reward_coefficient=factor) for factor in (5.0, 0.0))
-    one, other = rollout_of(paid[0], paid[2]), rollout_of(free[0], free[2])
-    for f in fields(Rollout):
-        left, right = getattr(one, f.name), getattr(other, f.name)
-        if left is not None and f.name != "reward_BRA":
-            assert torch.equal(left, right), f.name
-    assert torch.equal(one.reward_BRA[:, :, 1], other.reward_BRA[:, :, 1])
-    assert not other.reward_BRA[:, :, 2:].any()
-    for agent in paid[0].protocol.agents:
-        rows = own_rows(paid[0], one, agent)
-        again = paid[2][agent](rows.obs, True, False)[0].log_prob(rows.action)
-        torch.testing.assert_close(again, rows.log_prob_N, atol=1e-5, rtol=1e-5)
 
 
 def test_rollouts_of_zero_knowledge_are_cut_and_joined() -> None:

@@ -78,12 +78,6 @@ def test_turn_orders(name: str, params: dict[str, Any], order: str, verifier_tur
     assert protocol.verifier_turns == verifier_turns
 
 
-def test_merlin_arthur_is_opened_by_prover0_on_even_seeds() -> None:
-    protocol = build("merlin_arthur")
-    assert [said(protocol, 0), said(protocol, 1)] == ["0 v", "1 v"]
-    assert protocol.verifier_turns == 1
-
-
 def test_reward_mid_points() -> None:
     protocol = build("debate", prover_reward=3.0, verifier_reward=2.0, verifier_incorrect_penalty=-5.0)
     assert [protocol.reward_mid_point(agent) for agent in protocol.agents] == [1.5, 1.5, -1.5]
@@ -99,14 +93,6 @@ def play(name: str, y: int, decisions: list[int], seed: int = 0, **params: Any) 
         state, outcome = step(protocol, state, torch.full((1, len(protocol.agents)), decision))
         rows.append(outcome.reward_BA[0].tolist())
     return rows
-
-
-@pytest.mark.parametrize(("force", "y", "verifier"), [("y", 0, 5.0), ("y", 1, 5.0), ("zero", 0, 5.0), ("zero", 1, -7.0), ("one", 0, -7.0)])
-@pytest.mark.parametrize("said", [0, 1, 2])
-def test_forced_decision_ends_judges_and_pays(force: str, y: int, verifier: float, said: int) -> None:
-    forced = {"y": y, "zero": 0, "one": 1}[force]
-    rows = play("debate", y, [said, said], force_guess=force, prover_reward=3.0, verifier_reward=5.0, verifier_incorrect_penalty=-7.0)
-    assert rows == [[3.0 * (forced == 0), 3.0 * (forced == 1), verifier], [0.0, 0.0, 0.0]]
 
 
 def test_rewards_written_out_by_hand() -> None:
@@ -165,12 +151,6 @@ def test_sequential_needs_two_provers_in_rounds_of_their_own(name: str) -> None:
 def test_what_a_protocol_has_no_use_for_is_refused(name: str, params: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=next(iter(params))):
         build(name, **params)
-
-
-def test_zero_knowledge_is_for_proofs() -> None:
-    assert build("nip", zero_knowledge=True).agents == ("prover", "verifier", "adversarial_verifier", "simulator")
-    with pytest.raises(UserError, match="zero_knowledge"):
-        build("message_game", zero_knowledge=True)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), 1e39], ids=str)

@@ -278,24 +278,6 @@ def test_a_nan_is_named(agent: str, clip_gradients: str) -> None:
         algorithm.stop()
 
 
-@pytest.mark.slow
-def test_a_nan_on_a_remote_learner_is_the_same_error(ray_session: None) -> None:
-    """What a remote learner raises arrives as TrainingError."""
-    algorithm = built(message_game(learners=dict(num_learners=1)))
-    try:
-        algorithm.train()
-        algorithm._foreach_learner(_poison)
-        with pytest.raises(TrainingError, match=r"iteration 2\b.*'verifier'"):
-            algorithm.train()
-    finally:
-        algorithm.stop()
-
-
-def _poison(learner: Any) -> None:
-    with torch.no_grad():
-        next(learner.networks["verifier"].parameters()).view(-1)[0] = float("nan")
-
-
 def test_ray_is_left_as_it_was(ray_session: None) -> None:
     """An algorithm does not shut down a Ray that it did not start."""
     trained(message_game(), 1)

@@ -1,6 +1,5 @@
 """`ProtocolDQN`: it learns what is best, goes on exactly where it was, and is the same whoever plays and learns."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from nip_ray.rllib.dqn import ProtocolDQN, ProtocolDQNConfig, chunks
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
-from tests.rllib.experiments import Weights, built, copied, distance, train, weights
+from tests.rllib.experiments import built, distance, train, weights
 from tests.rllib.test_restore import TRAVELS, Travel, same_state
 
 ROLE: dict[str, Any] = dict(
@@ -175,17 +174,6 @@ def test_first_weights_from_elsewhere_reach_the_target_networks(made: Any) -> No
     assert float((target - 3).abs().max()) < 1e-3
 
 
-def test_first_weights_reach_the_target_networks_of_roles_that_rest_at_first(made: Any) -> None:
-    from nip_ray.runs.initial_weights import put_weights
-
-    rests = dict(kind="alternating", period=2, first_agent_num_rounds=1, first_agent=False)
-    algorithm = made(dqn(role=dict(target_interval=1000), schedules={"player1": rests}))
-    put_weights(algorithm, {"player1": {"policy_head.weight": torch.full((2, 6), 3.0)}})
-    train(algorithm, 2)
-    target = algorithm.learner_group._learner.targets["player1"].policy_head.weight
-    assert torch.equal(target, torch.full((2, 6), 3.0))
-
-
 # ------------------------------------------------------------------------------------------------------ the loop's order
 
 
@@ -196,20 +184,6 @@ def test_chunks_end_where_somebody_plays() -> None:
     )
     found = list(chunks(20, settings, ("a", "b")))
     assert found == [(20, 21, ("a", "b")), (21, 25, ("a",)), (25, 26, ("b",)), (26, 29, ("a",)), (29, 30, ())]
-
-
-def test_targets_are_trained_networks_of_the_last_due_step(made: Any) -> None:
-    """Every tenth step a copy: at the end of an iteration of ten steps the target is as old as its beginning."""
-    algorithm = made(dqn())
-    before: Weights = weights(algorithm)
-    train(algorithm, 1)
-    targets = {role: copied(target.state_dict()) for role, target in algorithm.learner_group._learner.targets.items()}
-    assert distance(targets, before) == 0
-    middle = weights(algorithm)
-    train(algorithm, 1)
-    targets = {role: copied(target.state_dict()) for role, target in algorithm.learner_group._learner.targets.items()}
-    assert distance(targets, middle) == 0
-    assert distance(middle, weights(algorithm)) > 0
 
 
 def test_roles_take_turns_by_schedules_and_rates_go_on(made: Any) -> None:
@@ -362,16 +336,6 @@ def test_the_best_move_is_certain_for_whoever_is_examined() -> None:
         assert set(table.flatten().tolist()) == {0.0, 1.0}
     finally:
         algorithm.stop()
-
-
-def test_figures_are_there_and_finite(made: Any) -> None:
-    algorithm = made(dqn("hironaka"))
-    train(algorithm, 1)
-    names = ("loss", "q", "target", "td_error", "grad_norm", "lr", "epsilon", "buffer_size", "steps_per_s")
-    for role in ("host", "agent"):
-        assert all(math.isfinite(algorithm.row[f"learn/{role}/{name}"]) for name in names)
-        assert algorithm.row[f"learn/{role}/buffer_size"] >= 32
-    assert algorithm.row["learn/host/q"] <= 1
 
 
 # ------------------------------------------------------------------------------------------- whoever plays and learns

@@ -95,21 +95,6 @@ def test_sampling(layout: Layout) -> None:
     assert not torch.equal(distribution.sample(), sampled)
 
 
-def test_frequencies_of_samples() -> None:
-    """Samples come as often as their probabilities say (20,000 draws, five standard errors)."""
-    layout = Layout(1, 3, 0, True)
-    draws = 20_000
-    one = random_policy(layout, 3)
-    policy = Policy(one.message[:1], None, one.decision[:1], torch.tensor([[True]]), torch.tensor([True]))  # type: ignore[index]
-    many = layout.flatten(policy).expand(draws, -1)
-    torch.manual_seed(1)
-    sampled = distribution_class(layout).from_logits(many).sample()
-    for column, logits in ((0, policy.message[0, 0]), (1, policy.decision[0])):  # type: ignore[index]
-        wanted = torch.softmax(logits, 0)
-        found = torch.bincount(sampled[:, column], minlength=3) / draws
-        assert float(((found - wanted).abs() / (wanted * (1 - wanted) / draws).sqrt()).max()) < 5
-
-
 def observations(config: Any, agent: str) -> dict[str, Tensor]:
     """A batch of two observations of an agent, as stock connectors make them from the env's."""
     env = ProtocolEnv({"experiment": config.model_dump(mode="json")})

@@ -85,18 +85,6 @@ def test_noise_in_the_networks_does_not_break_a_resume(made: Any, tmp_path: Path
     assert distance(train(second, 2), expected) == 0
 
 
-def test_optimizer_state_and_kl_coefficients_travel(made: Any, tmp_path: Path) -> None:
-    """Moments, steps and coefficients after a restore are those before it."""
-    config = message_game()
-    old, new = made(config, loss="kl_penalty", lr=0.02), made(config, loss="kl_penalty", lr=0.02)
-    train(old, 3)
-    before = old.training_state()
-    assert any(beta != 1 for beta in before["extra"]["kl_beta"].values()), "the coefficients should have moved"
-    assert not same_state(new.training_state(), before)
-    by_path(old, new, tmp_path)
-    assert same_state(new.training_state(), before)
-
-
 def test_from_checkpoint_needs_no_config(made: Any, tmp_path: Path) -> None:
     """RLlib's `from_checkpoint` builds the algorithm from the checkpoint alone."""
     config = message_game()

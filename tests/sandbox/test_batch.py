@@ -52,16 +52,6 @@ def test_values_are_those_of_json_and_arguments_are_fresh() -> None:
     assert results[0] == [("value", {"x": [1, 2], "y": [1, None, True, 2.5, "é"]})] * 2
 
 
-def test_globals_are_not_shared_between_candidates() -> None:
-    counter = "n = 0\ndef f():\n    global n\n    n += 1\n    return n"
-    assert run_batch([counter, counter], "f", [[], []]) == [[("value", 1), ("value", 2)]] * 2
-
-
-def test_nothing_to_do() -> None:
-    assert run_batch([], "f", [[1]]) == []
-    assert run_batch([GOOD, GOOD], "f", []) == [[], []]
-
-
 def test_hundreds_of_candidates_a_second() -> None:
     candidates = [f"{GOOD} + {number}" for number in range(600)]
     start = time.monotonic()

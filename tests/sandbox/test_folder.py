@@ -43,10 +43,6 @@ def test_a_chain_of_folders_of_any_depth() -> None:
     assert not top.exists()
 
 
-def test_a_missing_folder_is_removed_already(tmp_path: Path) -> None:
-    remove(str(tmp_path / "none"))
-
-
 def test_it_is_removed_after_an_exception() -> None:
     with pytest.raises(KeyError), temporary_folder() as name:
         raise KeyError

@@ -16,7 +16,6 @@ from json import dumps
 from pathlib import Path
 
 import pytest
-from _pytest.mark.structures import ParameterSet
 
 from nip_ray.errors import UserError
 from nip_ray.sandbox import folder
@@ -139,11 +138,7 @@ def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(path)
 
 
-def _marked(hostile: Hostile) -> ParameterSet:
-    return pytest.param(hostile, id=hostile.name, marks=[pytest.mark.slow] if hostile.slow else [])
-
-
-@pytest.mark.parametrize("hostile", [_marked(hostile) for hostile in PROGRAMS])
+@pytest.mark.parametrize("hostile", PROGRAMS, ids=lambda hostile: hostile.name)
 def test_hostile(hostile: Hostile, level: tuple[str, set[str], float], world: World, scratch: Path) -> None:
     isolation, guards, usual_s = level
     if not holds(guards, hostile.threat):

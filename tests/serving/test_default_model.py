@@ -57,13 +57,6 @@ def test_special_tokens_come_first_and_stay_whole() -> None:
     assert [TOKENIZER.convert_tokens_to_ids(token) for token in SPECIAL] == list(range(len(SPECIAL)))
 
 
-def test_learning_a_vocabulary_is_reproducible() -> None:
-    texts = ["def f(x): return x + 1\n" * 3, "the verifier accepts the solution " * 4]
-    made = learn_vocabulary(texts, 300)
-    assert made == learn_vocabulary(texts, 300)
-    assert "accept" not in made or made.count('"') > 500
-
-
 def test_the_shipped_vocabulary_was_made_by_this_code() -> None:
     """Same special tokens, alphabet and splitting as a vocabulary learned now."""
     import json

@@ -139,11 +139,6 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
     broken.close()
 
 
-def test_no_model_no_engine(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"config\.json is missing"):
-        Engine(tmp_path)
-
-
 def test_unsupported_attention_is_refused(default_dir: Path, tmp_path: Path) -> None:
     import shutil
 

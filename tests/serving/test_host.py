@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -18,7 +17,7 @@ from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.local import LocalChat, LocalJobs
 
-from .data import chats, preferences, supervised
+from .data import chats, supervised
 
 SMALL = LocalProvider(num_cpus=0.1, method="full", num_threads=1)
 SPEC = FineTuneSpec("f" * 64, "supervised", "default", "verifier", 96, 3000, num_epochs=4, learning_rate=3e-3)
@@ -99,51 +98,6 @@ def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
     reply = ask(host, ChatRequest("x", str(done.model), held_out[0][0], 20, temperature=0))[0]
     assert (reply.content or "").startswith("Decision: ")
     assert reply.finish_reason == "stop"
-
-
-@pytest.mark.slow
-def test_preferences_end_to_end(host: LocalHost, folder: Path) -> None:
-    async def run() -> FineTuneJob:
-        jobs = LocalJobs(host)
-        spec = replace(SPEC, key="d" * 64, method="dpo", num_epochs=3)
-        return await finished(jobs, await jobs.submit(spec, await jobs.upload("data.jsonl", preferences(chats(0, 96)))))
-
-    done = asyncio.run(run())
-    assert (done.status, done.error) == ("succeeded", None)
-    before, after = Scorer(folder / "models" / "default"), Scorer(folder / "models" / str(done.model))
-    margin = [
-        after.logprob(m, right) - after.logprob(m, wrong) - before.logprob(m, right) + before.logprob(m, wrong)
-        for m, right, wrong in chats(78, 12)
-    ]
-    assert mean(margin) > 0.3
-
-
-def test_bad_data_fails_the_job(host: LocalHost) -> None:
-    async def run() -> FineTuneJob:
-        jobs = LocalJobs(host)
-        return await finished(jobs, await jobs.submit(replace(SPEC, key="bad"), await jobs.upload("x", b"not json")))
-
-    done = asyncio.run(run())
-    assert (done.status, "line 1" in (done.error or "")) == ("failed", True)
-
-
-@pytest.mark.slow
-def test_cancel_while_others_chat(host: LocalHost) -> None:
-    """A running job is cancelled after its step; one that waits behind it at once; chats are answered all the time."""
-
-    async def run() -> list[FineTuneJob]:
-        jobs = LocalJobs(host)
-        file_id = await jobs.upload("data.jsonl", supervised(chats(0, 96)))
-        long = await jobs.submit(replace(SPEC, key="long", num_epochs=10_000), file_id)
-        behind = await jobs.submit(replace(SPEC, key="behind"), file_id)
-        while (await jobs.poll(long.id)).status != "running":
-            await asyncio.sleep(0.05)
-        await LocalChat(host).complete(ChatRequest("meanwhile", "default", ASK, 8))
-        assert (await jobs.cancel(behind.id)).status == "cancelled"
-        await jobs.cancel(long.id)
-        return [await finished(jobs, long), await jobs.poll(behind.id)]
-
-    assert [job.status for job in asyncio.run(run())] == ["cancelled", "cancelled"]
 
 
 @pytest.mark.crash

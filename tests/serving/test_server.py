@@ -201,11 +201,6 @@ def test_the_key_is_asked_for(base_url: str) -> None:
         stranger.models.list()
 
 
-def test_models(client: openai.OpenAI) -> None:
-    assert client.models.list().data[0].id == "default"
-    assert client.models.retrieve("default").owned_by == "local"
-
-
 def test_files(client: openai.OpenAI) -> None:
     content = b"line one\r\n--not a boundary\r\n\xff\x00\n"
     made = client.files.create(file=("a b.jsonl", BytesIO(content)), purpose="fine-tune")

@@ -122,10 +122,6 @@ class CodeValidation:
         fields = self.reply_fields(self.protocol.verifier or "")
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
-    def with_verdict(self, chat: Chat, label: int) -> Chat:
-        """`chat`, answered by a decision for `label`: an example of what the verifier ought to have said."""
-        return [*chat, {"role": "assistant", "content": self.verdict_text(label)}]
-
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
         """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
         turns, speakers = dialogue.rounds[r], rules.speakers(r, dialogue.seed)

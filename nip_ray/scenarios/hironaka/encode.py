@@ -42,11 +42,6 @@ def class_of(choice_BD: Tensor) -> Tensor:
     return torch.where(choice_BD.sum(1) >= 2, binary(choice_BD) - highest_B - 2, -1)
 
 
-def binary_mask(dimension: int) -> Tensor:
-    """(2^d,) bool: which binary values are legal subsets, for networks that choose among all of them."""
-    return bits(torch.arange(2**dimension), dimension).sum(1) >= 2
-
-
 def masked(score_BK: Tensor, mask_BK: Tensor | None) -> Tensor:
     """Scores with minus infinity where the mask forbids an action; with no mask as they are."""
     return score_BK if mask_BK is None else score_BK.masked_fill(~mask_BK, -torch.inf)

@@ -95,21 +95,6 @@ class MatchResult:
         }
 
 
-@dataclass(frozen=True)
-class Rho:
-    """Games per round of N games that began together.
-
-    published: unfinished games count as games (so it is never below 1 / rounds). finished: they do not. Both are NaN where every game
-    was over at the start. over_at_start, unfinished: how many games. length_histogram: number of games by rounds, 0 to the limit.
-    """
-
-    published: float
-    finished: float
-    over_at_start: int
-    unfinished: int
-    length_histogram: tuple[int, ...]
-
-
 @torch.no_grad()
 def play_out(game: Game, host: Player, agent: Player, games: int, draw: torch.Generator) -> Played:
     """Play `games` random games until each is over or cut off."""
@@ -174,26 +159,4 @@ def _counted(played: Played, rounds: int, classes: int, dimension: int) -> Match
         host_actions=tuple(torch.bincount(played.class_T[within_T], minlength=classes).tolist()),
         agent_actions=tuple(torch.bincount(played.axis_T[within_T], minlength=dimension).tolist()),
         standard_error=(rounds * spread**2 / mean**3) ** 0.5,
-    )
-
-
-def rho(host: Player, agent: Player, games: int = 100, seed: int = 0, settings: HironakaSettings | None = None, device: str = "cpu") -> Rho:
-    """Both estimates from `games` random games of at most `settings.max_rounds` rounds (100 without settings)."""
-    game = Game(settings or HironakaSettings(max_rounds=100), device)
-    return rho_of(play_out(game, host, agent, games, generator(seed, "rho", device=game.device)), game.settings.max_rounds)
-
-
-def rho_of(played: Played, max_rounds: int) -> Rho:
-    """Both estimates from games that were played out, of at most `max_rounds` rounds each."""
-    games = len(played.length_G)
-    histogram_L = torch.bincount(played.length_G.cpu(), minlength=max_rounds + 1)
-    at_start, unfinished = int((played.length_G == 0).sum()), int((~played.over_G).sum())
-    total = int(played.length_G.sum())
-    begun = games - at_start
-    return Rho(
-        published=begun / total if total else float("nan"),
-        finished=(begun - unfinished) / total if total else float("nan"),
-        over_at_start=at_start,
-        unfinished=unfinished,
-        length_histogram=tuple(histogram_L.tolist()),
     )

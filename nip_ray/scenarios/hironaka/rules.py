@@ -98,11 +98,6 @@ def minimal_mask(points_BMD: Tensor) -> Tensor:
     return _in_parts(lambda x_MDB: _minimal(x_MDB, _at_most(x_MDB)), planes(points_BMD)).T
 
 
-def minimal(points_BMD: Tensor) -> Tensor:
-    """The componentwise-minimal points, in the rows where they were; all other rows are padding."""
-    return keep(points_BMD, minimal_mask(points_BMD))
-
-
 def keep(points_BMD: Tensor, keep_BM: Tensor) -> Tensor:
     """The points of some rows, where they were; all other rows are padding."""
     return from_planes(torch.where(keep_BM.T[:, None], planes(points_BMD), PADDING))
@@ -114,7 +109,7 @@ def ordered(points_BMD: Tensor) -> Tensor:
 
 
 def minimal_ordered(points_BMD: Tensor) -> Tensor:
-    """``ordered(minimal(points))``, for the price of one comparison of all pairs."""
+    """The points of `minimal_mask` in their order, padding last, for the price of one comparison of all pairs."""
 
     def reduce(x_MDB: Tensor) -> Tensor:
         at_most = _at_most(x_MDB)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from nip_ray.protocols import Judgement
-from nip_ray.scenarios.matrix_games.exact import PRISONERS_DILEMMA, tandem_losses
 from nip_ray.scenarios.matrix_games.solve import Tables, repeated_best_response, repeated_values
 from nip_ray.settings.matrix_games import MatrixGameSettings
 
@@ -19,6 +18,8 @@ Figures = dict[str, float]
 
 _INSTANCES = 256  # of a matrix game: all alike, so that an evaluation has so many independent episodes
 _MATCHING_PENNIES = ((1.0, -1.0), (-1.0, 1.0))
+PRISONERS_DILEMMA = (((-1.0, -3.0), (0.0, -2.0)), ((-1.0, 0.0), (-3.0, -2.0)))
+"""Payoffs of player0 and player1, [move of player0, of player1]; move 0 is to cooperate, 1 to defect."""
 _DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
 
 
@@ -103,8 +104,13 @@ def tandem_actions(settings: MatrixGameSettings) -> Tensor:
 
 
 def tandem_payoffs(action_N: Tensor) -> Tensor:
-    """(2, N, N): minus the losses of the tandem game, for every pair of actions (N,)."""
-    return -torch.stack(tandem_losses(action_N[:, None], action_N[None]))
+    """(2, N, N): 2 x - (x + y)^2 and 2 y - (x + y)^2 for every pair of actions (N,): all with x + y = 1 is a stable fixed point of both.
+
+    Source: Letcher et al., "Stable opponent shaping in differentiable games", ICLR 2019.
+    """
+    x, y = action_N[:, None], action_N[None]
+    together = (x + y).square()
+    return torch.stack([2 * x - together, 2 * y - together])
 
 
 def _distance_to_even_odds(tables: Tables) -> Figures:

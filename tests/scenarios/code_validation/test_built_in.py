@@ -13,10 +13,10 @@ from nip_ray.sandbox.batch import run_batch
 from nip_ray.scenarios.code_validation.built_in import Made, choose, make, make_items
 from nip_ray.scenarios.code_validation.create import write_dataset
 from nip_ray.scenarios.code_validation.families import FAMILIES, split_of
-from nip_ray.scenarios.code_validation.files import load_items, read_items
+from nip_ray.scenarios.code_validation.files import read_items
 from nip_ray.scenarios.code_validation.item import CodeItem, stance_of
 from nip_ray.scenarios.code_validation.mutate import OPERATORS, Mutant, normalise
-from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
+from nip_ray.settings.code_validation import Difficulty
 
 ALL = get_args(Difficulty)
 NUM = 61
@@ -86,10 +86,6 @@ def test_labels_are_true_on_fresh_inputs(made: list[Made]) -> None:
 def test_the_seed_decides() -> None:
     assert make_items(8, "test", ("interview",), 1, run_batch) == make_items(8, "test", ("interview",), 1, run_batch)
     assert make_items(8, "test", ("interview",), 1, run_batch) != make_items(8, "test", ("interview",), 2, run_batch)
-
-
-def test_difficulties_are_respected() -> None:
-    assert {item.difficulty for item in make_items(10, "train", ("competition",), 0, run_batch)} == {"competition"}
 
 
 class Outcome(NamedTuple):
@@ -167,16 +163,3 @@ def test_writing(tmp_path: Path) -> None:
     assert sum(first["difficulties"].values()) == first["items"] == 9
     assert seen[-1] == (9, 9)
     assert read_items(tmp_path / "y.jsonl") == make_items(9, "train", ALL, 5, run_batch)
-
-
-@pytest.mark.parametrize("name", ["x.csv", "folder.jsonl"])
-def test_bad_places(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder.jsonl").mkdir()
-    with pytest.raises(UserError, match=name):
-        write_dataset(tmp_path / name, 4, 0, run_batch)
-
-
-def test_the_one_door() -> None:
-    settings = CodeDataSettings(num_train=6, num_test=4, difficulties=("interview", "competition"))
-    assert load_items(settings, "train", 2, run_batch) == make_items(6, "train", settings.difficulties, 2, run_batch)
-    assert load_items(settings, "test", 2, run_batch) == make_items(4, "test", settings.difficulties, 2, run_batch)

@@ -105,11 +105,3 @@ def test_words_and_names_are_chosen_alike_everywhere() -> None:
         assert parameter in POOLS["values"]
         seen.add((problem.function_name, parameter, problem.question.split()[0]))
     assert len(seen) > 15
-
-
-def test_pools_have_no_builtins_and_keep_their_own_name() -> None:
-    builtins = set(dir(__builtins__)) if not isinstance(__builtins__, dict) else set(__builtins__)
-    for name, pool in POOLS.items():
-        assert len(set(pool)) == len(pool) > 2, name
-        assert not set(pool) & builtins, name
-        assert all(option.isidentifier() for option in pool), name

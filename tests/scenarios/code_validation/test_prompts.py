@@ -73,19 +73,6 @@ def test_provers_are_told_their_side(name: str) -> None:
         assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip"))
 
 
-def test_debaters_are_introduced_with_their_own_sides() -> None:
-    prompts = prompts_of(made("debate"))
-    for prover in ("prover0", "prover1"):
-        assert '"Expert_1" argues that it should reject the solution, "Expert_2" that it should accept it' in prompts[prover]
-    assert '"Expert_1" tries to convince you to reject the solution, "Expert_2" to accept it' in prompts["verifier"]
-
-
-def test_mnip_provers_cannot_see_each_other() -> None:
-    prompts = prompts_of(made("mnip"))
-    assert all("you cannot see what it says to the other expert" in prompts[prover] for prover in ("prover0", "prover1"))
-    assert "Neither sees what you ask the other" in prompts["verifier"]
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_verifiers_are_told_how_to_decide_and_to_ask(name: str) -> None:
     scenario = made(name)
@@ -128,14 +115,6 @@ def test_a_random_stance_is_known_to_provers_and_hidden_from_the_verifier(name: 
     for prover in scenario.protocol.provers:
         assert 'convince "Verifier" to reject it' in against[prover]
         assert 'convince "Verifier" to accept it' in in_favour[prover]
-
-
-@pytest.mark.parametrize(("scale", "word"), [("one_to_seven", "from 1 to 7"), ("percent", "from 0 to 100")])
-@pytest.mark.parametrize("name", NAMES)
-def test_scales_are_explained(name: str, scale: str, word: str) -> None:
-    prompt = prompts_of(made(name, verdict_scale=scale))["verifier"]
-    assert word in prompt
-    assert "Decision: accept" not in prompt
 
 
 def test_rewards_are_told() -> None:

@@ -46,15 +46,3 @@ def test_the_settings_know_all_scales() -> None:
 def test_what_is_stated(scale: str, stated: str, confidence: float | None, verdict: int | None) -> None:
     assert SCALES[scale].confidence(stated) == confidence
     assert (None if confidence is None else verdict_of(confidence)) == verdict
-
-
-@pytest.mark.parametrize(
-    ("scale", "reject", "accept"),
-    [
-        ("accept_reject", "Decision: reject", "Decision: accept"),
-        ("one_to_seven", "Decision: 1", "Decision: 7"),
-        ("percent", "Decision: 0", "Decision: 100"),
-    ],
-)
-def test_decisions_for_a_label(scale: str, reject: str, accept: str) -> None:
-    assert [SCALES[scale].decision(float(label)) for label in (REJECT, ACCEPT)] == [reject, accept]

@@ -12,7 +12,6 @@ from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.networks.gin import run_gins
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
@@ -398,40 +397,6 @@ def test_round_in_heads(include: bool) -> None:
         assert torch.equal(before[key], after[key]) != include
 
 
-@pytest.mark.parametrize(
-    "options", [{}, dict(num_gnn_layers=0), dict(num_transformer_layers=0), dict(num_decider_layers=1, num_value_layers=4)]
-)
-@pytest.mark.parametrize("speech", [{"message_size": 2}, {"linear_symbols": 3}, {"message_size": 2, "linear_symbols": 2}])
-@pytest.mark.parametrize("protocol", ["nip", "multi_channel_test"])
-def test_shapes(protocol: str, speech: dict[str, int], options: dict[str, int]) -> None:
-    scenario = graph_scenario(protocol, **speech, **options)
-    width, linear = speech.get("message_size", 1), speech.get("linear_symbols", 0)
-    for agent, channels in {"nip": {"prover": 1, "verifier": 1}, "multi_channel_test": {"prover0": 2, "prover1": 2, "verifier": 2}}[
-        protocol
-    ].items():
-        obs = observations(scenario, agent)
-        found = outputs(network(scenario, agent), obs)
-        count = len(obs["round"])
-        assert found["message"].shape == (count, channels * width, 2, 6)
-        assert found["value"].shape == (count,)
-        assert ("decision" in found) == (agent == "verifier")
-        assert ("linear" in found) == bool(linear)
-        if linear:
-            assert found["linear"].shape == (count, channels * width, linear)
-        if agent == "verifier":
-            assert found["decision"].shape == (count, 3)
-        assert all(bool(value.isfinite().all()) for value in found.values())
-
-
-def test_same_seed_same_network() -> None:
-    scenario = graph_scenario("nip")
-    before = torch.get_rng_state()
-    one, same, other = (scenario.build_agent("verifier", seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[key], same[key]) for key in one)
-    assert not all(torch.equal(one[key], other[key]) for key in one)
-
-
 # ------------------------------------------------------------------------------------------------------ initialisation
 
 
@@ -457,36 +422,6 @@ def test_orthogonal_initialisation(gain: float) -> None:
             assert torch.equal(parameter, plain[name]), name
     assert matrices > 10
     assert any(p.any() for name, p in plain.items() if name.endswith("linear1.bias"))
-
-
-def round_two(history: str, right: bool) -> Tensor:
-    """Pooled outputs (G, D) of the verifier's graph network after one question and its answer about two isomorphic graphs."""
-    edges = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (1, 3), (1, 4)]  # no two nodes alike
-    first = torch.zeros(6, 6, dtype=torch.uint8)
-    for u, v in edges:
-        first[u, v] = first[v, u] = 1
-    order = torch.tensor([3, 5, 0, 1, 4, 2])  # node i of the second graph is node order[i] of the first
-    pairs = GraphPairs(torch.stack([first, first[order][:, order]])[None], torch.tensor([6]), torch.tensor([-1], dtype=torch.int32))
-    scenario = graph_scenario("nip", pairs, num_gnn_layers=4)
-    body, _, _ = body_inputs(scenario, history_initialisation=history)
-    answer = int((order == 5).nonzero()) if right else int((order == 0).nonzero())
-    main = torch.full((1, 8, 2, 1, 1), -1)
-    main[0, 0, 1, 0, 0], main[0, 1, 0, 0, 0] = 5, 6 + answer
-    round_N = torch.tensor([2])
-    obs = scenario.observe("verifier", torch.tensor([0]), Dialogue(main), round_N, round_N)
-    inputs = network(scenario, "verifier")._inputs(obs)
-    with torch.no_grad():
-        h = run_gins([body.gnn], body.streams(inputs), inputs.adjacency_NGVV[0], inputs.node_mask_NGV1[0])[0, 0]
-    return h.sum(1)
-
-
-def test_history_initialisation() -> None:
-    """With shared columns a right answer leaves the pair equal and a wrong one does not; with independent columns neither does."""
-    first, second = round_two("shared", True)
-    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-5)
-    for history, right in (("shared", False), ("independent", True), ("independent", False)):
-        first, second = round_two(history, right)
-        assert float((first - second).abs().max()) > 1e-3, (history, right)
 
 
 @pytest.mark.parametrize("speech", SPEECH)

@@ -21,7 +21,6 @@ def test_every_class_has_its_subset_and_every_subset_its_class(dimension: int) -
     assert table.shape == (2**dimension - dimension - 1, dimension)
     assert torch.equal(encode.class_of(table), torch.arange(len(table)))
     assert table[-1].all()
-    assert torch.equal(encode.binary_mask(dimension).nonzero().flatten(), encode.binary(table))
 
 
 def test_less_than_two_coordinates_have_no_class() -> None:

@@ -11,7 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.hironaka import environments, rules
+from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.environments import HironakaEnv, HironakaVectorEnv
 from nip_ray.settings.hironaka import SCRIPTED
 
@@ -115,10 +115,6 @@ def test_a_wrong_argument_is_named(settings: dict[str, Any], message: str) -> No
         HironakaEnv(**{"role": "host", **settings})
 
 
-def test_names_of_players_may_have_hyphens() -> None:
-    assert type(HironakaEnv("host", "choose-first").games.opponent) is type(HironakaEnv("host", "choose_first").games.opponent)
-
-
 def test_settings_with_which_no_game_can_begin_are_refused_instead_of_tried_for_ever() -> None:
     with pytest.raises(UserError, match="max_points and max_value: almost every random start is over at once"):
         HironakaEnv("host", max_points=200, max_value=1).reset(seed=0)
@@ -185,8 +181,3 @@ def test_copies_that_have_ended_begin_anew_in_the_next_step() -> None:
         begun += int(over.sum())
         over = terminated | truncated
     assert begun > 200
-
-
-def test_the_module_can_be_named_with_the_environment() -> None:
-    env = gymnasium.make(f"{environments.__name__}:{IDS['host']}")
-    assert isinstance(env.unwrapped, HironakaEnv)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.hironaka.match import Played, _counted, match, rho
+from nip_ray.scenarios.hironaka.match import Played, _counted, match
 from nip_ray.scenarios.hironaka.players import scripted
 from nip_ray.settings.hironaka import HironakaSettings
 
@@ -95,28 +95,6 @@ def test_actions_are_counted_by_class_and_by_coordinate() -> None:
     assert result.agent_actions == (0, 0, result.host_actions[3])
     assert sum(result.host_actions) <= 300
     assert result.record()["games"] == result.games
-
-
-@pytest.mark.parametrize(
-    ("host", "agent", "value"),
-    [("random_all", "random", 0.164), ("random_all", "choose_first", 0.041), ("all_coordinates", "random", 0.211)],
-)
-def test_rho_is_the_one_measured_with_the_published_program(host: str, agent: str, value: float) -> None:
-    """4000 games of at most 100 rounds, values 0 to 20, as measured there."""
-    found = rho(scripted("host", host, 3), scripted("agent", agent, 3), games=4000, settings=HironakaSettings(max_rounds=100, max_value=20))
-    assert found.published == pytest.approx(value, rel=0.05)
-    assert found.finished <= found.published
-    assert sum(found.length_histogram) == 4000
-    assert found.length_histogram[0] == found.over_at_start
-
-
-def test_unfinished_games_make_the_two_estimates_differ() -> None:
-    found = rho(scripted("host", "all_coordinates", 3), scripted("agent", "choose_first", 3), games=500)
-    assert found.unfinished / 500 == pytest.approx(0.88, abs=0.06)
-    total = sum(length * games for length, games in enumerate(found.length_histogram))
-    begun = 500 - found.over_at_start
-    assert found.published == begun / total
-    assert found.finished == (begun - found.unfinished) / total
 
 
 def test_a_match_of_no_rounds_is_refused() -> None:

@@ -11,7 +11,6 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.evaluation.intervals import ratio
 from nip_ray.play.batch import final_rows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
 from nip_ray.play.rollout import Rollout
@@ -103,18 +102,6 @@ def test_the_core_pays_and_ends_as_the_fused_game_does(pay: tuple[str, str]) -> 
     assert 0 < int(cut_B.sum()) < 40, "both ends should come up"
 
 
-def test_only_legal_moves_are_sampled_and_only_legal_moves_are_the_most_likely() -> None:
-    for dimension in (2, 3, 4):
-        scenario = made(replace(SMALL, dimension=dimension))
-        for greedy in (False, True):
-            rollout = played(scenario, greedy=greedy)
-            for agent, moves in scenario.moves.items():
-                rows = own_rows(scenario, rollout, agent)
-                assert bool(rows.obs["legal"].gather(1, rows.action["message"]).all())
-                assert int(rows.action["message"].max()) < moves
-                assert bool((rows.obs["legal"].sum(1) >= (2 if agent == "agent" else 1)).all())
-
-
 def test_an_illegal_symbol_moves_nothing_and_costs_a_round() -> None:
     scenario = made()
     position = scenario.rules.start(torch.arange(4))
@@ -131,22 +118,6 @@ def test_an_illegal_symbol_moves_nothing_and_costs_a_round() -> None:
     assert same == [False, True, True, False]
     assert after.state.round_B.tolist() == [1, 1, 1, 1]
     assert after.class_B.tolist() == [-1] * 4
-
-
-def test_games_in_which_nobody_speaks_stay_as_they_are() -> None:
-    scenario = made()
-    position = scenario.rules.start(torch.arange(4))
-    said = torch.full((4, 2, 1, 1), -1)
-    said[:2, 0] = 3
-    position, _ = scenario.rules.advance(position, said)
-    answer = torch.full((4, 2, 1, 1), -1)
-    answer[:2, 1] = 1
-    after, judged = scenario.rules.advance(position, answer)
-    rows = after.state.points.shape[1]
-    assert torch.equal(after.state.points[2:], position.state.points[2:, :rows])
-    assert after.state.round_B.tolist() == [1, 1, 0, 0]
-    assert after.state.open_B.tolist()[2:] == [True, True]
-    assert not judged.reward_BA[2:].any()
 
 
 def test_train_and_test_starts_are_different_ones() -> None:
@@ -173,21 +144,6 @@ def test_scripted_players_make_the_same_moves_in_the_core_as_in_a_match() -> Non
     assert bool(rollout.log_prob_BRA.abs().max() < 1e-6)
 
 
-@pytest.mark.parametrize("greedy", [True, False])
-def test_random_players_are_random_whether_moves_are_sampled_or_the_most_likely(greedy: bool) -> None:
-    scenario = made(host=scripted_by("random"), agent=scripted_by("random"))
-    rollout = played(scenario, copies=300, greedy=greedy)
-    host = own_rows(scenario, rollout, "host")
-    counts = torch.bincount(host.action["message"].flatten(), minlength=4)
-    assert int(counts[3]) == 0, "pairs alone"
-    n = int(counts.sum())
-    assert n > 900
-    assert float((counts[:3] - n / 3).abs().max()) < 4.5 * (n * 2 / 9) ** 0.5
-    agent = own_rows(scenario, rollout, "agent")
-    first_N = agent.action["message"].flatten() == agent.obs["choice"].argmax(1)
-    assert abs(float(first_N.float().mean()) - 0.5) < 4.5 * 0.5 / n**0.5
-
-
 def test_several_scripted_players_take_turns_by_episode() -> None:
     scenario = made(host=scripted_by("random"), agent=scripted_by("choose_first", "choose_last"))
     rollout = played(scenario, copies=300)
@@ -205,18 +161,6 @@ def test_scaled_points_come_back_as_whole_numbers() -> None:
     scaled = torch.where(points < 0, points, points / scale[:, None, None])
     assert torch.equal(whole(scaled, scale), points)
     assert torch.equal(whole(scaled, torch.ones(50)), scaled)
-
-
-def test_a_scripted_player_can_take_a_networks_place_in_the_middle_of_a_run() -> None:
-    scenario = made(replace(SMALL, max_points=12, max_rounds=12))
-    ours = made(replace(SMALL, max_points=12, max_rounds=12), host=scripted_by("zeillinger"))
-    agent = scenario.build_agent("agent", 1)
-    moves = []
-    for one in (scenario, ours):
-        networks = {"host": one.scripted_agent("host", "zeillinger"), "agent": agent}
-        rollout = play_rollout(BatchedPlay(one), networks, torch.arange(60), episode_seeds(0, 0, 60), None)
-        moves.append(rollout.main_BRACM)
-    assert torch.equal(*moves)
 
 
 def test_games_that_are_cut_off_show_the_host_what_comes_next() -> None:
@@ -326,17 +270,6 @@ def test_a_network_sees_the_points_of_a_match_as_in_its_training(seen: dict[str,
     logits = network(obs, True, False)[0].message[:, 0, :4]
     torch.testing.assert_close(player(state.points), logits)
     assert torch.equal(choose(player, game, state, None, None, generator(0, "none")), logits.argmax(1))
-
-
-def test_rho_of_scripted_players_is_that_of_a_match() -> None:
-    scenario = made(HironakaSettings(rho_games=1500, max_rounds=60), host=scripted_by("random"), agent=scripted_by("random"))
-    figures = scenario.figures({role: scenario.build_agent(role, 0) for role in ("host", "agent")})
-    own, random = (ratio(*figures[f"rho/{host}-own"]) for host in ("own", "random"))
-    assert own.estimate == pytest.approx(0.150, abs=0.012)
-    assert own.estimate == pytest.approx(random.estimate, abs=0.012)
-    assert own.estimate is not None
-    assert own.lower is not None
-    assert 0.130 < own.lower < own.estimate
 
 
 def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:

@@ -312,32 +312,3 @@ def test_a_model_of_timm_gives_its_own_feature_maps(small_stem: bool, tmp_path: 
         expected = network.eval().forward_features(images.pixels_ICHW.float() / 127.5 - 1)
     assert found.shape == (3, 512, 4, 4) if small_stem else (3, 512, 1, 1)
     assert torch.allclose(found.float(), expected, atol=5e-3)
-
-
-def test_models_of_timm_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    if not timm_works():
-        pytest.skip("timm cannot be imported here")
-    timm: Any = pytest.importorskip("timm")
-    save_file(timm.create_model("resnet18", num_classes=10).state_dict(), tmp_path / "w.safetensors")
-    save_file(timm.create_model("vit_tiny_patch16_224", num_classes=0).state_dict(), tmp_path / "vit.safetensors")
-    cases = [
-        ("w.safetensors", "resnet34", "these are no weights of resnet34"),
-        ("w.safetensors", "resnet_eighteen", "timm has no model 'resnet_eighteen'"),
-    ]
-    for file, architecture, message in cases:
-        with pytest.raises(UserError, match=message):
-            room.build_model(PretrainedModel(tmp_path / file, architecture))
-    for architecture in ("convnext_atto", "vgg11"):  # whose classifier is inside another module
-        network = timm.create_model(architecture, num_classes=10)
-        save_file(network.state_dict(), tmp_path / "nested.safetensors")
-        assert (
-            feature_maps(
-                room.build_model(PretrainedModel(tmp_path / "nested.safetensors", architecture)), random_images(2, (3, 32, 32)), HALF, HALF
-            ).ndim
-            == 4
-        )
-    vit = room.build_model(PretrainedModel(tmp_path / "vit.safetensors", "vit_tiny_patch16_224"))
-    with pytest.raises(UserError, match="no feature map"):
-        feature_maps(vit, random_images(2, (3, 224, 224)), HALF, HALF)
-    with pytest.raises(UserError, match=r"cannot take images of 32 x 32 x 3"):
-        feature_maps(vit, random_images(2, (3, 32, 32)), HALF, HALF)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.images import from_files, from_hub, held_out, load_images
+from nip_ray.scenarios.image_classification.images import from_files, from_hub, load_images
 from nip_ray.scenarios.image_classification.splits import Split, parquet_files
 from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource
-from tests.scenarios.image_classification.files import encoded, random_images, random_pixels, table, write
+from tests.scenarios.image_classification.files import encoded, random_pixels, table, write
 
 COLUMNS = {name: dict(image=source.image, label=source.label) for name, source in SOURCES.items()}
 HUB = [name for name, source in SOURCES.items() if source.repository is not None]
@@ -38,19 +38,6 @@ def test_digits_are_the_real_ones_and_every_class_is_held_out_in_equal_parts() -
     known: Any = load_digits()
     both = np.concatenate([train.pixels_ICHW, test.pixels_ICHW])[:, 0]
     assert sorted(image.tobytes() for image in both) == sorted(image.astype(np.uint8).tobytes() for image in known.images)
-
-
-def test_splits_follow_from_the_seed_and_keep_their_order() -> None:
-    images = random_images(40)
-    first, second, other = held_out(images, 0.25, 1), held_out(images, 0.25, 1), held_out(images, 0.25, 2)
-    assert all(torch.equal(a.pixels_ICHW, b.pixels_ICHW) for a, b in zip(first, second, strict=True))
-    assert not torch.equal(first[1].pixels_ICHW, other[1].pixels_ICHW)
-    place = {image.numpy().tobytes(): i for i, image in enumerate(images.pixels_ICHW)}
-    train, test = ([place[image.numpy().tobytes()] for image in part.pixels_ICHW] for part in first)
-    assert train == sorted(train)
-    assert test == sorted(test)
-    assert sorted(train + test) == list(range(40))
-    assert torch.bincount(first[1].class_I).tolist() == [2, 2, 2, 2]  # a quarter of ten, rounded to even
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -116,13 +103,6 @@ def test_one_image_in_colour_makes_all_of_them_coloured(grey: tuple[int, ...], t
     found = from_files([tmp_path / "own.parquet"], SOURCES["files"])
     expected = np.stack([np.broadcast_to(one, (6, 5, 3)) for one in pixels])
     assert np.array_equal(found.pixels_ICHW.permute(0, 2, 3, 1).numpy(), expected)
-
-
-def test_a_grey_file_beside_a_coloured_one_is_coloured(tmp_path: Path) -> None:
-    grey, colour = random_pixels(2, (1, 6, 5)), random_pixels(2, (3, 6, 5))
-    files = [write(tmp_path / "a.parquet", grey, [0, 1]), write(tmp_path / "b.parquet", colour, [0, 1])]
-    found = from_files(files, SOURCES["files"]).pixels_ICHW.permute(0, 2, 3, 1).numpy()
-    assert np.array_equal(found, np.concatenate([np.repeat(grey, 3, 3), colour]))
 
 
 def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:

@@ -7,13 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nip_ray.learning.policy import Policy
-from nip_ray.networks.basic import initialise
 from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, part_means, scaled_to, trunk
 from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.protocols import build
-from nip_ray.scenarios.image_classification.network import ImageAgent, RandomAgent
+from nip_ray.scenarios.image_classification.network import ImageAgent
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.seeding import generator
 from tests.scenarios.image_classification.files import image_scenario
@@ -33,12 +30,6 @@ def learned(scenario: ImageClassification, agent: str, seed: int = 0) -> ImageAg
     made = scenario.build_agent(agent, seed)
     assert isinstance(made, ImageAgent)
     return made.eval()
-
-
-def policy_of(network: nn.Module, obs: dict[str, Tensor]) -> Policy:
-    policy, _ = network(obs, True, False)
-    assert isinstance(policy, Policy)
-    return policy
 
 
 # ------------------------------------------------------------------------------------------------------------------ trunks
@@ -139,18 +130,6 @@ def test_policy_and_value_are_the_equations_written_out(shared: bool) -> None:
     assert policy.message.shape == (len(obs["round"]), 2, scenario.num_symbols)
 
 
-@pytest.mark.parametrize("options", [{}, dict(shared_body=True), dict(central_critic=True), SPEECH])
-def test_policy_and_value_are_the_same_together_and_apart(options: dict[str, Any]) -> None:
-    scenario = image_scenario("mnip", **options)
-    for agent in scenario.protocol.agents:
-        network, obs = learned(scenario, agent), rows(scenario, agent)
-        policy, value = network(obs)
-        assert torch.equal(network(obs, False, True)[1], value)
-        assert torch.equal(network(obs, True, False)[0].message, policy.message)
-        assert network(obs, False, True)[0] is None
-        assert network(obs, True, False)[1] is None
-
-
 @pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])
 def test_gradients_and_their_gradients_reach_every_parameter(kind: str) -> None:
     every = {agent: dict(building_block_type=kind) for agent in ("prover", "verifier")}
@@ -187,14 +166,6 @@ def test_the_value_head_is_initialised_like_the_others_unless_the_published_defe
         assert first.weight.requires_grad
 
 
-def test_orthogonal_initialisation_can_be_left_out() -> None:
-    torch.manual_seed(0)
-    network = learned(image_scenario("nip", agents={"prover": dict(use_orthogonal_initialisation=False)}), "prover")
-    assert not network.policy_body.image_output.bias.eq(0).all()
-    initialise(network.policy_body, 1.0)
-    assert network.policy_body.image_output.bias.eq(0).all()
-
-
 def test_a_named_part_looks_the_same_in_every_round_where_history_is_shared() -> None:
     scenario = image_scenario("nip", agents={"prover": dict(history_initialisation="shared")})
     first = learned(scenario, "prover").policy_body.trunk[0]
@@ -204,33 +175,6 @@ def test_a_named_part_looks_the_same_in_every_round_where_history_is_shared() ->
     assert isinstance(other, nn.Conv2d)
     assert bool((first.weight[:, :count] == first.weight[:, :1]).all())
     assert not bool((other.weight[:, :count] == other.weight[:, :1]).all())
-
-
-def test_the_random_agent_is_uniform_over_everything_that_it_can_say() -> None:
-    protocol = build("nip", zero_knowledge=True)
-    scenario = image_scenario(protocol, agents={name: dict(kind="random") for name in protocol.agents}, **SPEECH)
-    for agent in protocol.agents:
-        network, obs = scenario.build_agent(agent, 0), rows(scenario, agent)
-        assert isinstance(network, RandomAgent)
-        policy, value = network(obs)
-        assert policy is not None
-        assert value is not None
-        assert policy.linear is not None
-        assert bool((policy.message == 0).all() and (policy.linear == 0).all() and (value == 0).all())
-        assert policy.message.shape[1:] == (scenario.seats[agent].num_factors, scenario.num_symbols)
-        assert (policy.decision is not None) == (agent in protocol.deciders)
-        assert network.groups() == []
-        assert network.body() is None
-
-
-def test_an_agent_is_a_function_of_its_seed_and_leaves_the_global_generator_alone() -> None:
-    scenario = image_scenario("nip")
-    torch.manual_seed(5)
-    before = torch.random.get_rng_state()
-    first, same, other = (learned(scenario, "prover", seed).state_dict() for seed in (1, 1, 2))
-    assert torch.equal(torch.random.get_rng_state(), before)
-    assert all(torch.equal(first[name], same[name]) for name in first)
-    assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_learning_rate_factors_go_to_the_parts_that_they_name() -> None:

@@ -122,12 +122,6 @@ def test_memory_where_the_players_have_different_moves() -> None:
     assert states[1:] == [(1 + i * 3 + j, 1 + j * 2 + i) for i, j in moves]
 
 
-def test_one_round_needs_no_memory() -> None:
-    scenario = scenario_of(dict(game="tandem", tandem_actions=5))
-    assert scenario.game.num_states == 1
-    assert played(scenario, [(4, 0)])[1] == [(0, 0), (0, 0)]
-
-
 @pytest.mark.parametrize("game", GAMES, ids=lambda game: game["game"])
 def test_observations_are_rebuilt_from_what_was_said(game: dict[str, Any]) -> None:
     """What learners see is what players saw, although the whole dialogue is there by then."""
@@ -191,17 +185,6 @@ def test_policy_and_value_share_nothing(hidden: int) -> None:
     assert all(g is None for g in torch.autograd.grad(value.sum(), groups["actor"].parameters, allow_unused=True))
     assert all(g is None for g in torch.autograd.grad(policy.entropy().sum(), groups["critic"].parameters, allow_unused=True))
     assert {id(p) for p in agent.body().parameters()} < actor if hidden else not list(agent.body().parameters())
-
-
-def test_seeds_make_networks_and_leave_the_global_generator_alone() -> None:
-    scenario = scenario_of(dict(game="kuhn_poker"), hidden=4)
-    torch.manual_seed(3)
-    expected = torch.rand(3)
-    torch.manual_seed(3)
-    first, again, other = (scenario.build_agent("player0", seed).state_dict() for seed in (5, 5, 6))
-    assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(first[key], again[key]) for key in first)
-    assert not all(torch.equal(first[key], other[key]) for key in first)
 
 
 def test_random_players_are_uniform_and_have_nothing_to_train() -> None:

@@ -1,12 +1,12 @@
 """Repeated games against enumeration of everything that can happen."""
 
-from itertools import pairwise, product
+from itertools import product
 
 import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.scenarios.matrix_games.exact import PRISONERS_DILEMMA, memory_one_values
+from nip_ray.scenarios.matrix_games.games import PRISONERS_DILEMMA
 from nip_ray.scenarios.matrix_games.solve import Tables, repeated_best_response, repeated_values
 
 SHAPES = [(2, 2), (2, 3), (3, 2), (1, 2)]
@@ -69,19 +69,6 @@ def test_values_and_best_responses(shape: tuple[int, int], rounds: int) -> None:
         found = repeated_best_response(pay, tables[1 - player], player, rounds)
         assert found == pytest.approx(slow_best(pay, tables, player, rounds) / rounds)
         assert found >= float(repeated_values(pay, tables, rounds)[player])
-
-
-def test_values_agree_with_the_discounted_ones_of_the_endless_game() -> None:
-    """Summed with a discount, the expected pay of the single rounds is the closed form."""
-    gamma, rounds = 0.8, 120
-    pay = torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64)
-    logits = [torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2)]
-    tables = tuple(torch.stack([x.sigmoid(), 1 - x.sigmoid()], -1) for x in logits)
-    sums = [repeated_values(pay, tables, r) * r for r in range(1, rounds + 1)]
-    single = [sums[0], *(late - early for early, late in pairwise(sums))]
-    discounted = sum(gamma**r * x for r, x in enumerate(single))
-    expected = memory_one_values(logits[0], logits[1], pay[0], pay[1], gamma)
-    assert discounted.tolist() == pytest.approx([float(x) for x in expected], abs=1e-9)
 
 
 def test_tit_for_tat_can_be_exploited_in_the_last_round_only() -> None:

@@ -53,17 +53,6 @@ def test_layout(agent: str) -> None:
         assert torch.equal(features, expected)
 
 
-def test_verifier_never_sees_the_secret() -> None:
-    """Given the same messages its observation is the same for every instance; the prover's differs by secret and by nothing else."""
-    scenario = game()
-    ids = scenario.ids("train")
-    main = dialogue(1).expand(len(ids), -1, -1, -1, -1)
-    for round in range(ROUNDS):
-        seen = observe(scenario, "verifier", ids, main, round)
-        assert bool((seen == seen[0]).all())
-        assert len(observe(scenario, "prover", ids, main, round).unique(dim=0)) == SECRETS
-
-
 @pytest.mark.parametrize("secrets", [2, 3, 4, 7])
 def test_labels(secrets: int) -> None:
     scenario = game(secrets=secrets)
