@@ -96,17 +96,6 @@ def test_commands_that_are_not_run_are_understood(block: Block) -> None:
             load_config(ROOT / given["config"], given["settings"] or [])
 
 
-def test_what_is_not_run_is_known(capsys: pytest.CaptureFixture[str]) -> None:
-    """The list, for whoever runs the tests with -s; more than a third of all blocks would be too many."""
-    blocks = [block for page in PAGES.values() for block in blocks_of(page) if block.language in RUNNABLE]
-    skipped = [block for block in blocks if block.mark == "not run"]
-    with capsys.disabled():
-        print(f"\n{len(blocks)} code blocks in {len(PAGES)} pages, {len(skipped)} not run:")
-        for block in skipped:
-            print(f"  {block}: {block.reason}")
-    assert len(skipped) < len(blocks) / 3
-
-
 def verbs() -> list[str]:
     """Every verb of the command line; those of a group with a dash between."""
     group = typer.main.get_command(app)

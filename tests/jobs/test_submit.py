@@ -71,27 +71,6 @@ def test_a_changed_package_can_be_sent_along(head: Head) -> None:
     assert str(ROOT) not in line
 
 
-def test_a_script_is_a_job(head: Head, tmp_path: Path) -> None:
-    """One of the published experiments, from the upload."""
-    settings = ["scenario.data.num_train=40", "scenario.data.num_test=20", "play.num_copies=8", "algorithm.minibatch_size=64"]
-    options = " ".join(f"--set {setting}" for setting in [*settings, "algorithm.num_epochs=1"])
-    done = submit(head, f"python scripts/ppo_gi.py --iterations 1 --seeds 3 --out {tmp_path} {options}", head.environment())
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    [run_dir] = [path.parent for path in tmp_path.rglob("report.html")]
-    assert (run_dir / "checkpoints" / "000001" / "manifest.json").is_file()
-
-
-def test_a_sweep_is_a_job(head: Head, tmp_path: Path) -> None:
-    """Trials are placed on the job's own cluster; what they came to is in shared storage."""
-    verb = f"python -m nip_ray.cli sweep tune_configs/sweep_tiny.yaml --storage {tmp_path} --set iterations=4 --set checkpoint.interval=2"
-    done = submit(head, verb, head.environment())
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "Best of 2 settings" in done.stdout
-    summary = json.loads((tmp_path / "sweep-tiny" / "sweep.json").read_text())
-    assert summary["format"] == "nip_ray.sweep"
-    assert (tmp_path / "sweep-tiny" / "best" / "config.yaml").is_file()
-
-
 def test_a_secret_given_by_name_is_in_nothing_that_the_run_wrote(finished: Finished) -> None:
     run_dir, done = finished
     files = [file for file in run_dir.rglob("*") if file.is_file()]

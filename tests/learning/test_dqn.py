@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from nip_ray.learning.dqn import (
     td_target,
     update_target,
 )
-from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
 from nip_ray.seeding import generator
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, LearningRate, dqn_faults, role_settings
 
@@ -236,29 +234,6 @@ def test_optimizers_are_what_the_settings_say() -> None:
     adam.step()
     assert weight.item() == pytest.approx(before - 0.01 * 4 / (4 + 1e-3))
     assert adam.param_groups[0]["betas"] == (0.8, 0.95)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [{"adam_beta1": 0.0}, {"adam_beta2": 0.5}, {"adam_epsilon": 0.1}, {"weight_decay": 1.0}, {"optimizer": "sgd", "weight_decay": 1.0}],
-)
-def test_a_flat_optimizer_steps_by_the_settings_too(changed: dict[str, Any]) -> None:
-    def stepped(settings: DQNRoleSettings, flat: bool) -> float:
-        weight = nn.Parameter(torch.tensor([1.0]))
-        groups = [ParameterGroup("critic", "all", [weight], 1.0)]
-        build = partial(build_optimizer, settings=settings, lr=0.1)
-        optimizer = FlatOptimizer(groups, 0.1, build=build) if flat else build([weight])
-        for gradient in (torch.tensor([2.0]), torch.tensor([-0.5])):
-            if isinstance(optimizer, FlatOptimizer):
-                optimizer.set_gradients([gradient])
-            else:
-                weight.grad = gradient
-            optimizer.step()
-        return weight.item()
-
-    settings = DQNRoleSettings(**changed)
-    assert stepped(settings, True) == stepped(settings, False)
-    assert stepped(settings, True) != stepped(DQNRoleSettings(optimizer=settings.optimizer), True)
 
 
 def test_a_role_has_its_own_settings_or_those_of_all_others() -> None:

@@ -1,6 +1,5 @@
 """Hironaka's game through both doors, stock PPO on it, and our PPO and REINFORCE on games that are cut off."""
 
-import math
 import warnings
 from typing import Any
 
@@ -16,7 +15,6 @@ from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPOConfig
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from tests.rllib.experiments import built, weights
-from tests.rllib.test_stock_ppo import module_weights, stock
 
 COPIES = 12
 SMALL: dict[str, Any] = dict(name="hironaka", max_points=6, max_rounds=5, num_train=200, num_test=20, rho_games=10)
@@ -85,31 +83,6 @@ def test_the_env_keeps_rllibs_contract() -> None:
             actions = {agent: np.array([draw.choice(np.flatnonzero(seen["legal"]))]) for agent, seen in obs.items()}
             obs, _, terminated, truncated, _ = env.step(actions)
             done = terminated["__all__"] or truncated["__all__"]
-
-
-def test_three_iterations_of_stock_ppo(ray_session: None) -> None:
-    """RLlib's own PPO, through its own runner, learns and makes no illegal move."""
-    algorithm = stock(hironaka())
-    try:
-        before = module_weights(algorithm)
-        for _ in range(3):
-            results = algorithm.train()
-            for agent in before:
-                assert all(math.isfinite(results["learners"][agent][name]) for name in ("total_loss", "vf_loss", "entropy"))
-        after = module_weights(algorithm)
-        for agent in before:
-            assert any(not torch.equal(before[agent][name], after[agent][name]) for name in before[agent])
-        env = ProtocolEnv({"experiment": hironaka().model_dump(mode="json")})
-        obs, _ = env.reset(seed=0)
-        (host,) = obs
-        batch = {"obs": {key: torch.as_tensor(value)[None] for key, value in obs[host].items()}}
-        obs, *_ = env.step({"host": np.array([0])})  # coordinates 0 and 1
-        batch = {"obs": {key: torch.as_tensor(value)[None].expand(500, *value.shape) for key, value in obs["agent"].items()}}
-        module = algorithm.env_runner.module["agent"].unwrapped()
-        drawn = module.get_exploration_action_dist_cls().from_logits(module.forward_exploration(batch)["action_dist_inputs"]).sample()
-        assert set(drawn.flatten().tolist()) == {0, 1}
-    finally:
-        algorithm.stop()
 
 
 @pytest.mark.parametrize("rule", ["ppo", "reinforce", "stackelberg"])

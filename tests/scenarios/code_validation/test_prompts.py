@@ -10,9 +10,9 @@ import pytest
 
 import nip_ray.scenarios.code_validation.prompts as prompts_module
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, Protocol, ProtocolParams, build
+from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, ProtocolParams, build
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, Prompts, fenced, load_prompts
+from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, fenced
 from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
 from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
@@ -219,17 +219,6 @@ def test_every_file_of_the_package_is_used() -> None:
     agents = {f"{name}/{agent}.j2" for name, roles in ROLES.items() for agent in roles}
     included = {found for path in (PACKAGE / "v1").rglob("*.j2") for found in re.findall(r'include "([^"]+)"', path.read_text())}
     assert files == agents | included
-
-
-def test_no_template_is_read_twice_in_two_ways(tmp_path: Path) -> None:
-    """The package's templates, laid over themselves, change nothing."""
-    import shutil
-
-    shutil.copytree(PACKAGE / "v1", tmp_path / "own")
-    protocol: Protocol = build("debate")
-    own, package = load_prompts(1, str(tmp_path / "own"), protocol), load_prompts(1, None, protocol)
-    assert {name: one.text for name, one in own.templates.items()} == {name: one.text for name, one in package.templates.items()}
-    assert isinstance(own, Prompts)
 
 
 def test_the_manual_lists_all_variables() -> None:

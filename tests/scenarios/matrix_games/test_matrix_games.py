@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.transcripts import transcript_records
 from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.learning.policy import Policy
 from nip_ray.play.batch import own_rows
@@ -136,21 +135,6 @@ def test_observations_are_rebuilt_from_what_was_said(game: dict[str, Any]) -> No
         assert torch.equal(torch.cat(seen[agent]), by_round)
         policy, _ = networks[agent](rows.obs, True, False)
         assert torch.allclose(policy.log_prob(rows.action), rows.log_prob_N, atol=1e-6)
-
-
-@pytest.mark.parametrize("game", GAMES, ids=lambda game: game["game"])
-def test_transcripts_hold_every_move_and_nothing_else(game: dict[str, Any]) -> None:
-    scenario = scenario_of(game, None if game["game"] == "kuhn_poker" else 3)
-    rollout = rollout_of(scenario, networks_of(scenario), 12)
-    main_BRACM, protocol = torch.full_like(rollout.main_BRACM, -1), scenario.protocol
-    for b, record in enumerate(transcript_records(scenario, rollout, 12)):
-        assert record["reward"] == {a: pytest.approx(float(rollout.reward_BRA[b, :, i].sum())) for i, a in enumerate(protocol.agents)}
-        assert (record["instance"], record["length"]) == (int(rollout.id_B[b]), int(rollout.length_B[b]))
-        for r, one in enumerate(record["rounds"]):
-            for turn in one["turns"]:
-                place = (b, r, protocol.agents.index(turn["agent"]), protocol.channels.index(turn["channel"]))
-                main_BRACM[place] = torch.tensor(turn["message"])
-    assert torch.equal(main_BRACM, rollout.main_BRACM)
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
