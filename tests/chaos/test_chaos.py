@@ -14,16 +14,15 @@ from tests.chaos.driver import ROOT
 
 LOST = {"env_runner": 0, "learner": 1, "node": 1, "trial": 1, "trial_node": 1, "driver": 1, "sweep_driver": 1}
 """Case -> iterations that a run may begin once more."""
-QUICK, REST = ("env_runner", "learner", "trial"), ("node", "trial_node", "driver", "sweep_driver")
 
 
-def outcomes(folder: Path, seed: int, cases: tuple[str, ...]) -> dict[str, Any]:
-    """What came of the cases, played on one cluster by a process of its own."""
-    command = [sys.executable, "-m", "tests.chaos.driver", str(folder), str(seed), *cases]
+def outcomes(folder: Path, seed: int) -> dict[str, Any]:
+    """What came of all cases, played on one cluster by a process of its own."""
+    command = [sys.executable, "-m", "tests.chaos.driver", str(folder), str(seed), *LOST]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        out, err = process.communicate(timeout=200 * len(cases))
+        out, err = process.communicate(timeout=200 * len(LOST))
     finally:
         end(process)
     assert process.returncode == 0, err[-4000:]
@@ -51,36 +50,12 @@ def check(outcome: dict[str, Any]) -> None:
         assert iterations <= begun <= iterations + LOST[outcome["case"]]
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The quick cases, which share a cluster and undisturbed runs."""
-    return outcomes(tmp_path_factory.mktemp("chaos"), 0, QUICK)
-
-
-@pytest.mark.slow
-@pytest.mark.crash
-@pytest.mark.timeout(700)
-@pytest.mark.parametrize("case", QUICK)
-def test_what_is_killed_costs_an_iteration_at_most(quick: dict[str, Any], case: str) -> None:
-    check(quick[case])
-
-
-@pytest.mark.crash
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_lost_node_or_driver_costs_an_iteration_at_most(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, 0, REST)
-    assert set(found) == set(REST)
-    for outcome in found.values():
-        check(outcome)
-
-
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(5))
 def test_whatever_is_killed_whenever(tmp_path: Path, seed: int) -> None:
-    found = outcomes(tmp_path, seed, QUICK + REST)
+    found = outcomes(tmp_path, seed)
     assert set(found) == set(LOST)
     for outcome in found.values():
         check(outcome)

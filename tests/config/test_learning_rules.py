@@ -90,19 +90,11 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (schedules(prover={**CONTIGUOUS, "first_agent_num_rounds": 1}), "schedules.prover.first_agent_num_rounds", "no use"),
     (schedules(prover={**CONTIGUOUS, "start": 3}), "schedules.prover.stop", "got 3, but start is 3"),
     (schedules(prover={**CONTIGUOUS, "stop": 5}), "schedules.prover.stop", "more than the period of 4"),
-    (
-        schedules(prover={**ALTERNATING, "first_agent_num_rounds": 5}),
-        "schedules.prover.first_agent_num_rounds",
-        "more than the period of 4",
-    ),
+    (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 5}), "schedules.prover.first_agent_num_rounds", "more than the period"),
     (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 0}), "schedules.prover", "would never learn"),
     (schedules(prover={**ALTERNATING, "first_agent_num_rounds": 4, "first_agent": False}), "schedules.prover", "would never learn"),
     (schedules(prover=CONTIGUOUS) | {"iterations": 1}, "schedules.prover", "would never learn within 1 iterations"),
-    (
-        schedules(prover=CONTIGUOUS) | agents(prover=RANDOM),
-        "schedules.prover",
-        "never learns, whatever its schedule (scenario.agents.prover)",
-    ),
+    (schedules(prover=CONTIGUOUS) | agents(prover=RANDOM), "schedules.prover", "never learns, whatever its schedule"),
     (schedules(prover=CONTIGUOUS) | agents(_default=FROZEN, verifier={}), "schedules.prover", "scenario.agents._default"),
     # first weights
     (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),

@@ -172,20 +172,14 @@ def with_own_forward() -> AlgorithmConfig:
     [
         (lambda: config_of().environment(env="CartPole-v1"), r"env: got 'CartPole-v1'.* use instead: \.experiment"),
         (lambda: config_of().environment(env_config={"size": 3}), r"env_config\.size: unknown key"),
-        (
-            lambda: config_of().environment(env_config={"experiment": {"iterations": 7}}),
-            r"env_config\.experiment: differs",
-        ),
+        (lambda: config_of().environment(env_config={"experiment": {"iterations": 7}}), r"env_config\.experiment: differs"),
         (lambda: config_of().multi_agent(policy_mapping_fn=lambda agent, episode: "prover"), "policy_mapping_fn: every agent"),
         (lambda: config_of().multi_agent(policies={"prover"}), "policies: got prover, expected one for each agent: prover, verifier"),
         (with_own_forward, "rl_module_spec: prover: _forward of one's own is never called"),
         (lambda: config_of().callbacks(Stepping), "Stepping.on_episode_step: never called, use instead"),
         (lambda: config_of().training(lr=[[0, 1e-3], [100, 1e-4]]), r"algorithm\.lr: got \[\[0, .*expected number > 0"),
         (lambda: config_of().training(entropy_coefficent=0.1), "entropy_coefficent=.*unknown, did you mean entropy_coefficient"),
-        (
-            lambda: config_of().update_from_dict({"entropy_coefficent": 0.1}),
-            "entropy_coefficent: unknown option, did you mean entropy_coefficient",
-        ),
+        (lambda: config_of().update_from_dict({"entropy_coefficent": 0.1}), "entropy_coefficent: unknown option, did you mean"),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"provr": {"lr": 0.5}}), "did you mean prover"),
         (lambda: config_of().training(lam=0.9, lambda_=0.8), "lambda_=.*: lam is another word for it and is given too"),
