@@ -11,16 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch import Tensor, nn
 
-from nip_ray.learning.dqn import (
-    build_optimizer,
-    dueling,
-    epsilon_greedy,
-    next_value,
-    target_is_due,
-    td_loss,
-    td_target,
-    update_target,
-)
+from nip_ray.learning.dqn import build_optimizer, dueling, epsilon_greedy, next_value, target_is_due, td_loss, td_target, update_target
 from nip_ray.seeding import generator
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings, LearningRate, dqn_faults, role_settings
 
