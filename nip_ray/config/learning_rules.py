@@ -1,12 +1,12 @@
 """Rules about learning: algorithms, schedules, first weights, pretraining, and what an evaluation learns. See `nip_ray.config.rules`."""
 
-import difflib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
 from nip_ray.learning.schedules import is_updated
 from nip_ray.protocols.tables import SHIPPED, table_of
@@ -110,7 +110,7 @@ def solo(config: ExperimentConfig) -> Iterator[str]:
     if without_verifier(config):
         yield f"algorithm.name: {config.protocol.name} has no verifier and no labels to learn from, use another rule than solo"
     elif (known := playing(config)) is not None and agent not in known:
-        yield f"algorithm.agent: got {agent}, {_hint(agent, known)}"
+        yield f"algorithm.agent: got {agent}, {suggest(agent, known)}"
     else:
         settings, source = agent_settings(config, agent), f"scenario.agents.{source_of(config, agent)}"
         if settings.kind != "learned":
@@ -311,15 +311,10 @@ def stranger(config: ExperimentConfig, agent: str) -> str | None:
     if known is None:
         return None
     if agent not in known:
-        return f"no agent of {config.protocol.name}, {_hint(agent, known)}"
+        return f"no agent of {config.protocol.name}, {suggest(agent, known)}"
     if isinstance(rule, SoloSettings) and agent != rule.agent and rule.agent in known:
         return f"not there, since {rule.agent} learns alone (algorithm.name is solo), leave it out"
     return None
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    return f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
 
 
 LEARNING_RULES = (objectives, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)
