@@ -13,7 +13,7 @@ Decisions that matter here:
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,13 +132,20 @@ def _label(group: Group, keys: Sequence[str], groups: Sequence[Group]) -> str:
     """The settings that tell the group apart, or its first run's name where these are too many, or the same for another group."""
 
     def told(one: Group) -> str:
-        return ", ".join(f"{key.rpartition('.')[2]} {_value(one.settings.get(key))}" for key in keys[:SETTINGS_NAMED])
+        return ", ".join(f"{_name(key, group.settings)} {_value(one.settings.get(key))}" for key in keys[:SETTINGS_NAMED])
 
     name = short(group.runs[0].source.config.get("name") or group.runs[0].name, 40)
     if not keys or len(keys) > SETTINGS_NAMED or sum(told(other) == told(group) for other in groups) > 1:
         others = [short(other.runs[0].source.config.get("name") or other.runs[0].name, 40) for other in groups]
         return name if others.count(name) == 1 else short(group.runs[0].name, 60)
     return told(group)
+
+
+def _name(key: str, settings: Iterable[str]) -> str:
+    """The last word of a key; with the one before it where others end so, unless it is the learning rule's."""
+    *above, last = key.split(".")
+    alone = above == ["algorithm"] or sum(other.rpartition(".")[2] == last for other in settings) < 2
+    return last if alone else ".".join([*above[-1:], last])
 
 
 def _value(value: Any) -> str:

@@ -11,6 +11,7 @@ Decisions that matter here:
 """
 
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,8 +92,10 @@ def _game_of(role: str, text: str) -> dict[str, Any] | None:
         return None
     path, _ = _split(text)
     if not path.is_dir():
-        names = ", ".join(name.replace("_", "-") for name in SCRIPTED[role])
-        raise UserError(f"{role}: unknown player {text!r}, and no folder of that name; there are {names}, and the folders of runs")
+        names = [name.replace("_", "-") for name in SCRIPTED[role]]
+        near = get_close_matches(text, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}, and the folders of runs"
+        raise UserError(f"{role}: unknown player {text!r}, and no folder of that name; {hint}")
     scenario = _config_of(role, path).scenario
     return {name: getattr(scenario, name) for name in _GAME}
 

@@ -98,6 +98,11 @@ def test_two_runs_alone_are_compared_as_runs(folders: list[Path]) -> None:
     assert "91.0\u00a0% held-out accuracy (one seed, 95 % interval 83.6 to 95.8), higher in these runs than lr 0.1: 61.0" in page
 
 
+def test_a_setting_whose_name_others_have_is_named_with_its_section(tmp_path: Path) -> None:
+    runs = [run_folder(tmp_path / str(lr), 1, 61, pretraining={"lr": lr}) for lr in (0.5, 0.6)]
+    assert [group.label for group in grouped(runs_of(runs))] == ["pretraining.lr 0.5", "pretraining.lr 0.6"]
+
+
 def test_seeds_that_agree_have_the_interval_of_their_episodes(tmp_path: Path) -> None:
     (group,) = grouped(runs_of([run_folder(tmp_path / str(seed), seed, 80) for seed in range(3)]))
     figure, paid = group_figure(group, "verifier/accuracy"), group_figure(group, "verifier/return")
