@@ -33,8 +33,9 @@ from nip_ray.progress import say
 from nip_ray.runs.experiment import changes_of
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.files import write_atomically
 from nip_ray.storage.fingerprint import fingerprint
-from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.sources import is_artifact
 
 Driver = SequentialDriver | ParallelDriver

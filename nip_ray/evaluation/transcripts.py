@@ -83,7 +83,8 @@ def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None
 
     Raises UserError when it cannot be written. A damaged file is written anew.
     """
-    from nip_ray.storage.folder import VERSION, write_atomically
+    from nip_ray.storage.files import write_atomically
+    from nip_ray.storage.folder import VERSION
 
     known = read_pictures(run_dir)
     missing = [number for number in ids if str(number) not in known][: max(0, _MAX_PICTURES - len(known))]

@@ -22,7 +22,8 @@ from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say_stage
 from nip_ray.runs.ended import ended_run
 from nip_ray.runs.session import Session, to_the_end
-from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
 from nip_ray.tracking import check_trackers
 

@@ -34,7 +34,7 @@ from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
-from nip_ray.storage.folder import write_atomically
+from nip_ray.storage.files import write_atomically
 from nip_ray.version import __version__
 
 FORMAT = "nip_ray.pretrained"

@@ -14,7 +14,8 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.runs.ended import ended_run
-from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
 from nip_ray.text.training.run import new_state, train

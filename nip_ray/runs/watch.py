@@ -9,7 +9,6 @@ Decisions that matter here:
   is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the run could use.
 """
 
-import fcntl
 import hashlib
 import sys
 import threading
@@ -21,6 +20,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from nip_ray.errors import UserError
+from nip_ray.storage.files import is_locked
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS
 
 ADDRESS = "127.0.0.1"
@@ -165,12 +165,7 @@ def _report(run_dir: Path, mark: str) -> str:
 
 def is_running(run_dir: Path) -> bool:
     """Whether a process is writing the run: it holds the run's lock."""
-    try:
-        with (run_dir / LOCK).open(encoding="utf-8") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+    return is_locked(run_dir / LOCK)
 
 
 def _state(run_dir: Path) -> str:

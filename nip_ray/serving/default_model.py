@@ -17,7 +17,7 @@ from typing import Any
 
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.extras import local_llm
-from nip_ray.storage.folder import sync_folder
+from nip_ray.storage.files import put_in_place
 
 VOCABULARY = Path(__file__).with_name("vocabulary.json")
 CONTEXT = 8192
@@ -86,18 +86,3 @@ def save_default_model(folder: Path, seed: int = 0) -> Path:
     tokenizer.save_pretrained(aside)
     put_in_place(aside, folder)
     return folder
-
-
-def put_in_place(aside: Path, folder: Path) -> None:
-    """Rename the finished folder `aside` to `folder`; where another writer came first, its (equal) work stays."""
-    for entry in aside.rglob("*"):
-        if entry.is_file():
-            with entry.open("rb") as file:
-                os.fsync(file.fileno())
-    try:
-        aside.rename(folder)
-    except OSError:
-        if not folder.is_dir():
-            raise
-        shutil.rmtree(aside, ignore_errors=True)
-    sync_folder(folder.parent)

@@ -24,13 +24,13 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
 from nip_ray.serving.compat import preference_trainer
-from nip_ray.serving.default_model import put_in_place
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.files import put_in_place
 
 LEARNING_RATE = {"lora": 1e-4, "full": 1e-3}
 

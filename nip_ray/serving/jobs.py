@@ -28,7 +28,7 @@ from typing import Any
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, JobStatus
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.storage.folder import write_atomically
+from nip_ray.storage.files import write_atomically
 
 MAX_STARTS = 3
 VERSION = 1

@@ -22,7 +22,7 @@ from nip_ray.serving.host import as_ours
 from nip_ray.serving.jobs import JobStore, StoredJob
 from nip_ray.serving.protocol import ApiError, page
 from nip_ray.serving.training_data import parse_examples
-from nip_ray.storage.folder import write_atomically
+from nip_ray.storage.files import write_atomically
 
 _STRICT = ConfigDict(extra="forbid")
 _STATUS = {"pending": "queued"}

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 
 from nip_ray.errors import UserError
+from nip_ray.storage.files import sync
 from nip_ray.storage.fingerprint import canonical
-from nip_ray.storage.folder import sync_folder
 
 FORMAT = "nip_ray.checkpoint"
 VERSION = 1
@@ -146,7 +146,7 @@ def _prepare(folder: Path) -> None:
     """Make the folder, or tidy up what killed writers left in it."""
     if not folder.exists():
         folder.mkdir(parents=True)
-        sync_folder(folder.absolute().parent)
+        sync(folder.absolute().parent)
     for entry in list(folder.iterdir()):
         if _HIDDEN.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)
@@ -174,15 +174,7 @@ def _write_files(aside: Path, iteration: int, tensors: Mapping[str, Any], state:
     manifest = {"format": FORMAT, "version": VERSION, "iteration": iteration, "fingerprint": fingerprint, "files": files}
     (aside / MANIFEST).write_bytes(_readable({**manifest, "sha256": _sum_of(manifest)}))
     with ThreadPoolExecutor(8) as pool:  # at once: a journal then commits them together, in a fifth of the time or less
-        list(pool.map(_sync, [*aside.iterdir(), aside]))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        list(pool.map(sync, [*aside.iterdir(), aside]))
 
 
 def _move_into_place(aside: Path, final: Path) -> None:
@@ -190,7 +182,7 @@ def _move_into_place(aside: Path, final: Path) -> None:
     if final.exists():
         final.rename(replaced)
     aside.rename(final)
-    sync_folder(final.parent)
+    sync(final.parent)
     if replaced.exists():
         _remove([replaced])
 

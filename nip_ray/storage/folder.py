@@ -6,16 +6,13 @@
 Decisions that matter here:
 - a folder is a run from the moment it has a `config.yaml`, which is put there last and in one piece; whatever a killed `create`
   leaves behind counts as empty, so that it can be repeated;
-- files are replaced, never overwritten: written aside, fsynced, renamed. The one exception is `metrics.jsonl`, to which each row is
-  appended by a single write; a kill can tear its last line only, and a torn last line is as good as none;
-- one writer at a time, by `flock` on `.lock`. The kernel drops the lock with the process that holds it, however that dies, so a
-  lock is never stale. Readers take no lock. A file system without locks gets a warning instead;
+- files are replaced, never overwritten. The one exception is `metrics.jsonl`, to which rows are appended; a torn last line is as good as
+  none (see `nip_ray.storage.files`);
+- one writer at a time, who holds the lock of `.lock`;
 - JSON stays JSON: numbers that are not finite are written as null. Every document and every line carries a format version, which
   reading checks and takes off again; what a newer version wrote is refused, not guessed at.
 """
 
-import errno
-import fcntl
 import json
 import math
 import os
@@ -23,17 +20,17 @@ import platform
 import re
 import shlex
 import subprocess
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from importlib import metadata
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 from nip_ray.errors import UserError
+from nip_ray.storage.files import LineFile, cannot_write, sync, write_atomically
+from nip_ray.storage.files import lock as lock_file
 from nip_ray.version import __version__
 
 VERSION = 1
@@ -44,7 +41,6 @@ _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.js
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
 _LEFTOVER = re.compile(r"\..+\.tmp-(\d+)")
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 
 
 class RunFolder:
@@ -57,7 +53,7 @@ class RunFolder:
         """For `create` and `open` alone."""
         self.path, self.checkpoints, self.transcripts = path, path / "checkpoints", path / "transcripts"
         self._lock: TextIO | None = lock
-        self._metrics: FileIO | None = None
+        self._metrics: LineFile | None = None
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
@@ -86,7 +82,7 @@ class RunFolder:
             _refuse_run(path)
             _remove_leftovers(path)
             write_atomically(path / CONFIG, config_yaml.encode())
-            sync_folder(path.absolute().parent)
+            sync(path.absolute().parent)
         except BaseException:
             run.close()
             raise
@@ -132,17 +128,11 @@ class RunFolder:
         nested = [key for key, value in plain.items() if isinstance(value, dict | list)]
         if nested:
             raise ValueError(f"rows of metrics are flat, but {', '.join(nested)} is not a single value")
-        path, line = self.path / METRICS, _line(plain)
-        try:
-            if self._metrics is None:
-                self._metrics = _open_for_append(path)
-            written = self._metrics.write(line)
-        except OSError as error:
-            self._close_metrics()
-            _cannot_write(path, error)
-        if written != len(line):  # a full disk: what was written is a torn last line, mended when the file is opened next
-            self._close_metrics()
-            _cannot_write(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        if self._metrics is None:
+            path = self.path / METRICS
+            self._metrics = LineFile(path, locked=False)  # the run's own lock guards it
+            self._metrics.cut(sum(len(line) for _, line in _read_lines(path, "iteration", torn_tail=True)))
+        self._metrics.append(_line(plain))
 
     def metrics(self) -> list[dict[str, Any]]:
         """All rows of `metrics.jsonl`, without a torn last line. Raises UserError that names a damaged line before the last."""
@@ -185,7 +175,7 @@ class RunFolder:
     def sync(self) -> None:
         """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""
         if self._metrics is not None:
-            os.fsync(self._metrics.fileno())
+            self._metrics.sync()
 
     def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.
@@ -217,7 +207,7 @@ class RunFolder:
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
-                    _cannot_write(path, error)
+                    cannot_write(path, error)
 
     def write_json(self, name: str, content: Mapping[str, Any]) -> Path:
         """Write the document `name` ("evaluation.json") in one step, with its format and version. Needs no lock: the last writer wins.
@@ -329,7 +319,7 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
     try:
         path.parent.mkdir(exist_ok=True)
     except OSError as error:
-        _cannot_write(path, error)
+        cannot_write(path, error)
     write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
     return path
 
@@ -337,34 +327,6 @@ def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """What `write_lines` wrote; nothing for a file that is missing. Raises UserError that names a damaged line."""
     return [record for record, _ in _read_lines(path, None, torn_tail=False)]
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one step: a reader, or whoever comes after a crash, sees all of the old content or all of the new.
-
-    Raises UserError when it cannot be written; the old content is then still there.
-    """
-    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    try:
-        with aside.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        sync_folder(path.parent)
-    except OSError as error:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        _cannot_write(path, error)
-
-
-def sync_folder(path: Path) -> None:
-    """Force a folder's own entries (new names, renames) to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refuse_run(path: Path) -> None:
@@ -381,17 +343,14 @@ def lock(path: Path) -> TextIO:
     try:
         file = (path / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
-        _cannot_write(path / LOCK, error)
+        cannot_write(path / LOCK, error)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            warnings.warn(f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3)
-            return file
+        lock_file(file, path)
+    except UserError as error:
         file.seek(0)
         holder = file.read().strip() or "another process"
         file.close()
-        raise UserError(f"{path} is being written by {holder}; wait for it to end, or end it") from None
+        raise UserError(str(error).replace("another process", holder)) from None
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
@@ -454,14 +413,6 @@ def _parse_line(line: bytes, required: str | None) -> dict[str, Any] | None:
     return row
 
 
-def _open_for_append(path: Path) -> FileIO:
-    """`metrics.jsonl`, unbuffered, cut back to its last whole line."""
-    whole = sum(len(line) for _, line in _read_lines(path, "iteration", torn_tail=True))
-    file = path.open("ab", buffering=0)
-    file.truncate(whole)
-    return file
-
-
 def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
@@ -486,10 +437,6 @@ def _format(name: str) -> str:
 
 def _iteration_of(transcript: str) -> int:
     return int(transcript.rpartition("-")[2])
-
-
-def _cannot_write(path: Path, error: OSError) -> NoReturn:
-    raise UserError(f"{path} cannot be written ({error.strerror}); what was saved before is untouched") from None
 
 
 def _version_of(package: str) -> str | None:

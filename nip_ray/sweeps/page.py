@@ -44,7 +44,8 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
     """Write ``sweep.html`` into `folder` and return its path. Raises UserError when it cannot be written."""
     # here, not above: what starts a sweep must not wait for matplotlib
     from nip_ray.evaluation.report.page import rendered
-    from nip_ray.storage.folder import environment, write_atomically
+    from nip_ray.storage.files import write_atomically
+    from nip_ray.storage.folder import environment
 
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder, so the page of the sweep cannot be written; name a sweep's folder")

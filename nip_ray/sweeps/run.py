@@ -39,7 +39,8 @@ from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.progress import say, say_stage
 from nip_ray.runs.experiment import try_files
-from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_atomically, write_document
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_document
 from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.records import Status, TrialRecord

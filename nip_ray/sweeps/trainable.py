@@ -34,7 +34,8 @@ from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
-from nip_ray.storage.folder import CONFIG, RunFolder, environment, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.sweeps.trial_config import experiment_of, values_of
 
 POINTER, LINEAGE = "run.json", "lineage.json"

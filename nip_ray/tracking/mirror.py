@@ -25,7 +25,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nip_ray.progress import say
 from nip_ray.settings.tracking import MirrorSettings
-from nip_ray.storage.folder import CONFIG, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG
 from nip_ray.storage.identity import IDENTITY
 from nip_ray.storage.mirror import Place, Store, check_library, checkpoint_of, manifest_of, one_line, place_of
 from nip_ray.tracking import wandb_runs

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.storage.folder import RunFolder, environment, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import RunFolder, environment
 
 CONFIG = "name: é\nseed: 3\n"
 

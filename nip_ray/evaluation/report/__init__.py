@@ -23,7 +23,7 @@ def write_report(run_dir: Path, transcripts: str | None = None, *, told: Callabl
     written. The end of a training run, which must not fail for that, has none.
     """
     from nip_ray.evaluation.report.source import read_run
-    from nip_ray.storage.folder import write_atomically
+    from nip_ray.storage.files import write_atomically
 
     run_dir = Path(run_dir)
     source = read_run(run_dir, transcripts)

@@ -74,7 +74,7 @@ def write_comparison(run_dirs: Sequence[Path], out: Path, cross_play: Path | Non
     Raises UserError for fewer than two runs, one that is none, two that are one (also by config and seed), runs of different scenarios,
     protocols or held-out instances, a file of cross-play that cannot be read, and an `out` that cannot be written.
     """
-    from nip_ray.storage.folder import write_atomically
+    from nip_ray.storage.files import write_atomically
 
     page = comparison_page(run_dirs, cross_play)
     if not out.parent.is_dir():

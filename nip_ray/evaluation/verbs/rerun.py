@@ -24,7 +24,8 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures
 from nip_ray.progress import progress_line, say
 from nip_ray.storage.checkpoint import Checkpoint, load_checkpoint
-from nip_ray.storage.folder import CONFIG, RunFolder, json_ready, write_atomically
+from nip_ray.storage.files import write_atomically
+from nip_ray.storage.folder import CONFIG, RunFolder, json_ready
 
 FORMAT, VERSION = "nip_ray.rerun", 1
 RERUNS = "reruns"

@@ -8,9 +8,7 @@ Decisions that matter here:
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -22,6 +20,7 @@ from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row
 from nip_ray.scenarios.code_validation.item import COLUMNS, CodeItem
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeDataSettings, Difficulty
+from nip_ray.storage.files import make_parents, written_aside
 
 _HINT = f"the columns {', '.join(COLUMNS)}, or the published ones of {APPS} or {BUGGY}"
 
@@ -185,21 +184,12 @@ def write_items(items: Sequence[CodeItem], path: Path) -> None:
 
 def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Like `write_items`, for any rows."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    make_parents(path)
+    with written_aside(path) as aside:
         if path.suffix == ".parquet":
             _write_parquet(rows, aside)
         else:
             aside.write_bytes(b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows))
-        with aside.open("rb") as file:
-            os.fsync(file.fileno())
-        aside.replace(path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error}); name a file in a folder that can be") from error
-    finally:
-        with suppress(OSError):  # gone already after the rename
-            aside.unlink()
 
 
 def _write_parquet(rows: Sequence[Mapping[str, Any]], path: Path) -> None:

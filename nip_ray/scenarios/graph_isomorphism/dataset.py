@@ -11,9 +11,7 @@ the key, the fault and what would be right; nothing wrong gets as far as a `Grap
 """
 
 import hashlib
-import os
 import zipfile
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mode
@@ -25,6 +23,7 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
+from nip_ray.storage.files import make_parents, written_aside
 
 RAW_KEYS = ("edge_index_a", "edge_index_b", "slices_a", "slices_b", "wl_scores", "sizes_a", "sizes_b")
 FORMAT = "nip_ray.graph_pairs"
@@ -301,24 +300,9 @@ def save_pairs(pairs: GraphPairs, path: Path | str) -> None:
     path = Path(path)
     raw = to_raw(pairs)
     content: dict[str, Any] = {"format": np.array(FORMAT), "version": np.array(VERSION), "checksum": np.array(_checksum(raw)), **raw}
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            np.savez_compressed(file, **content)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror or error}); name a file in a folder that can be") from error
-    finally:
-        with suppress(OSError):  # gone already after the rename
-            aside.unlink()
+    make_parents(path)
+    with written_aside(path) as aside, aside.open("wb") as file:
+        np.savez_compressed(file, **content)
 
 
 def _checksum(raw: Raw) -> str:

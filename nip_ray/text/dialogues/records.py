@@ -16,21 +16,17 @@ Decisions that matter here:
 """
 
 import asyncio
-import errno
-import fcntl
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
 
 from nip_ray.errors import UserError
+from nip_ray.storage.files import LineFile
 from nip_ray.text.costs.prices import Price, PriceList, worst_call_cost, worst_prompt_tokens
 from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
 from nip_ray.text.errors import uncertain_of
@@ -42,7 +38,6 @@ SYNC_S = 0.5
 
 _TOLD = ("cached_tokens", "reasoning_tokens", "model", "fingerprint")
 _NAME = re.compile(r"(\d{6,})-(\w+)\.jsonl")
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
 _dumps = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
 
 
@@ -79,7 +74,8 @@ class RecordedChat:
             raise ValueError(f"a worker's name is made of letters, digits and _ (got {worker!r})")
         self._known = {record.key: record for path in _files(folder, iteration) for record in _read(path) if record.reply is not None}
         self._running: set[str] = set()
-        self._file = _open(self.path)
+        self._file = LineFile(self.path)
+        self._file.cut()
         self._sync_due: asyncio.TimerHandle | None = None
         self.replayed = 0
 
@@ -111,10 +107,7 @@ class RecordedChat:
         if self._sync_due is not None:
             self._sync_due.cancel()
             self._sync_due = None
-        try:
-            await asyncio.get_running_loop().run_in_executor(None, os.fsync, self._file.fileno())
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written ({error.strerror}); resume the run when that is mended") from None
+        await asyncio.get_running_loop().run_in_executor(None, self._file.sync)
 
     async def _call(self, request: ChatRequest) -> ChatReply:
         worst = self._worst(request)
@@ -137,20 +130,17 @@ class RecordedChat:
         return Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
 
     def _append(self, row: dict[str, Any]) -> None:
-        line = (_dumps({**row, "version": VERSION}) + "\n").encode()
-        try:
-            written = self._file.write(line)
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be written ({error.strerror}); resume the run when that is mended") from None
-        if written != len(line):  # a full disk; calls that are still in flight may yet append
-            self._file.truncate(self._file.tell() - written)
-            raise UserError(f"{self.path} cannot be written ({os.strerror(errno.ENOSPC)}); resume the run when that is mended")
+        self._file.append((_dumps({**row, "version": VERSION}) + "\n").encode())
         if self._sync_due is None:
             self._sync_due = asyncio.get_running_loop().call_later(SYNC_S, self._sync_soon)
 
     def _sync_soon(self) -> None:
         self._sync_due = None
-        asyncio.get_running_loop().run_in_executor(None, partial(_fsync_open, self._file))
+        asyncio.get_running_loop().run_in_executor(None, self._sync_open)
+
+    def _sync_open(self) -> None:
+        with suppress(RuntimeError):  # closed in the meantime, after a last sync
+            self._file.sync()
 
 
 def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRecord]:
@@ -277,32 +267,3 @@ def _count(row: dict[str, Any], name: str) -> int:
     if type(row[name]) is not int or row[name] < 0:
         raise ValueError(f"{name} is no count")
     return row[name]
-
-
-def _open(path: Path) -> FileIO:
-    """The file, locked, unbuffered, cut back to its last whole line, ready for appending."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("ab", buffering=0)
-        _lock(file, path)
-        data = path.read_bytes()
-        file.truncate(data.rfind(b"\n") + 1)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror})") from None
-    return file
-
-
-def _lock(file: FileIO, path: Path) -> None:
-    """Kept until the file is closed or the process ends. A file system without locks is trusted to have one writer."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            return
-        file.close()
-        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
-
-
-def _fsync_open(file: FileIO) -> None:
-    with suppress(ValueError):  # closed in the meantime, after a last fsync
-        os.fsync(file.fileno())

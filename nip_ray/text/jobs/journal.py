@@ -6,25 +6,21 @@ Decisions that matter here:
 - a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where blocks never
   reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never guessed at;
 - every line carries the format version and a CRC-32 of its entry;
-- one writer at a time, by `flock`; the kernel drops the lock with the process that holds it. Readers need none (`read_journal`);
+- one writer at a time; readers need no lock (`read_journal`);
 - after a write that failed nothing more is written: what the disk then holds is known only to who opens the file anew.
 """
 
-import fcntl
 import io
 import json
-import os
 import threading
-import warnings
 import zlib
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.storage.folder import sync_folder
+from nip_ray.storage.files import LineFile
 
 VERSION = 1
 """The format of every line."""
@@ -34,7 +30,7 @@ Entry = dict[str, Any]
 
 
 class Journal:
-    """The journal at `path`, opened for writing and made when missing; its folder must be there. Safe to use from several threads.
+    """The journal at `path`, opened for writing and made when missing. Safe to use from several threads.
 
     Raises UserError when the file is damaged, of a newer version, cannot be opened, or is open for writing elsewhere.
     """
@@ -42,22 +38,13 @@ class Journal:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._guard = threading.Lock()
-        self._file: FileIO | None = None
+        self._file = LineFile(self.path)
         try:
-            is_new = not self.path.exists()
-            file = self.path.open("ab", buffering=0)
-            if is_new:
-                sync_folder(self.path.parent)
-        except OSError as error:
-            raise UserError(f"{self.path} cannot be opened ({error.strerror}); the folder must exist and be writable") from None
-        try:
-            _lock(file, self.path)
             self._entries, whole = _read(self.path)
-            file.truncate(whole)
+            self._file.cut(whole)
         except BaseException:
-            file.close()
+            self._file.close()
             raise
-        self._file = file
 
     def append(self, kind: str, /, **fields: Any) -> Entry:
         """Add an entry; it is on disk when this returns. `fields` are plain JSON values.
@@ -66,17 +53,12 @@ class Journal:
         """
         line = _line({"kind": kind, **fields})
         with self._guard:
-            if self._file is None:
-                raise RuntimeError(f"{self.path} is closed")
             try:
-                if self._file.write(line) != len(line):
-                    raise OSError(None, "the disk is full")
-                os.fsync(self._file.fileno())
-            except OSError as error:
-                self._give_up()
-                raise UserError(
-                    f"{self.path} cannot be written ({error.strerror}); mend that and go on, what was written before is kept"
-                ) from None
+                self._file.append(line)
+                self._file.sync()
+            except UserError:
+                self._file.close()
+                raise
             entry = json.loads(line)["entry"]
             self._entries.append(entry)
         return entry
@@ -95,18 +77,13 @@ class Journal:
     def close(self) -> None:
         """Close the file and give the lock back. May be called again."""
         with self._guard:
-            self._give_up()
+            self._file.close()
 
     def __enter__(self) -> "Journal":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    def _give_up(self) -> None:
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
 
 def read_journal(path: Path | str) -> list[Entry]:
@@ -146,14 +123,3 @@ def _parse(line: bytes, where: str) -> Entry:
     if not isinstance(entry, dict) or "kind" not in entry or line != _line(entry):
         raise damaged
     return entry
-
-
-def _lock(file: FileIO, path: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
-    except OSError as error:
-        warnings.warn(
-            f"{path}: this file system has no locks ({error.strerror}); see to it that one process writes here at a time", stacklevel=3
-        )

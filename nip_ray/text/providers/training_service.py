@@ -31,7 +31,7 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.providers import TrainingServiceProvider
-from nip_ray.storage.folder import write_atomically
+from nip_ray.storage.files import write_atomically
 from nip_ray.text.errors import require
 from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.chat import ChatReply, ChatRequest

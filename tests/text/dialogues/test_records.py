@@ -15,6 +15,7 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
+from nip_ray.storage.files import LineFile
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.limits import Limiter
 from nip_ray.text.costs.prices import PriceList
@@ -197,7 +198,7 @@ def test_a_full_disk_is_said_and_leaves_whole_lines() -> None:
 
     async def main() -> None:
         recorded = RecordedChat(Counted(echo), folder, 0)
-        recorded._file = path.open("ab", buffering=0)
+        recorded._file = LineFile(path, locked=False)
         await recorded.complete(request())
 
     import tempfile

@@ -105,10 +105,10 @@ def test_newer_versions_are_refused(tmp_path: Path) -> None:
 
 
 def test_places_that_cannot_be_written(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be opened"):
-        Journal(tmp_path / "no" / "folder")
-    with pytest.raises(UserError, match="cannot be opened"):
-        Journal(tmp_path)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "journal", tmp_path):
+        with pytest.raises(UserError, match="cannot be written"):
+            Journal(path)
 
 
 def test_a_full_disk_stops_it_and_keeps_what_was_written(tmp_path: Path) -> None:

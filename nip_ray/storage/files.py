@@ -1,0 +1,177 @@
+"""The one way in which files are written: whole in one step, or a line at a time at the end, by one writer at a time.
+
+Decisions that matter here:
+- a whole file is written aside, fsynced and renamed: a reader, or whoever comes after a crash, sees all of the old content or all of
+  the new;
+- a line is put at the end by a single write. A kill can tear the last line only; it was never acted upon, and is cut off when the file
+  is opened next;
+- locks are `flock`: the kernel drops one with the process that holds it, however that dies, so none is ever stale. Readers take none.
+  A file system without locks gets a warning instead.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from nip_ray.errors import UserError
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one step. Raises UserError when it cannot be written; the old content is then still there."""
+    with written_aside(path) as aside:
+        aside.write_bytes(data)
+
+
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A path beside `path` to write a file to, which takes the name `path` in one step once it is whole; the folder must be there.
+
+    Raises UserError for an OSError on the way; what had the name is then still there.
+    """
+    aside = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        yield aside
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
+    except OSError as error:
+        cannot_write(path, error)
+    finally:
+        with suppress(OSError):  # gone already after the rename
+            aside.unlink(missing_ok=True)
+
+
+def make_parents(path: Path) -> None:
+    """Make the folder that a file at `path` needs. Raises UserError when it cannot be made."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cannot_write(path, error)
+
+
+def sync(path: Path) -> None:
+    """Force a file's content, or a folder's own entries (new names, renames), to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def put_in_place(aside: Path, folder: Path) -> None:
+    """Rename the finished folder `aside` to `folder`; where another writer came first, its (equal) work stays."""
+    for entry in aside.rglob("*"):
+        if entry.is_file():
+            sync(entry)
+    try:
+        aside.rename(folder)
+    except OSError:
+        if not folder.is_dir():
+            raise
+        shutil.rmtree(aside, ignore_errors=True)
+    sync(folder.parent)
+
+
+def lock(file: IO[Any] | FileIO, path: Path) -> None:
+    """Lock `file` until it is closed or the process ends. path: how messages name it.
+
+    Raises UserError when another process holds it; it names that one where the file's text does.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            warnings.warn(f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3)
+            return
+        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of the file at `path`."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    return False
+
+
+class LineFile:
+    """The file at `path`, locked and opened to append lines to; it and its folder are made when missing.
+
+    Raises UserError when it cannot be opened, or is open for writing elsewhere. locked: False where another lock guards it.
+    """
+
+    def __init__(self, path: Path, *, locked: bool = True) -> None:
+        self.path = path
+        self._file: FileIO | None = None
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            is_new = not path.exists()
+            file = path.open("ab", buffering=0)
+            if is_new:
+                sync(path.parent)
+        except OSError as error:
+            cannot_write(path, error)
+        try:
+            if locked:
+                lock(file, path)
+        except UserError:
+            file.close()
+            raise
+        self._file = file
+
+    def cut(self, length: int | None = None) -> None:
+        """Cut it back to `length` bytes (none: to its last whole line)."""
+        try:
+            whole = self.path.read_bytes().rfind(b"\n") + 1 if length is None else length
+            self._open().truncate(whole)
+        except OSError as error:
+            cannot_write(self.path, error)
+
+    def append(self, line: bytes) -> None:
+        """Add a line, which is with the operating system on return. Raises UserError when it cannot be written; no part of it stays."""
+        file = self._open()
+        try:
+            if (written := file.write(line)) != len(line):
+                file.truncate(file.tell() - written)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            cannot_write(self.path, error)
+
+    def sync(self) -> None:
+        """Return when all that was appended is on disk. Raises UserError when it cannot be."""
+        try:
+            os.fsync(self._open().fileno())
+        except OSError as error:
+            cannot_write(self.path, error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing can be appended any more."""
+        return self._file is None
+
+    def close(self) -> None:
+        """Close the file, and give the lock back. May be called again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> FileIO:
+        if self._file is None:
+            raise RuntimeError(f"{self.path} is closed")
+        return self._file
+
+
+def cannot_write(path: Path, error: OSError) -> NoReturn:
+    """Raise the UserError for a place that cannot be written."""
+    raise UserError(f"{path} cannot be written ({error.strerror or error}); what was saved before is untouched") from None
