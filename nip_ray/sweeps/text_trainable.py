@@ -111,7 +111,7 @@ class TextTrainable(tune.Trainable):
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
-        """CPUs and GPUs of the main process, then of every talker and of the local model's actors."""
+        """CPUs and GPUs of the main process, then of every rollout worker and of the local model's actors."""
         try:
             return tune.PlacementGroupFactory(trial_bundles(_of_language_models(config)))
         except UserError:  # the trial itself will say so, and fail alone

@@ -41,11 +41,11 @@ from nip_ray.text.costs.budget import Budget, Reservation
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.costs.spending import Amount, Spending, sum_of
+from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import total
-from nip_ray.text.dialogues.talk import Progress, Sitting, Table, Voice
-from nip_ray.text.dialogues.talkers import Talkers, shared_limiter
+from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
+from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.jobs.journal import Entry, Journal
 from nip_ray.text.providers.chat import ChecksModels
 from nip_ray.text.providers.fine_tuning import FineTuneBackend
@@ -93,38 +93,38 @@ class Parts:
         self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
-        self._talkers = Talkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
+        self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
         self._purse = Budget(config.budget, spent)
-        self.board = Switchboard(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
+        self.clients = ClientPool(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
         self._backends: dict[str, FineTuneBackend] = {}
 
     # ----------------------------------------------------------------------------------------------------------- talk
 
     async def dialogues(
-        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], progress: Progress | None = None
+        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], progress: Progress | None = None
     ) -> list[Dialogue]:
         """One dialogue for each task. models: group -> the model that speaks for it. Raises what clients raise."""
-        if self._talkers is not None:
-            return await self._talkers.hold(models, sitting, tasks, None, progress)
-        async with self.board.voices(models, sitting.iteration) as voices:
-            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight, Brake(self.config.talk))
-            return await table.dialogues(tasks, progress)
+        if self._workers is not None:
+            return await self._workers.hold(models, context, tasks, None, progress)
+        async with self.clients.agent_clients(models, context.iteration) as clients:
+            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, Brake(self.config.talk))
+            return await runner.dialogues(tasks, progress)
 
     async def trees(
-        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None
+        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None
     ) -> list[Node]:
         """One tree for each task."""
-        if self._talkers is not None:
-            return await self._talkers.hold(models, sitting, tasks, num_responses, progress)
-        async with self.board.voices(models, sitting.iteration) as voices:
-            table = Table(self.scenario, voices, sitting, self.config.talk.max_in_flight, Brake(self.config.talk))
-            return await table.trees(tasks, num_responses, progress)
+        if self._workers is not None:
+            return await self._workers.hold(models, context, tasks, num_responses, progress)
+        async with self.clients.agent_clients(models, context.iteration) as clients:
+            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, Brake(self.config.talk))
+            return await runner.trees(tasks, num_responses, progress)
 
-    async def invented(self, sitting: Sitting, tasks: Sequence[Task]) -> list[Dialogue]:
+    async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:
         """Dialogues of random replies in the right form, for which nobody is asked."""
         settings = language_agents(self.config)
-        voices = {agent: Voice(None, "", found, self.config.seed) for agent, found in settings.items()}
-        return await Table(self.scenario, voices, sitting, 1).dialogues(tasks)
+        clients = {agent: AgentClient(None, "", found, self.config.seed) for agent, found in settings.items()}
+        return await DialogueRunner(self.scenario, clients, context, 1).dialogues(tasks)
 
     def transcript(self, dialogue: Dialogue) -> dict[str, Any]:
         """A dialogue for readers."""
@@ -134,17 +134,17 @@ class Parts:
 
     def spending(self) -> Spending:
         """What the run has cost so far; what jobs under way can cost is uncertain."""
-        found = self._purse.spending if self._talkers is None else self._talkers.spending()
+        found = self._purse.spending if self._workers is None else self._workers.spending()
         found.uncertain += under_way(self.journal.entries())
         return found
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
         """Set money aside for jobs. Raises BudgetExhausted."""
-        return await (self._purse if self._talkers is None else self._talkers).reserve_for_jobs(amount)
+        return await (self._purse if self._workers is None else self._workers).reserve_for_jobs(amount)
 
     def book(self, spending: Spending) -> None:
         """Book what was spent without a reservation."""
-        (self._purse if self._talkers is None else self._talkers).book(spending)
+        (self._purse if self._workers is None else self._workers).book(spending)
 
     def new_bills(self, key: str) -> Spending:
         """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""
@@ -177,8 +177,8 @@ class Parts:
         """Give connections, actors and files back."""
         self.journal.close()
         await asyncio.gather(*(backend.close() for backend in self._backends.values()))
-        if self._talkers is not None:
-            self._talkers.stop()
+        if self._workers is not None:
+            self._workers.stop()
         self._stack.close()
 
     def base_models(self, state: TextState) -> TextState:
@@ -282,7 +282,7 @@ def _with_models(state: TextState, models: Mapping[str, str], run_dir: str) -> T
 @contextmanager
 def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Path) -> Iterator[dict[str, Any]]:
     """What those of these providers have started that have actors of their own, until the end; Ray is started or joined where that or
-    talkers need it.
+    rollout workers need it.
 
     Raises UserError for missing libraries.
     """
@@ -309,7 +309,7 @@ def _shared_limiters(config: TextExperimentConfig) -> dict[str, Throttle]:
 
 
 def _cpus(config: TextExperimentConfig, started: Sequence[ProviderSettings]) -> float:
-    talkers = config.talk.num_talkers * config.talk.num_cpus_per_talker
+    talking = config.talk.num_talkers * config.talk.num_cpus_per_talker
     actors = sum(actor["CPU"] for provider in started for actor in provider.actors)
     workers = sum(provider.training_workers for provider in started)
-    return actors + workers + (max(talkers, 1.0) if config.talk.num_talkers else 0.0)
+    return actors + workers + (max(talking, 1.0) if config.talk.num_talkers else 0.0)

@@ -36,7 +36,7 @@ _SEED_BITS = 31  # what providers take
 
 
 @dataclass(frozen=True)
-class Voice:
+class AgentClient:
     """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
 
     client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`. shape: of the
@@ -52,7 +52,7 @@ class Voice:
 
 
 @dataclass(frozen=True)
-class Sitting:
+class StageContext:
     """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0."""
 
     run: str
@@ -68,16 +68,21 @@ class Sitting:
         return key, stable_seed(self.seed, "call", *parts) % 2**_SEED_BITS
 
 
-class Table:
-    """Where dialogues are held: at most `max_in_flight` calls at once, until somebody fails."""
+class DialogueRunner:
+    """Plays dialogues with at most `max_in_flight` calls at once, until one fails."""
 
     def __init__(
-        self, scenario: CodeValidation, voices: Mapping[str, Voice], sitting: Sitting, max_in_flight: int, brake: Brake | None = None
+        self,
+        scenario: CodeValidation,
+        clients: Mapping[str, AgentClient],
+        context: StageContext,
+        max_in_flight: int,
+        brake: Brake | None = None,
     ) -> None:
-        """brake: none for one of this table's own, with the usual limits."""
+        """brake: none for one of its own, with the usual limits."""
         self._brake = brake or Brake(TalkSettings())
-        self._hosted = {agent: voice.model for agent, voice in voices.items() if voice.hosted}
-        self.scenario, self.voices, self.sitting, self.max_in_flight = scenario, voices, sitting, max_in_flight
+        self._hosted = {agent: client.model for agent, client in clients.items() if client.hosted}
+        self.scenario, self.clients, self.context, self.max_in_flight = scenario, clients, context, max_in_flight
         self._gate, self._calls = asyncio.Semaphore(max_in_flight), PaidCalls()
 
     async def dialogues(self, tasks: Sequence[Task], progress: Progress | None = None) -> list[Dialogue]:
@@ -129,28 +134,28 @@ class Table:
 
     def _ask(self, number: int) -> Ask:
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:
-            voice = self.voices[agent]
-            if attempt and voice.hosted:
-                self._brake.invalid(agent, voice.model)
-            key, seed = self.sitting.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
-            if voice.client is None:
+            speaker = self.clients[agent]
+            if attempt and speaker.hosted:
+                self._brake.invalid(agent, speaker.model)
+            key, seed = self.context.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
+            if speaker.client is None:
                 return Answer(self.invent(dialogue, agent, seed))
             schema = self.scenario.reply_schema(agent)
             form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2  # tokens of names and quotation marks, about
             request = ChatRequest(
                 key=key,
-                model=voice.model,
-                messages=shape_chat(chat, voice.shape),
-                max_tokens=voice.settings.reply_tokens + form,
-                temperature=voice.settings.temperature,
-                top_p=voice.settings.top_p,
+                model=speaker.model,
+                messages=shape_chat(chat, speaker.shape),
+                max_tokens=speaker.settings.reply_tokens + form,
+                temperature=speaker.settings.temperature,
+                top_p=speaker.settings.top_p,
                 seed=seed,
                 agent=agent,
-                extra=voice.settings.extra_members,
+                extra=speaker.settings.extra_members,
                 schema=schema,
             )
             async with self._gate:
-                reply = await self._calls.wait(voice.client.complete(request))
+                reply = await self._calls.wait(speaker.client.complete(request))
             return Answer(reply.content, reply.finish_reason, reply.reasoning)
 
         return ask

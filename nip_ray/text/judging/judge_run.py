@@ -17,9 +17,9 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import price_list, usd
+from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
-from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.jobs.journal import read_journal
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
 from nip_ray.text.parts import JOBS, Prepared, local_hosts, prepare, spent_before
@@ -73,9 +73,9 @@ async def _judged(
     provider, model, iteration = who
     purse = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
     with local_hosts(config, [provider], folder.path) as hosts:
-        board = Switchboard(config, folder.path, purse, hosts)
+        pool = ClientPool(config, folder.path, purse, hosts)
         prices = price_list(config.providers[provider])
-        client = RecordedChat(board.client(provider), folder.path, iteration, "judge", prices)
+        client = RecordedChat(pool.client(provider), folder.path, iteration, "judge", prices)
         try:
             return await judge(dialogues, prepared.scenario, names, client, model, options)
         finally:

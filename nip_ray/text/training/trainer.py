@@ -34,7 +34,7 @@ from nip_ray.text.costs.bills import worst, worst_of
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
-from nip_ray.text.dialogues.talk import Progress, Sitting
+from nip_ray.text.dialogues.talk import Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.parts import Parts
@@ -114,7 +114,7 @@ class TextTrainer:
     async def _rehearse(self) -> TextState:
         """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
         tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
-        dialogues = await self.parts.invented(replace(self._sitting("train"), split="rehearsal"), tasks)
+        dialogues = await self.parts.invented(replace(self._context("train"), split="rehearsal"), tasks)
         state = self.state
         scenario = self.parts.scenario
         lessons = {group: rehearsal(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
@@ -126,12 +126,12 @@ class TextTrainer:
     async def _sample(self) -> TextState:
         state, rule = self.state, self.config.algorithm
         tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
-        sitting, path = self._sitting("train"), rollout_file(self.folder.path, "train", state.iteration)
+        context, path = self._context("train"), rollout_file(self.folder.path, "train", state.iteration)
         if isinstance(rule, MaltSettings):
-            roots = await self.parts.trees(state.models(), sitting, tasks, rule.num_responses, self.progress)
+            roots = await self.parts.trees(state.models(), context, tasks, rule.num_responses, self.progress)
             write_trees(path, self.parts.scenario, tasks, roots)
         else:
-            dialogues = await self.parts.dialogues(state.models(), sitting, tasks, self.progress)
+            dialogues = await self.parts.dialogues(state.models(), context, tasks, self.progress)
             write_dialogues(path, self.parts.scenario, tasks, dialogues)
         return state
 
@@ -221,8 +221,8 @@ class TextTrainer:
         last = iteration + 1 >= self.config.iterations
         return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.config.algorithm.test_scheme]
 
-    def _sitting(self, split: str) -> Sitting:
-        return Sitting(self.state.run_id, self.config.seed, split, self.state.iteration)
+    def _context(self, split: str) -> StageContext:
+        return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration)
 
     def _test_tasks(self) -> list[Task]:
         rule = self.config.algorithm
@@ -230,7 +230,7 @@ class TextTrainer:
 
     async def _play_tests(self) -> None:
         tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
-        dialogues = await self.parts.dialogues(self.state.models(), self._sitting("test"), tasks, self.progress)
+        dialogues = await self.parts.dialogues(self.state.models(), self._context("test"), tasks, self.progress)
         write_dialogues(path, self.parts.scenario, tasks, dialogues)
         self._write_transcripts("test-", dialogues)
 

@@ -216,7 +216,7 @@ def test_the_summary_adds_up() -> None:
 
 @ray.remote
 class Worker:
-    """Spends as a talker does: many calls at once, each of which costs less than was set aside for it."""
+    """Spends as a rollout worker does: many calls at once, each of which costs less than was set aside for it."""
 
     def __init__(self, keeper: Any, name: str) -> None:
         self._keeper, self._name = keeper, name

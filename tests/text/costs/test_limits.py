@@ -138,7 +138,7 @@ def test_names_tell_keys_apart_and_tell_nothing() -> None:
 
 @ray.remote
 class Caller:
-    """Sends calls as a talker does."""
+    """Sends calls as a rollout worker does."""
 
     def __init__(self, keeper: Any) -> None:
         self._limiter = SharedLimiter(keeper)

@@ -1,7 +1,7 @@
-"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its talker dies.
+"""Dialogues held by Ray actors: the driver hands out parts of a stage's tasks, and hands a part out again when its rollout worker dies.
 
 Decisions that matter here:
-- a talker that comes after another makes the same calls under the same keys, and finds what was answered in the records of the run
+- a rollout worker that comes after another makes the same calls under the same keys, and finds what was answered in the records of the run
   folder, which all nodes must see: so a lost node costs no reply;
 - budget and limits are kept by actors. The budget's belongs to the run's main process. The limits' belongs to nobody in particular: whoever
   comes first makes it (in a sweep that is a trial), and when it has ended with its maker, whoever asks next makes it again.
@@ -27,19 +27,19 @@ from nip_ray.text.costs.brake import Brake
 from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
 from nip_ray.text.costs.limits import SharedLimiter, Throttle, limiter_actor
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
-from nip_ray.text.dialogues.talk import Progress, Sitting, Table
+from nip_ray.text.dialogues.client_pool import ClientPool
+from nip_ray.text.dialogues.talk import DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.dialogues.voices import Switchboard
 from nip_ray.text.errors import BudgetExhausted
 
-_PARTS_PER_TALKER = 4
+_PARTS_PER_WORKER = 4
 _MAX_DEATHS = 5
-"""Of the talkers that were given one part, after which the stage fails."""
+"""Of the rollout workers that were given one part, after which the stage fails."""
 _MAX_SEARCHES, _SEARCH_S = 60, 1.0
 """For an actor that is gone: as long as Ray may take to notice that a node is."""
 
 
-class Talker:
+class RolloutWorker:
     """One process that talks. An actor on an event loop, one part of a stage at a time."""
 
     def __init__(
@@ -56,26 +56,26 @@ class Talker:
         self._config, self._scenario = TextExperimentConfig.model_validate(config), scenario
         self._run_dir, self._worker = run_dir, worker
         self._keeper, self._hosts, self._limiters = keeper, hosts, limiters
-        self._brakes: defaultdict[Sitting, Brake] = defaultdict(lambda: Brake(self._config.talk))
+        self._brakes: defaultdict[StageContext, Brake] = defaultdict(lambda: Brake(self._config.talk))
 
-    async def hold(self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
+    async def hold(self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
         config = self._config
         purse = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
         throttles: dict[str, Throttle] = {
             name: LastingLimiter(self._limiters[name], partial(_keeper, provider)) for name, provider in _limited(config).items()
         }
-        board = Switchboard(config, self._run_dir, purse, self._hosts, throttles, self._worker)
+        pool = ClientPool(config, self._run_dir, purse, self._hosts, throttles, self._worker)
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
         try:
-            async with board.voices(models, sitting.iteration) as voices:
-                table = Table(self._scenario, voices, sitting, in_flight, self._brakes[sitting])
-                return await (table.dialogues(tasks) if num_responses is None else table.trees(tasks, num_responses))
+            async with pool.agent_clients(models, context.iteration) as clients:
+                runner = DialogueRunner(self._scenario, clients, context, in_flight, self._brakes[context])
+                return await (runner.dialogues(tasks) if num_responses is None else runner.trees(tasks, num_responses))
         finally:
             await purse.flush()
 
 
-class Talkers:
+class RolloutWorkers:
     """The driver's side. Ray must be running."""
 
     def __init__(
@@ -87,29 +87,29 @@ class Talkers:
         limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
-        def talker(number: int) -> Any:
-            kind: Any = ray.remote(Talker)
+        def worker(number: int) -> Any:
+            kind: Any = ray.remote(RolloutWorker)
             options = kind.options(num_cpus=config.talk.num_cpus_per_talker, max_restarts=-1)
             return options.remote(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters)
 
-        self._talkers = [talker(number) for number in range(config.talk.num_talkers)]
+        self._workers = [worker(number) for number in range(config.talk.num_talkers)]
 
     async def hold(
-        self, models: Mapping[str, str], sitting: Sitting, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
+        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
     ) -> list[Any]:
-        """See `Talker.hold`; in the order of the tasks. Raises what a talker raises, once the parts on their way are over."""
-        parts = _parts(tasks, len(self._talkers) * _PARTS_PER_TALKER)
+        """See `RolloutWorker.hold`; in the order of the tasks. Raises what a worker raises, once the parts on their way are over."""
+        parts = _parts(tasks, len(self._workers) * _PARTS_PER_WORKER)
         waiting = list(enumerate(parts))
         made: dict[int, list[Any]] = {}
 
         async def work(number: int) -> None:
             while waiting:
                 index, part = waiting.pop(0)
-                made[index] = await self._held(number, (models, sitting, part, num_responses))
+                made[index] = await self._held(number, (models, context, part, num_responses))
                 if progress is not None:
                     progress(sum(map(len, made.values())), len(tasks))
 
-        done = await asyncio.gather(*(work(number) for number in range(len(self._talkers))), return_exceptions=True)
+        done = await asyncio.gather(*(work(number) for number in range(len(self._workers))), return_exceptions=True)
         for error in done:
             if isinstance(error, BaseException):
                 raise error
@@ -132,18 +132,18 @@ class Talkers:
 
     def stop(self) -> None:
         """End the actors."""
-        for actor in (*self._talkers, self._keeper):
+        for actor in (*self._workers, self._keeper):
             ray.kill(actor)
 
     async def _held(self, number: int, work: tuple[Any, ...]) -> list[Any]:
         for _ in range(_MAX_DEATHS):
             try:
-                return await self._talkers[number].hold.remote(*work)
+                return await self._workers[number].hold.remote(*work)
             except RayActorError:
                 await self._keeper.forfeit.remote(str(number))
             except RayError as error:
-                raise as_ours(error, "a talker") from None
-        raise TrainingError(f"talker {number} died {_MAX_DEATHS} times at the same dialogues; see the logs of Ray, then resume the run")
+                raise as_ours(error, "a rollout worker") from None
+        raise TrainingError(f"rollout worker {number} died {_MAX_DEATHS} times at the same dialogues; see Ray's logs, then resume the run")
 
 
 class LastingLimiter:

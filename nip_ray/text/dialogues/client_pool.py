@@ -1,6 +1,6 @@
-"""From a config to the voices of its agents: one recorded client for each provider that speaks, in whatever process talks.
+"""From a config to the clients of its agents: one recorded client for each provider in use, in each process that plays dialogues.
 
-A `Switchboard` is what such a process needs to reach the providers. It can be sent to another process: budgets and limits are then
+A `ClientPool` is what such a process needs to reach the providers. It can be sent to another process: budgets and limits are then
 handles of the actors that keep them.
 """
 
@@ -17,13 +17,13 @@ from nip_ray.text.costs.budget import Purse
 from nip_ray.text.costs.limits import Limiter, Throttle
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import RecordedChat
-from nip_ray.text.dialogues.talk import Voice
+from nip_ray.text.dialogues.talk import AgentClient
 from nip_ray.text.providers.chat import ChatClient
 from nip_ray.text.providers.registry import Connection, chat_client
 
 
 @dataclass
-class Switchboard:
+class ClientPool:
     """config: of the run. run_dir: where calls are recorded. purse: what calls are paid from. hosts: of local providers, by name.
 
     throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
@@ -37,8 +37,8 @@ class Switchboard:
     worker: str = ""
 
     @asynccontextmanager
-    async def voices(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, Voice]]:
-        """Agent -> its voice, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
+    async def agent_clients(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, AgentClient]]:
+        """Agent -> its client, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
         settings = language_agents(self.config)
         group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
         shapes = chat_shapes(self.config)
@@ -46,7 +46,7 @@ class Switchboard:
         clients = {name: self._recorded(name, iteration) for name in sorted(used)}
         try:
             yield {
-                agent: Voice(
+                agent: AgentClient(
                     clients.get(found.provider),
                     models[group_of[agent]],
                     found,
