@@ -78,7 +78,8 @@ class Session:
         check_attack_at_end(self.config)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
-        self.algorithm = build_algorithm(self.config)
+        fresh = checkpoint is None  # a resumed run needs the runs that its first weights came from no more
+        self.algorithm = build_algorithm(self.config if fresh else self.config.model_copy(update={"initial_weights": {}}))
         if given:
             put_weights(self.algorithm, given)
         if checkpoint is not None:

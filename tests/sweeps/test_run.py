@@ -112,7 +112,8 @@ def test_the_copy_of_the_best_is_a_whole_run(finished: tuple[SweepResult, str]) 
 
 
 def test_somebody_who_watches_sees_every_trial_end_and_how_the_others_stand(finished: tuple[SweepResult, str]) -> None:
-    lines = finished[1].splitlines()
+    first, *lines = finished[1].splitlines()
+    assert first == f"sweep {finished[0].folder}"
     ended = [line for line in lines if line.startswith("[")]
     assert [line[:5] for line in ended] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]
     assert sum("algorithm.lr 0.02" in line and METRIC in line and "after 4 iterations" in line for line in ended) == 2
