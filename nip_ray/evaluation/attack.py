@@ -24,8 +24,8 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
-from nip_ray.evaluation.staged import Player, stage_all
-from nip_ray.play.core import BatchedPlay, episode_seeds
+from nip_ray.evaluation.staged import stage_all
+from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, Protocol
 from nip_ray.seeding import generator, stable_seed
@@ -195,7 +195,7 @@ class _Attack:
         own = {agent: self.victim.networks[agent] for agent in self.agents}
         yield Attacker("own", "own", own)
         yield Attacker("random", "random", {agent: Uniform(network) for agent, network in own.items()})
-        yield Attacker("silent", "silent", own, greedy=True, meddle=silence)
+        yield Attacker("silent", "silent", own, greedy=True, edit=silence)
         for name, networks in self.victim.scripts.items():
             yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
 

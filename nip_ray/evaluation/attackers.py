@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.evaluation.staged import Meddle, Player, Staged, Turn, stage
+from nip_ray.evaluation.staged import Staged, stage
 from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.learning.modes import learning_mode, refresh_norms
 from nip_ray.learning.policy import Action, Policy
 from nip_ray.learning.ppo import critic, objective
 from nip_ray.play.batch import AgentRows, own_rows
-from nip_ray.play.core import BatchedPlay, episode_seeds
+from nip_ray.play.core import BatchedPlay, Edit, Player, Turn, episode_seeds
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings
@@ -49,7 +49,7 @@ class Attacker:
     kind: str
     networks: Mapping[str, nn.Module]
     greedy: bool = False
-    meddle: Meddle | None = None
+    edit: Edit | None = None
     size: float | None = None
     seed: int | None = None
     iterations: int = 0
@@ -58,7 +58,7 @@ class Attacker:
     def players(self, seed: int, device: torch.device) -> dict[str, Player]:
         """Its part in a play; `seed`: of what it draws."""
         noise = None if self.greedy else generator(seed, "attacker", self.name, device=device)
-        return {agent: Player(network, noise, meddle=self.meddle) for agent, network in self.networks.items()}
+        return {agent: Player(network, noise, edit=self.edit) for agent, network in self.networks.items()}
 
 
 class Uniform(nn.Module):

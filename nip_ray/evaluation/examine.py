@@ -12,9 +12,9 @@ from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.evaluation.simulation import symbol_distance
-from nip_ray.evaluation.staged import Player, Staged, stage_all
+from nip_ray.evaluation.staged import Staged, stage_all
 from nip_ray.evaluation.worst_case import worst_case
-from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed

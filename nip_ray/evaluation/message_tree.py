@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.learning.policy import Policy
-from nip_ray.play.core import BatchedPlay
+from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE
 
@@ -91,13 +91,9 @@ class MessageTree:
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
-        policies: dict[str, tuple[Tensor, Policy]] = {}
-        for agent in protocol.agents:
-            copy_N = play.turn_B(agent).nonzero().flatten()
-            if len(copy_N):
-                policies[agent] = copy_N, self.networks[agent](play.observe(agent, copy_N), True, False)[0]
-        if protocol.verifier in policies:
-            copy_N, policy = policies[protocol.verifier]
+        asked = policies(play, {agent: Player(network) for agent, network in self.networks.items()})
+        if protocol.verifier in asked:
+            copy_N, policy = asked[protocol.verifier]
             assert policy.decision is not None
             assert policy.may_decide is not None
             chance_N3 = torch.softmax(policy.decision.double(), -1).float()
@@ -110,8 +106,8 @@ class MessageTree:
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
         order = [*self.attackers, *(agent for agent in protocol.agents if agent not in self.attackers)]  # those who maximise first
         for agent in order:
-            if agent in policies:
-                self._say(children, play, agent, *policies[agent])
+            if agent in asked:
+                self._say(children, play, agent, *asked[agent])
         return decided_NW2, on_NW, children
 
     def _say(self, children: "_Children", play: BatchedPlay, agent: str, copy_N: Tensor, policy: Policy) -> None:

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from nip_ray.evaluation.aggregates import paired_difference
 from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.evaluation.staged import BATCH, Meddle, Player, Turn, stage_all
+from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.learning.policy import Action
-from nip_ray.play.core import BatchedPlay
+from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
 from nip_ray.seeding import generator
 
 WAYS = ("silenced", "shuffled", "other_instance")
@@ -58,10 +58,10 @@ def message_value(
 def _changed(way: str, network: nn.Module, id_B: Tensor, order: torch.Generator) -> Player:
     if way == "other_instance":
         return Player(network, shown_B=id_B.roll(-1))  # in random order, so that it is a random cycle
-    return Player(network, meddle=silence if way == "silenced" else _shuffling(order))
+    return Player(network, edit=silence if way == "silenced" else _shuffling(order))
 
 
-def _shuffling(order: torch.Generator) -> Meddle:
+def _shuffling(order: torch.Generator) -> Edit:
     """Whoever speaks in a round hears himself quoted on another instance: a permutation of the copies in which he has the turn."""
 
     def shuffled(turn: Turn) -> Action:

@@ -65,24 +65,38 @@ class Policy:
         decision = None if self.decision is None else torch.log_softmax(self.decision, -1)
         return LogPolicy(torch.log_softmax(self.message, -1), linear, decision, self.speaks, self.may_decide)
 
+    @property
+    def noise_width(self) -> int:
+        """Random values that sampling one turn takes."""
+        return sum(logits[0].numel() for logits in self._logits().values())
+
+    def perturbed(self, noise: Tensor) -> "Policy":
+        """The policy whose most likely actions are samples of this one. noise: Gumbel noise (N, `noise_width`)."""
+        parts, position = {}, 0
+        for name, logits in self._logits().items():
+            width = logits[0].numel()
+            parts[name] = logits + noise[:, position : position + width].view(logits.shape)
+            position += width
+        return replace(self, **parts)
+
     def sample(self, noise: Tensor | None) -> dict[str, Tensor]:
         """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is None.
 
         The decision is CONTINUE (2) where none can count.
         """
-        parts: dict[str, Tensor] = {}
-        position = 0
-        for name, logits in (("message", self.message), ("linear", self.linear), ("decision", self.decision)):
-            if logits is None:
-                continue
-            if noise is not None:
-                width = logits[0].numel()
-                logits = logits + noise[:, position : position + width].view(logits.shape)
-                position += width
-            parts[name] = logits.argmax(-1)
+        chosen = self if noise is None else self.perturbed(noise)
+        parts = {name: logits.argmax(-1) for name, logits in chosen._logits().items()}
         if self.may_decide is not None:
             parts["decision"] = torch.where(self.may_decide, parts["decision"], CONTINUE)
         return parts
+
+    def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
+        """`sample` for the turns of the copies `copy_N` out of `count`: noise is drawn for all, so that whose turn it is shifts no draw."""
+        return self.sample(None if noise is None else gumbel_noise((count, self.noise_width), noise)[copy_N])
+
+    def _logits(self) -> dict[str, Tensor]:
+        named = {"message": self.message, "linear": self.linear, "decision": self.decision}
+        return {name: logits for name, logits in named.items() if logits is not None}
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,13 @@ Decisions that matter here:
 - the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller seeds.
 """
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.policy import Action, Policy, gumbel_noise
+from nip_ray.learning.policy import Action, Policy
 from nip_ray.learning.similarity import choice_distances, similarity, turns_of
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
@@ -139,7 +139,70 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
     return {"round": round_N, "speaks": speaks_NF, "may_decide": may_decide_N}
 
 
-@torch.no_grad()
+@dataclass(frozen=True)
+class Turn:
+    """What an agent chose in one round, in N copies. copy_N: which. policy: out of what. action: what."""
+
+    agent: str
+    round: int
+    copy_N: Tensor
+    policy: Policy
+    action: Action
+
+
+Edit = Callable[[Turn], Action]
+"""What is said instead: an action like the turn's, -1 for a symbol that nobody is to hear."""
+
+
+@dataclass(frozen=True)
+class Player:
+    """Who plays for an agent.
+
+    network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances that it is shown (None: those that
+    are judged). edit: replaces what it says before anybody hears it. scenario: the one through which it sees (None: the play's own).
+    """
+
+    network: nn.Module
+    noise: torch.Generator | None = None
+    shown_B: Tensor | None = None
+    edit: Edit | None = None
+    scenario: Scenario | None = None
+
+    def observe(self, play: BatchedPlay, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
+        """What the player sees before its turn as `agent`."""
+        if self.shown_B is None and self.scenario is None:
+            return play.observe(agent, copy_N)
+        id_B = play.id_B if self.shown_B is None else self.shown_B.to(play.device)
+        said = Dialogue(play.main_BRACM, play.linear_BRACM).rows(copy_N)
+        scenario = self.scenario or play.scenario
+        return scenario.observe(agent, id_B[copy_N], said, play.state.round_B[copy_N], play.state.seed_B[copy_N])
+
+
+def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tuple[Tensor, Policy]]:
+    """Agent -> (copies N in which it has the turn, its policy there), for every agent that has one."""
+    copies = {agent: play.turn_B(agent).nonzero().flatten() for agent in play.protocol.agents}
+    return {
+        agent: (copy_N, players[agent].network(players[agent].observe(play, agent, copy_N), True, False)[0])
+        for agent, copy_N in copies.items()
+        if len(copy_N)
+    }
+
+
+def play_round(play: BatchedPlay, players: Mapping[str, Player]) -> tuple[list[Turn], Tensor, Tensor | None]:
+    """Play one round: whoever has the turn observes, chooses and is heard. Returns the turns, the rewards (B, A) and, under zero
+    knowledge, (B, 2) `choice_distances`.
+    """
+    asked, extra = policies(play, players), play.protocol.zero_knowledge
+    turns, actions = [], {}
+    for agent, (copy_N, policy) in asked.items():
+        player = players[agent]
+        turn = Turn(agent, play.round, copy_N, policy, policy.choose(player.noise, copy_N, len(play.id_B)))
+        turns.append(turn)
+        actions[agent] = copy_N, turn.action if player.edit is None else player.edit(turn)
+    similarity_B, distance_B2 = (None, None) if extra is None else compared(extra, asked, play.id_B)
+    return turns, play.step(actions, similarity_B).reward_BA, distance_B2
+
+
 def play_rollout(
     play: BatchedPlay,
     agents: Mapping[str, nn.Module],
@@ -153,32 +216,36 @@ def play_rollout(
     agents: agent -> network. skip_silent_messages: see `Policy.silenced`; learning must use the same.
     Returns the rollout with the log-probabilities of what was done.
     """
+    return play_episodes(play, {agent: Player(network, noise) for agent, network in agents.items()}, id_B, seed_B, skip_silent_messages)
+
+
+@torch.no_grad()
+def play_episodes(
+    play: BatchedPlay,
+    players: Mapping[str, Player],
+    id_B: Tensor,
+    seed_B: Tensor,
+    skip_silent_messages: bool = False,
+    record: Callable[[Turn], None] = lambda turn: None,
+) -> Rollout:
+    """`play_rollout` with a `Player` for each agent. record: called with every turn of every round."""
     protocol = play.protocol
     play.reset(id_B, seed_B)
     shape = (len(id_B), protocol.max_rounds, len(protocol.agents))
     turn_BRA = torch.zeros(shape, dtype=torch.bool, device=play.device)
     reward_BRA = torch.zeros(shape, device=play.device)
     log_prob_BRA = torch.zeros(shape, device=play.device)
-    extra, similarity_B = protocol.zero_knowledge, None
-    simulation_BR2 = None if extra is None else torch.full((*shape[:2], 2), -1.0, device=play.device)
+    simulation_BR2 = None if protocol.zero_knowledge is None else torch.full((*shape[:2], 2), -1.0, device=play.device)
     while not play.finished:
-        actions, policies, r = {}, {}, play.round
-        for a, agent in enumerate(protocol.agents):
-            turn_B = play.turn_B(agent)
-            copy_N = turn_B.nonzero().flatten()
-            if len(copy_N) == 0:
-                continue
-            policy, _ = agents[agent](play.observe(agent, copy_N), True, False)
-            draw = None if noise is None else gumbel_noise((len(id_B), noise_width(policy)), noise)[copy_N]
-            action = policy.sample(draw)
-            turn_BRA[:, r, a] = turn_B
-            scored = policy.silenced(action) if skip_silent_messages else policy
-            log_prob_BRA[copy_N, r, a] = scored.log_prob(action)
-            actions[agent] = (copy_N, action)
-            policies[agent] = (copy_N, policy)
-        if extra is not None and simulation_BR2 is not None:
-            similarity_B, simulation_BR2[:, r] = compared(extra, policies, play.id_B)
-        reward_BRA[:, r] = play.step(actions, similarity_B).reward_BA
+        r = play.round
+        turn_BRA[:, r] = play.active_BAC.any(-1)
+        turns, reward_BRA[:, r], distance_B2 = play_round(play, players)
+        for turn in turns:
+            scored = turn.policy.silenced(turn.action) if skip_silent_messages else turn.policy
+            log_prob_BRA[turn.copy_N, r, protocol.agents.index(turn.agent)] = scored.log_prob(turn.action)
+            record(turn)
+        if simulation_BR2 is not None and distance_B2 is not None:
+            simulation_BR2[:, r] = distance_B2
     return play.rollout(turn_BRA, reward_BRA, log_prob_BRA, simulation_BR2)
 
 
@@ -201,11 +268,6 @@ def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]]
     similarity_B[copy_K] = similarity(*pair, legacy=extra.legacy)
     distance_B2[copy_K] = choice_distances(*pair)
     return similarity_B, distance_B2
-
-
-def noise_width(policy: Policy) -> int:
-    """Random values that sampling one turn takes."""
-    return sum(part[0].numel() for part in (policy.message, policy.linear, policy.decision) if part is not None)
 
 
 def instance_ids(scenario: Scenario, split: str, seed: int, first: int, count: int) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nip_ray.learning.dqn import explored, legal_moves, only
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.learning.transitions import n_step_rows, own_transitions
-from nip_ray.play.core import BatchedPlay, noise_width, play_rollout
+from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import NUM_SEEDS
 from nip_ray.seeding import generator
@@ -81,7 +81,9 @@ class _Seat:
         policy: Policy = self.network(obs, True, False)[0]
         if self.epsilon_B is not None:
             return self._explore(obs, policy), None
-        return (self._drawn(policy) if self.draws else policy), None
+        if self.draws:
+            policy = policy.perturbed(self.gumbel_BW(self.agent, self.play.round, policy.noise_width)[self._copies()])
+        return policy, None
 
     def _explore(self, obs: dict[str, Tensor], policy: Policy) -> Policy:
         assert self.epsilon_B is not None
@@ -99,17 +101,6 @@ class _Seat:
     def _copies(self) -> Tensor:
         """Those whose turns `play_rollout` asks for now."""
         return self.play.turn_B(self.agent).nonzero().flatten()
-
-    def _drawn(self, policy: Policy) -> Policy:
-        noise = self.gumbel_BW(self.agent, self.play.round, noise_width(policy))[self._copies()]
-        parts, position = {}, 0
-        for name in ("message", "linear", "decision"):
-            logits = getattr(policy, name)
-            if logits is not None:
-                width = logits[0].numel()
-                parts[name] = logits + noise[:, position : position + width].view(logits.shape)
-                position += width
-        return replace(policy, **parts)
 
 
 @torch.no_grad()

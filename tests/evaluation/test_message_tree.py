@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
-from nip_ray.evaluation.staged import Player, Turn, stage_all
+from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
-from nip_ray.play.core import BatchedPlay
+from nip_ray.play.core import BatchedPlay, Player, Turn
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import graph_scenario, one_thread
@@ -58,7 +58,7 @@ def played(
         heard_NF = torch.where(legal_NF & (wanted >= 0), wanted, -1)
         return {**turn.action, "message": heard_NF}
 
-    players = {agent: Player(network, meddle=script if agent in attackers else None) for agent, network in networks.items()}
+    players = {agent: Player(network, edit=script if agent in attackers else None) for agent, network in networks.items()}
     return stage_all(BatchedPlay(scenario), players, id_B, seed_B).rollout.verdict_B
 
 

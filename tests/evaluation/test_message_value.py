@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nip_ray.evaluation.message_value import WAYS, message_value
-from nip_ray.evaluation.staged import BATCH, Player, stage_all
-from nip_ray.play.core import BatchedPlay
+from nip_ray.evaluation.staged import BATCH, stage_all
+from nip_ray.play.core import BatchedPlay, Player
 from tests.builders import one_thread
 from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from nip_ray.evaluation.attackers import Uniform, silence
-from nip_ray.evaluation.staged import Player, Turn, stage, stage_all
-from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.evaluation.staged import stage, stage_all
+from nip_ray.play.core import BatchedPlay, Player, Turn, play_rollout
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import build
 from nip_ray.seeding import generator
@@ -89,7 +89,7 @@ def test_one_agent_can_be_greedy_beside_one_that_is_not() -> None:
 
 def test_silence_is_heard_as_nothing_said() -> None:
     play, networks, ids, seeds = parts(linear_symbols=3)
-    players = {"prover": Player(networks["prover"], meddle=silence), "verifier": Player(networks["verifier"])}
+    players = {"prover": Player(networks["prover"], edit=silence), "verifier": Player(networks["verifier"])}
     rollout = stage(play, players, ids, seeds).rollout
     prover = play.protocol.agents.index("prover")
     assert rollout.linear_BRACM is not None
@@ -119,7 +119,7 @@ def test_a_uniform_player_says_everything_that_can_be_said_and_nothing_else() ->
         return turn.action
 
     players = {
-        "prover": Player(Uniform(networks["prover"]), generator(0, "uniform"), meddle=listen),
+        "prover": Player(Uniform(networks["prover"]), generator(0, "uniform"), edit=listen),
         "verifier": Player(networks["verifier"]),
     }
     stage(play, players, ids, torch.zeros_like(ids))

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.distributions import Categorical, kl_divergence
 
 from nip_ray.learning.policy import Policy, gumbel_noise
-from nip_ray.play.core import noise_width
 
 N, FACTORS, SYMBOLS, LINEAR = 24, 3, 7, 4
 FORBIDDEN = -1e9
@@ -33,7 +32,7 @@ def policy(seed: int = 0, *, linear: bool = True, decides: bool = True, masked: 
 
 
 def action_of(made: Policy, seed: int = 1) -> dict[str, Tensor]:
-    return made.sample(gumbel_noise((N, noise_width(made)), torch.Generator().manual_seed(seed)))
+    return made.sample(gumbel_noise((N, made.noise_width), torch.Generator().manual_seed(seed)))
 
 
 def parts(made: Policy) -> list[tuple[str, Tensor, Tensor]]:
@@ -135,7 +134,7 @@ def test_sampling_frequencies() -> None:
     assert one.decision is not None
     assert one.may_decide is not None
     made = Policy(*(x[:1].expand(count, *x.shape[1:]) for x in (one.message, one.linear, one.decision, one.speaks, one.may_decide)))
-    action = made.sample(gumbel_noise((count, noise_width(made)), torch.Generator().manual_seed(0)))
+    action = made.sample(gumbel_noise((count, made.noise_width), torch.Generator().manual_seed(0)))
     for name, logits, _ in parts(one):
         said_NF = action[name].view(count, -1)
         for factor in range(said_NF.shape[1]):

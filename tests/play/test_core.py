@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.play.batch import own_rows
-from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, noise_width, play_rollout
+from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
@@ -139,7 +139,7 @@ def slow_play(
                 with torch.no_grad():
                     policy: Policy = agents[agent](slow_observation(scenario, agent, copy, round), True, False)[0]
                 if noise is not None and draws is None:
-                    draws = gumbel_noise((len(made), noise_width(policy)), noise)
+                    draws = gumbel_noise((len(made), policy.noise_width), noise)
                 action = policy.sample(None if draws is None else draws[b : b + 1])
                 copy.turns.add((round, a))
                 copy.log_probs[round, a] = float(policy.log_prob(action))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.learning.similarity import similarity, turns_of
 from nip_ray.play.batch import own_rows
-from nip_ray.play.core import BatchedPlay, noise_width, play_rollout
+from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import concatenate
 from nip_ray.protocols import CONTINUE, Protocol, build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
@@ -169,7 +169,7 @@ def slow_play(
                 copy = made[b]
                 policy = policies[b, agent] = agents[agent](slow_observation(scenario, base, agent, copy, round), True, False)[0]
                 if draws is None:
-                    draws = gumbel_noise((len(made), noise_width(policy)), noise)
+                    draws = gumbel_noise((len(made), policy.noise_width), noise)
                 action = policy.sample(draws[b : b + 1])
                 copy.log_probs[round, agent] = float(policy.log_prob(action))
                 if "decision" in action:

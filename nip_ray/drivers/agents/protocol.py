@@ -21,8 +21,8 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.drivers.agents.base import BaseAgent
 from nip_ray.drivers.contract import Rows, Transition, arrays
 from nip_ray.errors import UserError
-from nip_ray.learning.policy import Policy, gumbel_noise
-from nip_ray.play.core import compared, noise_width
+from nip_ray.learning.policy import Policy
+from nip_ray.play.core import compared
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import CONTINUE
@@ -77,8 +77,7 @@ class ProtocolAgent(BaseAgent):
                 continue
             copy_N = self._tensor(where)
             policy = self._policy(agent, copy_N, shown, said)
-            draw = None if noise is None else gumbel_noise((count, noise_width(policy)), noise)[copy_N]
-            action = policy.sample(draw)
+            action = policy.choose(noise, copy_N, count)
             scored = policy.silenced(action) if self._silent else policy
             log_prob_BA[where, a] = scored.log_prob(action).cpu().numpy()
             for name, part in action.items():
