@@ -261,7 +261,7 @@ def test_or_resume_begins_resumes_and_says_that_it_has_finished(tmp_path: Path) 
         assert (ended.exit_code, "the run is finished, all 1 iterations are done" in ended.stderr) == (0, True)
     assert call(*again, "--iterations", "2").exit_code == 0
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
-    assert "was begun with another algorithm.lr; a run can change" in one_line_error(call(*again, "--set", "algorithm.lr=0.5"))
+    assert "was begun with another algorithm.lr: a resumed run can change" in one_line_error(call(*again, "--set", "algorithm.lr=0.5"))
     assert "needs --run-dir" in one_line_error(call("train", QUICKSTART, "--or-resume"))
 
 

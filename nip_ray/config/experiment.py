@@ -73,7 +73,7 @@ class Experiment(BaseModel):
         json_schema_extra=dict(FREE),
     )
     seed: int = Field(0, ge=0, description="Every random draw comes from this.")
-    iterations: int = Field(1000, ge=1, description="Iterations of play and learning.")
+    iterations: int = Field(1000, ge=1, description="Iterations of play and learning.", json_schema_extra=dict(RESUMABLE))
     plugins: tuple[str, ...] = Field(
         (),
         description="Python files or modules to import first: they register protocols, scenarios, algorithms and providers of your own.",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
+from nip_ray.config.changes import changes_of, refuse_fixed
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_to_yaml, plain
@@ -30,7 +31,6 @@ from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
 from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.progress import say
-from nip_ray.runs.experiment import changes_of
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.files import write_atomically
@@ -44,7 +44,6 @@ DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelD
 
 EVALUATION = "runner_evaluation.json"
 EXPERIMENT_FILE = "experiment.yaml"
-_CHANGEABLE = ("driver", "evaluation", "experiment")
 
 
 @dataclass(frozen=True)
@@ -96,9 +95,7 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
     overrides: "key=value" of what may change: the driver (its timesteps where no rate falls over them), evaluation, what is kept.
     Raises UserError when it is no run of a runner file, its checkpoints belong to other settings, or more timesteps are done already.
     """
-    for change in overrides:
-        if change.partition("=")[0].strip().partition(".")[0] not in _CHANGEABLE:
-            raise UserError(f"--set {change}: a resumed run can change {', '.join(_CHANGEABLE)}; start a new run")
+    refuse_fixed(RunnerSettings, overrides)
     with RunFolder.open(run_dir, write=True) as folder:
         settings = load_runner(folder.path, overrides)
         experiment = experiment_of(settings, folder.path)
@@ -141,7 +138,9 @@ def resume_as(settings: RunnerSettings, run_dir: Path | str, *, quiet: bool = Fa
         if changed := list(changes_of(plain(kept), plain(now))):
             began = f"{run_dir}: was begun with another {', '.join(change.partition('=')[0] for change in changed)}"
             raise UserError(f"{began} in {place}; put that back, or name another folder")
-    return resume_runner(run_dir, list(changes_of(plain(stored), plain(settings))), quiet=quiet)
+    changes = list(changes_of(plain(stored), plain(settings)))
+    refuse_fixed(RunnerSettings, changes, run_dir)
+    return resume_runner(run_dir, changes, quiet=quiet)
 
 
 def _check_timesteps(settings: RunnerSettings, before: int, folder: RunFolder) -> None:

@@ -7,15 +7,12 @@ Decisions that matter here:
 - the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time.
 """
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import sections
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.errors import UserError
 from nip_ray.evaluation.solo_run import solo_run_score
@@ -26,9 +23,6 @@ from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
 from nip_ray.tracking import check_trackers
-
-CHANGEABLE = sections(ExperimentConfig, "resumable", True)
-"""What a resumed run may change, besides the number of iterations: where and how fast it runs and what is kept of it."""
 
 
 @interruptible()
@@ -68,27 +62,24 @@ def resume_experiment(
 ) -> ExperimentResult:
     """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
 
-    iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``learners.num_learners=2``.
+    iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example ``learners.num_learners=2``.
     Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
     is below what is done or changes an annealed learning rate.
     """
+    from nip_ray.config.changes import resumed_config
     from nip_ray.config.load import config_to_yaml, load_config
 
     with RunFolder.open(run_dir) as folder:
-        config = load_config(folder.path / CONFIG, checked=False)
-    if isinstance(config, TextExperimentConfig):
+        stored = load_config(folder.path / CONFIG, checked=False)
+    if isinstance(stored, TextExperimentConfig):
         from nip_ray.runs.text_run import resume_text_experiment
 
         return resume_text_experiment(run_dir, iterations=iterations, settings=settings, quiet=quiet)
-    config = _changed(config, settings)
+    config = resumed_config(stored, settings, iterations)
+    if config.iterations != stored.iterations and getattr(config.algorithm, "anneal_lr", False):
+        raise UserError("iterations: the learning rate of this run is annealed over its own number of iterations; start a new run")
     check_trackers(config.tracking)
     with RunFolder.open(run_dir, write=True) as folder:
-        if iterations is not None and iterations != config.iterations:
-            if getattr(config.algorithm, "anneal_lr", False):
-                raise UserError(
-                    "--iterations: the learning rate of this run is annealed over its own number of iterations; start a new run"
-                )
-            config = config.model_copy(update={"iterations": iterations})
         session = Session(config, folder, quiet=quiet)
         checkpoint = session.newest()  # refuses before anything is changed
         rows = folder.metrics()
@@ -113,6 +104,7 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
 
     Raises UserError where `config` differs in what a resumed run may not change.
     """
+    from nip_ray.config.changes import changes_of, refuse_fixed
     from nip_ray.config.load import load_config, plain
 
     folder = RunFolder.open(run_dir)
@@ -121,38 +113,8 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     if type(config) is not type(stored):
         raise UserError(f"{run_dir}: holds a run of another kind; name another folder")
     changes = list(changes_of(plain(stored), plain(wanted)))
-    settings = [change for change in changes if not change.startswith("iterations=")]
-    allowed = sections(type(config), "resumable", True)
-    for key in (change.partition("=")[0] for change in settings):
-        if key.partition(".")[0] not in allowed:
-            raise UserError(f"{run_dir}: was begun with another {key}; a run can change {', '.join(allowed)} only; name another folder")
-    return resume_experiment(run_dir, iterations=config.iterations if settings != changes else None, settings=settings, quiet=quiet)
-
-
-def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Overrides ("a.b=c") that make `new` of `old`."""
-    for key in {**old, **new}:
-        was, wanted = old.get(key), new.get(key)
-        if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
-            yield from changes_of(was, wanted, f"{prefix}{key}.")
-        elif was != wanted:
-            yield f"{prefix}{key}={json.dumps(wanted)}"
-
-
-def _changed(config: ExperimentConfig, settings: Sequence[str]) -> ExperimentConfig:
-    """`config` with settings changed. Raises UserError for one that a resumed run may not change."""
-    from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, parse_yaml
-    from nip_ray.config.rules import check
-
-    for setting in settings:
-        if setting.partition("=")[0].strip().partition(".")[0] not in CHANGEABLE:
-            raise UserError(f"--set {setting}: a resumed run can change {', '.join(CHANGEABLE)} only; start a new run")
-    if not settings:
-        return config
-    changed = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), settings))
-    assert isinstance(changed, ExperimentConfig)
-    check(changed)
-    return changed
+    refuse_fixed(type(config), changes, run_dir)
+    return resume_experiment(run_dir, settings=changes, quiet=quiet)
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from nip_ray.cluster.interrupts import interruptible
+from nip_ray.config.changes import resumed_config
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.keys import sections
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
@@ -21,9 +21,6 @@ from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prep
 from nip_ray.text.training.run import new_state, train
 from nip_ray.text.training.state import STATE, TextState, load_state, save_state
 from nip_ray.tracking import check_trackers
-
-CHANGEABLE = ("iterations", *sections(TextExperimentConfig, "resumable", True))
-"""What a resumed run may change: how far, how fast and for how much, not what is learned from what."""
 
 
 @interruptible()
@@ -53,11 +50,14 @@ def resume_text_experiment(
 ) -> ExperimentResult:
     """Resume the run in `run_dir` from the stage that was begun last.
 
-    iterations: a new total. settings: "key=value" of what may change (`CHANGEABLE`), for example ``budget.usd=50``.
+    iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example ``budget.usd=50``.
     Raises UserError as `run_text_experiment` does, and for a setting that may not change.
     """
     with RunFolder.open(run_dir, write=True) as folder:
-        config = changed_config(folder, [*settings, *([f"iterations={iterations}"] if iterations is not None else [])])
+        stored = load_config(folder.path / CONFIG, checked=False)
+        if not isinstance(stored, TextExperimentConfig):
+            raise UserError(f"{folder.path}: not a run of language models")
+        config = resumed_config(stored, settings, iterations)
         if ended := ended_run(folder, config, quiet):
             return ended
         check_trackers(config.tracking)
@@ -86,18 +86,3 @@ def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
     if rerun or config.algorithm.fine_tune_after_last:
         return replace(state, over=False)
     return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")
-
-
-def changed_config(folder: RunFolder, overrides: Sequence[str]) -> TextExperimentConfig:
-    """The config of a run with overrides. Raises UserError for one that a resumed run may not change."""
-    for override in overrides:
-        top = override.partition("=")[0].strip().partition(".")[0]
-        if top not in CHANGEABLE:
-            raise UserError(f"--set {override}: a resumed run can change {', '.join(CHANGEABLE)} only; start a new run")
-    config = load_config(folder.path / CONFIG, checked=False)
-    if overrides:
-        config = config_from_dict(apply_overrides(parse_yaml(config_to_yaml(config), CONFIG), overrides))
-    if not isinstance(config, TextExperimentConfig):
-        raise UserError(f"{folder.path}: not a run of language models")
-    check(config)
-    return config

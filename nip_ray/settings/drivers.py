@@ -8,7 +8,7 @@ Decisions that matter here:
 from dataclasses import dataclass
 from typing import Literal
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, RESUMABLE, option
 
 
 @dataclass(frozen=True)
@@ -191,6 +191,6 @@ class RunnerSettings:
     seed: int = option(0, "Of every random draw.", ge=0)
     environment: EnvironmentSettings | ExperimentEnvironmentSettings = option(EnvironmentSettings, "What is played.")
     learners: tuple[LearnerSettings, ...] = option(lambda: (LearnerSettings(),), "Who plays and learns; each sees its own copies alone.")
-    driver: DriverSettings = option(DriverSettings, "Who steps them.")
-    evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The figures at the end.")
-    experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "What is kept.")
+    driver: DriverSettings = option(DriverSettings, "Who steps them.", meaning=RESUMABLE)
+    evaluation: RunnerEvaluationSettings = option(RunnerEvaluationSettings, "The figures at the end.", meaning=RESUMABLE)
+    experiment: RunnerExperimentSettings = option(RunnerExperimentSettings, "What is kept.", meaning=RESUMABLE)

@@ -1,0 +1,52 @@
+"""What a resumed run may change: the options whose meaning is `resumable` (see `nip_ray.settings.options`), in runs of every kind."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import sections
+from nip_ray.config.load import apply_overrides, config_from_dict, plain
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+
+Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
+
+
+def resumed_config(stored: Config, changes: Sequence[str], iterations: int | None = None) -> Config:
+    """`stored` with changes ("a.b=c") and another number of iterations (None: its own).
+
+    Raises UserError for a change that a resumed run may not make, and for a config that cannot work.
+    """
+    changes = changes if iterations is None else [*changes, f"iterations={iterations}"]
+    refuse_fixed(type(stored), changes)
+    if not changes:
+        return stored
+    changed = config_from_dict(apply_overrides(plain(stored), changes))
+    assert isinstance(changed, type(stored))
+    check(changed)
+    return changed
+
+
+def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None = None) -> None:
+    """Raise UserError for the first of the changes ("a.b=c") to settings of a `kind` that a resumed run may not make.
+
+    run_dir: the run from which another file of settings differs by these changes; None where the user asks for them one by one.
+    """
+    allowed = sections(kind, "resumable", True)
+    for change in changes:
+        key = change.partition("=")[0].strip()
+        if key.partition(".")[0] not in allowed:
+            fault = f"--set {change}" if run_dir is None else f"{run_dir}: was begun with another {key}"
+            raise UserError(f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another folder")
+
+
+def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Overrides ("a.b=c") that make `new` of `old`."""
+    for key in {**old, **new}:
+        was, wanted = old.get(key), new.get(key)
+        if isinstance(was, Mapping) and isinstance(wanted, Mapping) and set(was) == set(wanted) and not any("." in name for name in was):
+            yield from changes_of(was, wanted, f"{prefix}{key}.")
+        elif was != wanted:
+            yield f"{prefix}{key}={json.dumps(wanted)}"
