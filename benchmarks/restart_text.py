@@ -19,7 +19,7 @@ from pathlib import Path
 from _common import ROOT, machine, show, yardstick_ms
 
 CONFIG = ROOT / "tune_configs" / "ei_offline.yaml"
-SMALL = ("rollouts_per_iteration=200", "rehearsal=0", "test_scheme=none")
+SMALL = ("rollouts_per_iteration=200", "format_warmup=0", "test_scheme=none")
 
 
 def main() -> None:

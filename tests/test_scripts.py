@@ -215,7 +215,7 @@ def test_malt_under_adp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_expert_iteration_with_a_model_of_this_machine(tmp_path: Path) -> None:
-    less = (*TINY_TEXTS, "algorithm.rehearsal=8", "algorithm.rehearsal_tuning.num_epochs=1", "algorithm.fine_tuning.num_epochs=1")
+    less = (*TINY_TEXTS, "algorithm.format_warmup=8", "algorithm.format_warmup_tuning.num_epochs=1", "algorithm.fine_tuning.num_epochs=1")
     (found,) = lines(run("ei_cv", "--provider", "local", "--iterations", 1, "--out", tmp_path, settings=less))
     assert last_row(found["run_dir"])["cost/tokens"] > 0
 

@@ -25,6 +25,8 @@ ALIASES = {
     "entropy_coeff": "entropy_coefficient",
     "grad_norm_clip": "max_grad_norm",
     "grad_clip": "max_grad_norm",
+    "rehearsal": "format_warmup",
+    "rehearsal_tuning": "format_warmup_tuning",
 }
 """Alias -> the word that it stands for, in settings that have this one and not the alias."""
 _ALTERNATIVES = ("minibatch_size", "minibatch_copies")  # two words for one thing, of which a config gives one

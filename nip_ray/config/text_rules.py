@@ -98,7 +98,7 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
 
 def provider_options(config: TextExperimentConfig) -> Iterator[str]:
     """What providers say of their own options."""
-    tuning = (config.algorithm.fine_tuning, config.algorithm.rehearsal_tuning)
+    tuning = (config.algorithm.fine_tuning, config.algorithm.format_warmup_tuning)
     for name, provider in config.providers.items():
         for fault in provider.faults({rule.batch_size or 8 for rule in tuning}):
             yield f"providers.{name}.{fault}"
@@ -181,8 +181,8 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
         yield "base_run.run_dir: missing, name the folder of another run"
     elif not (Path(base.run_dir) / "state.json").is_file():
         yield f"base_run.run_dir: {base.run_dir}: not a run of language models (it has no state.json), name the folder of one"
-    if config.algorithm.rehearsal:
-        yield f"algorithm.rehearsal: got {config.algorithm.rehearsal}, but models of a base run know the form already, leave it out"
+    if config.algorithm.format_warmup:
+        yield f"algorithm.format_warmup: got {config.algorithm.format_warmup}, but models of a base run know the form already, leave it out"
     if base.kind == "rerun_tests" and config.algorithm.test_scheme == "none":
         yield "algorithm.test_scheme: none, but base_run.kind rerun_tests does nothing but test, choose all, last or first_and_last"
 

@@ -43,10 +43,10 @@ class TextTrainingSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     rollouts_per_iteration: int = option(200, "Items played in an iteration (malt: a tree for each).", ge=1)
-    rehearsal: int = option(
+    format_warmup: int = option(
         0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
     )
-    rehearsal_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of the rehearsal's fine-tuning jobs.")
+    format_warmup_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs.")
     fine_tune_on_all_previous_rollouts: bool = option(False, "Learn from the rollouts of all iterations so far, not of the last alone.")
     fine_tune_after_last: bool = option(False, "Fine-tune after the last sampling too (published: no).")
     guess_replacement: float = option(

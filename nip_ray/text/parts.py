@@ -50,7 +50,7 @@ from nip_ray.text.jobs.journal import Entry, Journal
 from nip_ray.text.providers.chat import ChecksModels
 from nip_ray.text.providers.fine_tuning import FineTuneBackend
 from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
-from nip_ray.text.training.lessons import METHODS
+from nip_ray.text.training.fine_tuning_sets import METHODS
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.state import TextState, load_state
 
@@ -192,7 +192,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
     known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it has to refuse.
     """
     settings, found = language_agents(config), list(known)
-    methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.rehearsal else [])]
+    methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.format_warmup else [])]
     for name, provider in speaking_providers(config).items():
         if not provider.hosted:
             continue
@@ -237,7 +237,7 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
     """The base models of a provider that will be fine-tuned."""
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
     rule = config.algorithm
-    if rerun or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.rehearsal):
+    if rerun or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.format_warmup):
         return set()
     return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
 

@@ -15,6 +15,7 @@ from nip_ray.drivers.spec import parse_runner
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
 from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.text_training import MaltSettings
 
 TUNE_CONFIGS = sorted(
     path
@@ -278,11 +279,15 @@ def test_other_words_for_settings_of_a_rule(tmp_path: Path, capsys: pytest.Captu
     assert by_hand == config_from_dict({"algorithm": {"lr": 0.5, "minibatch_copies": 4}})
     runner = parse_runner({"learners": [{"algorithm": {"learning_rate": 0.5, "ratio_clip": 0.3}}]})
     assert runner == parse_runner({"learners": [{"algorithm": {"lr": 0.5, "clip_epsilon": 0.3}}]})
+    malt: dict[str, Any] = {"scenario": {"name": "code_validation"}, "algorithm": {"name": "malt"}}
+    old, new = ({**malt, "algorithm": {**malt["algorithm"], key: 8}} for key in ("rehearsal", "format_warmup"))
+    assert config_from_dict(old) == config_from_dict(new) != config_from_dict(malt)
     with pytest.raises(UserError, match=r"algorithm\.clip_param: unknown key"):
         config_from_dict({"algorithm": {"name": "dqn", "clip_param": 0.3}})
 
 
 @pytest.mark.parametrize(("alias", "word"), ALIASES.items())
 def test_every_alias_stands_for_a_setting(alias: str, word: str) -> None:
-    assert word in keys_of(PPOSettings)
-    assert alias not in keys_of(PPOSettings)
+    known = keys_of(PPOSettings) | keys_of(MaltSettings)
+    assert word in known
+    assert alias not in known

@@ -135,7 +135,7 @@ def test_a_run_can_start_from_another_and_test_it_again(tmp_path: Path) -> None:
         assert load_state(folder).history == state.history
 
 
-def test_agents_of_one_group_share_a_model_and_its_lessons(tmp_path: Path) -> None:
+def test_agents_of_one_group_share_a_model_and_its_fine_tuning_set(tmp_path: Path) -> None:
     data = dummy(tmp_path, "debate", iterations=3)
     data["scenario"]["agents"] = {"_default": ALONE, "prover0": {**ALONE, "group": "experts"}, "prover1": {**ALONE, "group": "experts"}}
     data["algorithm"]["fine_tune_on_all_previous_rollouts"] = True

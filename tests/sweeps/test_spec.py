@@ -77,9 +77,9 @@ def test_a_space_may_stand_for_a_whole_part_for_a_list_and_in_a_list() -> None:
 
 
 def test_language_models_are_swept_over_too() -> None:
-    spec = parse_sweep({**TEXT, "algorithm": {"rehearsal": {"grid": [0, 8]}}, "sweep": {"metric": "eval_sampled/verifier/accuracy"}})
+    spec = parse_sweep({**TEXT, "algorithm": {"format_warmup": {"grid": [0, 8]}}, "sweep": {"metric": "eval_sampled/verifier/accuracy"}})
     assert spec.kind is TextExperimentConfig
-    assert config_of(spec, {"algorithm.rehearsal": 8}).algorithm.rehearsal == 8
+    assert config_of(spec, {"algorithm.format_warmup": 8}).algorithm.format_warmup == 8
 
 
 def test_the_command_line_sets_values_spaces_and_settings(tmp_path: Path) -> None:
@@ -337,7 +337,10 @@ def pbt(interval: int = 10, **more: Any) -> dict[str, Any]:
         ),
         (game(pbt(10), algorithm={"choice": [{"name": "ppo"}, {"name": "reinforce"}]}), "algorithm: pbt cannot change it"),
         (game(pbt(10), seed={"randint": [0, 9]}), "seed: pbt cannot change it"),
-        (TEXT | {"sweep": pbt(2, metric="train/verifier/accuracy"), "algorithm": {"rehearsal": {"randint": [0, 9]}}}, "use asha or fifo"),
+        (
+            TEXT | {"sweep": pbt(2, metric="train/verifier/accuracy"), "algorithm": {"format_warmup": {"randint": [0, 9]}}},
+            "use asha or fifo",
+        ),
         (
             TEXT | {"sweep": asha(2, metric="eval_sampled/verifier/accuracy"), "algorithm": {"test_scheme": "last"}},
             "algorithm.test_scheme: got last, but asha compares held-out figures on the way, use all",

@@ -86,4 +86,4 @@ def new_state(config: TextExperimentConfig) -> TextState:
     bases = {group: settings[agents[0]].model for group, agents in groups(config).items()}
     if config.base_run is not None:
         return base_state(config, first_state(bases))
-    return replace(first_state(bases), stage="rehearse" if config.algorithm.rehearsal else "sample")
+    return replace(first_state(bases), stage="format_warmup" if config.algorithm.format_warmup else "sample")

@@ -15,14 +15,14 @@ from nip_ray.errors import UserError
 from nip_ray.storage.folder import RunFolder
 
 STATE = "state.json"
-Stage = Literal["rehearse", "sample", "log", "test", "create_jobs", "await_jobs"]
-STAGES: tuple[Stage, ...] = ("rehearse", "sample", "log", "test", "create_jobs", "await_jobs")
+Stage = Literal["format_warmup", "sample", "log", "test", "create_jobs", "await_jobs"]
+STAGES: tuple[Stage, ...] = ("format_warmup", "sample", "log", "test", "create_jobs", "await_jobs")
 
 
 @dataclass(frozen=True)
 class GroupState:
     """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what it was after
-    the rehearsal. model: what speaks for it now.
+    the format warm-up. model: what speaks for it now.
 
     job_key: of the fine-tuning under way (None: none); the journal of jobs has the rest.
     """
@@ -68,7 +68,8 @@ def load_state(folder: RunFolder) -> TextState:
     found: Any = folder.read_json(STATE).get("state")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
-        state = TextState(**{**found, "groups": groups, "history": tuple(found["history"])})
+        stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])  # as runs of the version before call it
+        state = TextState(**{**found, "stage": stage, "groups": groups, "history": tuple(found["history"])})
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{folder.path / STATE} is damaged ({error}); go back to a copy of the folder") from None
     if state.stage not in STAGES:

@@ -1,6 +1,6 @@
 """`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
 
-    (rehearse ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
+    (format_warmup ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
 
 Decisions that matter here:
 - a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
@@ -39,16 +39,16 @@ from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.parts import Parts
 from nip_ray.text.providers.fine_tuning import encode
+from nip_ray.text.training.fine_tuning_sets import METHODS, FineTuningSet, fine_tuning_set, format_warmup_set
 from nip_ray.text.training.last_test import GROUPS, last_test
-from nip_ray.text.training.lessons import METHODS, Lesson, lesson, rehearsal
 from nip_ray.text.training.malt import label_tree, mid_points
 from nip_ray.text.training.malt_figures import tree_statistics
 from nip_ray.text.training.metrics import dialogue_metrics
 from nip_ray.text.training.state import STATE, Stage, TextState, save_state
 from nip_ray.tracking import Tracker
 
-REHEARSAL = -1
-"""The iteration that the rehearsal counts as."""
+FORMAT_WARMUP = -1
+"""The iteration that the format warm-up counts as."""
 TRANSCRIPTS = 50
 """Dialogues of an iteration that are written out for readers."""
 
@@ -76,7 +76,7 @@ class TextTrainer:
         """Do the next stage; returns which it was. Raises UserError, TrainingError (BudgetExhausted too); what was done is kept."""
         stage = self.state.stage
         work = {
-            "rehearse": self._rehearse,
+            "format_warmup": self._format_warmup,
             "sample": self._sample,
             "log": self._log,
             "test": self._test,
@@ -111,14 +111,15 @@ class TextTrainer:
 
     # ---------------------------------------------------------------------------------------------------------- stages
 
-    async def _rehearse(self) -> TextState:
+    async def _format_warmup(self) -> TextState:
         """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
-        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.rehearsal)
-        dialogues = await self.parts.invented(replace(self._context("train"), split="rehearsal"), tasks)
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.format_warmup)
+        drawn_as = replace(self._context("train"), split="rehearsal")  # seeds come from this name: another one gives other replies
+        dialogues = await self.parts.invented(drawn_as, tasks)
         state = self.state
         scenario = self.parts.scenario
-        lessons = {group: rehearsal(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
-        jobs = await self._start(lessons, REHEARSAL, "supervised", self.config.algorithm.rehearsal_tuning)
+        sets = {group: format_warmup_set(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
+        jobs = await self._start(sets, FORMAT_WARMUP, "supervised", self.config.algorithm.format_warmup_tuning)
         for group, job in (await self._finish(jobs)).items():
             state = state.group(group, base=job.model, model=job.model)
         return state
@@ -161,14 +162,14 @@ class TextTrainer:
 
     async def _create_jobs(self) -> TextState:
         state, rule = self.state, self.config.algorithm
-        lessons = {group: self._lesson(group) for group in self.trained_groups()}
-        for group, made in list(lessons.items()):
+        sets = {group: self._fine_tuning_set(group) for group in self.trained_groups()}
+        for group, made in list(sets.items()):
             state = state.group(group, job_key=None)
             if len(made.lines) < rule.fine_tuning.min_examples:
                 least = rule.fine_tuning.min_examples
                 say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
-                del lessons[group]
-        jobs = await self._start(lessons, state.iteration, METHODS[type(rule)], rule.fine_tuning)
+                del sets[group]
+        jobs = await self._start(sets, state.iteration, METHODS[type(rule)], rule.fine_tuning)
         for group, job in jobs.items():
             state = state.group(group, job_key=job.key)
         return state
@@ -185,7 +186,7 @@ class TextTrainer:
         iteration = state.iteration
         last = iteration + 1 >= self.config.iterations
         following: dict[Stage, Stage] = {
-            "rehearse": "sample",
+            "format_warmup": "sample",
             "sample": "log",
             "log": "test",
             "test": "create_jobs",
@@ -250,15 +251,15 @@ class TextTrainer:
                 shutil.copyfile(self.folder.path / name, Path(made) / name)
             self.tracker.checkpoint(Path(made), self.state.iteration)
 
-    def _lesson(self, group: str) -> Lesson:
+    def _fine_tuning_set(self, group: str) -> FineTuningSet:
         items = self.parts.by_id["train"]
-        return lesson(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
+        return fine_tuning_set(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
 
     def _learning_figures(self) -> dict[str, float]:
         """How much there is to learn, and for malt what the trees look like."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
-            found |= {f"learn/{name}": value for name, value in self._lesson(group).figures.items()}
+            found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
         if isinstance(self.config.algorithm, MaltSettings):
             thresholds, agents = mid_points(self.protocol, self.config.algorithm), self.protocol.agents
             trees = read_trees(rollout_file(self.folder.path, "train", self.state.iteration), self.parts.by_id["train"])
@@ -269,11 +270,11 @@ class TextTrainer:
     # ------------------------------------------------------------------------------------------------------------ jobs
 
     async def _start(
-        self, lessons: Mapping[str, Lesson], iteration: int, method: Method, rule: FineTuningSettings
+        self, sets: Mapping[str, FineTuningSet], iteration: int, method: Method, rule: FineTuningSettings
     ) -> dict[str, FineTuneJob]:
-        """A job for each group's lesson, made or found. Money for all of them is set aside before any is made."""
-        data = {group: encode(made.lines) for group, made in lessons.items()}
-        specs = {group: self._spec(group, lessons[group], data[group], iteration, method, rule) for group in lessons}
+        """A job for each group's fine-tuning set, made or found. Money for all of them is set aside before any is made."""
+        data = {group: encode(made.lines) for group, made in sets.items()}
+        specs = {group: self._spec(group, sets[group], data[group], iteration, method, rule) for group in sets}
         await self._reserve({spec.key: worst_of(spec) for spec in specs.values()})
         return {
             group: await ensure_job(self.parts.backend(group), self.parts.journal, spec, data[group], f"{iteration + 1:06d}-{group}.jsonl")
@@ -294,7 +295,7 @@ class TextTrainer:
                 raise job
         return {group: job for group, job in zip(jobs, done, strict=True) if isinstance(job, FineTuneJob)}
 
-    def _spec(self, group: str, made: Lesson, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
+    def _spec(self, group: str, made: FineTuningSet, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
         model = self._starting_model(group)
 
         def key_of(attempt: int) -> str:

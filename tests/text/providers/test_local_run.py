@@ -25,8 +25,8 @@ SMALL = (
     "iterations=2",
     "scenario.data.num_train=8",
     "scenario.data.num_test=4",
-    "algorithm.rehearsal=8",
-    "algorithm.rehearsal_tuning.num_epochs=1",
+    "algorithm.format_warmup=8",
+    "algorithm.format_warmup_tuning.num_epochs=1",
     "algorithm.fine_tuning.num_epochs=1",
     "algorithm.fine_tuning.min_examples=1",
 )

@@ -26,7 +26,7 @@ METHODS: dict[type, Method] = {ExpertIterationSettings: "supervised", MaltSettin
 
 
 @dataclass(frozen=True)
-class Lesson:
+class FineTuningSet:
     """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for malt also which share of the
     pairs was left out (`nip_ray.text.training.malt_figures.pair_statistics`).
     """
@@ -35,9 +35,9 @@ class Lesson:
     figures: Mapping[str, float]
 
 
-def lesson(
+def fine_tuning_set(
     config: TextExperimentConfig, scenario: Any, run_dir: Path, items: Mapping[int, Any], iteration: int, agents: Sequence[str]
-) -> Lesson:
+) -> FineTuningSet:
     """What `agents`, who share a model, learn after `iteration` (from 0). items: the training items by id."""
     first = 0 if config.algorithm.fine_tune_on_all_previous_rollouts else iteration
     files = [rollout_file(run_dir, "train", i) for i in range(first, iteration + 1)]
@@ -46,7 +46,7 @@ def lesson(
     return _from_dialogues(config, scenario, [d for file in files for d in read_dialogues(file, items)], iteration, agents)
 
 
-def rehearsal(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> Lesson:
+def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
     """What `agents` learn from dialogues of random replies: every own turn, up to the last."""
     lines: list[dict[str, Any]] = []
     figures: dict[str, float] = {}
@@ -57,22 +57,24 @@ def rehearsal(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[D
             chat, reply = scenario.training_chat(dialogue, agent, round)
             lines.append(supervised_line(shape_chat(chat, shapes[agent]), reply))
         figures[f"{agent}/examples"] = float(len(last_turns))
-    return Lesson(lines, figures)
+    return FineTuningSet(lines, figures)
 
 
 def _from_dialogues(
     config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], iteration: int, agents: Sequence[str]
-) -> Lesson:
+) -> FineTuningSet:
     rule = config.algorithm
     if not isinstance(rule, ExpertIterationSettings):
         raise TypeError(f"no examples are made of dialogues by {type(rule).__name__}")
     made = examples(dialogues, agents, scenario, rule, iteration, config.seed)
     figures = {f"{agent}/examples": float(sum(example.agent == agent for example in made)) for agent in agents}
     shapes = chat_shapes(config)
-    return Lesson([supervised_line(shape_chat(example.chat, shapes[example.agent]), example.completion) for example in made], figures)
+    return FineTuningSet(
+        [supervised_line(shape_chat(example.chat, shapes[example.agent]), example.completion) for example in made], figures
+    )
 
 
-def _from_trees(config: TextExperimentConfig, scenario: Any, trees: Sequence[Node], agents: Sequence[str]) -> Lesson:
+def _from_trees(config: TextExperimentConfig, scenario: Any, trees: Sequence[Node], agents: Sequence[str]) -> FineTuningSet:
     rule = config.algorithm
     if not isinstance(rule, MaltSettings):
         raise TypeError(f"no pairs are made of trees by {type(rule).__name__}")
@@ -85,4 +87,4 @@ def _from_trees(config: TextExperimentConfig, scenario: Any, trees: Sequence[Nod
         pairs = [pair for of_tree in found for pair in of_tree.pairs]
         lines += [dpo_line(shape_chat(pair.chat, shapes[agent]), pair.preferred, pair.rejected) for pair in pairs]
         figures |= {f"{agent}/examples": float(len(pairs)), **pair_statistics(found, agent)}
-    return Lesson(lines, figures)
+    return FineTuningSet(lines, figures)
