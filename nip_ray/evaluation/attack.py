@@ -62,20 +62,20 @@ class AttackTarget:
     seed: int
 
 
-def attacked(victim: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
+def attacked(target: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
     """The entries that an attack adds to `evaluation.json`: those of `ENTRIES`, and `attack`.
 
     docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
     training instances.
     """
     began = time.perf_counter()
-    refuse_unfit(victim.scenario.protocol)
+    refuse_unfit(target.scenario.protocol)
     document: dict[str, Any] = {}
-    how = {"verifier": settings.verifier, "seed": victim.seed, "settings": _plain(settings)}
+    how = {"verifier": settings.verifier, "seed": target.seed, "settings": _plain(settings)}
     details: dict[str, Any] = {**how}
-    protocol = victim.scenario.protocol
+    protocol = target.scenario.protocol
     wanted = attacked_goals(protocol, settings)
-    goals = [goal for goal in wanted if bool((victim.scenario.label_I[victim.held_out] == LABELS[goal]).any())]
+    goals = [goal for goal in wanted if bool((target.scenario.label_I[target.held_out] == LABELS[goal]).any())]
     for number, goal in enumerate(goals):
         before = number * num_iterations(protocol, settings) // len(wanted)
 
@@ -83,7 +83,7 @@ def attacked(victim: AttackTarget, settings: AttackSettings, report: Report | No
             if report is not None:
                 report(before + iterations, f"{goal}: {what}")
 
-        record, table = _Attack(victim, settings, goal).run(tell)
+        record, table = _Attack(target, settings, goal).run(tell)
         document |= entries_of(protocol, goal, record, table)
         details[section_of(protocol, goal)] = {**table, **how}
     return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
@@ -140,16 +140,16 @@ def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 class _Attack:
     """One goal: its instances, and everybody who tries."""
 
-    def __init__(self, victim: AttackTarget, settings: AttackSettings, goal: str) -> None:
-        self.victim, self.settings, self.goal = victim, settings, goal
+    def __init__(self, target: AttackTarget, settings: AttackSettings, goal: str) -> None:
+        self.target, self.settings, self.goal = target, settings, goal
         self.label = LABELS[goal]
         self.wanted = 1 - self.label
-        scenario = victim.scenario
+        scenario = target.scenario
         self.device = scenario.label_I.device
-        self.seed = stable_seed(victim.seed, "attack", goal)
+        self.seed = stable_seed(target.seed, "attack", goal)
         self.agents = attacking_agents(scenario.protocol, self.wanted)
         self.play = BatchedPlay(scenario, str(self.device))
-        self.held_out = self._measured(self._of_label(victim.held_out.to(self.device)))
+        self.held_out = self._measured(self._of_label(target.held_out.to(self.device)))
         self.train, self.selection = self._divided(self._of_label(scenario.ids("train")))
 
     def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -188,15 +188,15 @@ class _Attack:
             def report(iterations: int, pay: float, done: int = done, name: str = name) -> None:
                 tell(done + iterations, name)
 
-            target = Target(self.victim.scenario, self._others(), self.wanted, self.train)
+            target = Target(self.target.scenario, self._others(), self.wanted, self.train)
             curve = train_attacker(target, networks, self.settings, stable_seed(self.seed, name), report)
             done += self.settings.iterations
             yield Attacker(name, kind, networks, size=size, seed=seed, iterations=self.settings.iterations, curve=curve)
-        own = {agent: self.victim.networks[agent] for agent in self.agents}
+        own = {agent: self.target.networks[agent] for agent in self.agents}
         yield Attacker("own", "own", own)
         yield Attacker("random", "random", {agent: Uniform(network) for agent, network in own.items()})
         yield Attacker("silent", "silent", own, greedy=True, edit=silence)
-        for name, networks in self.victim.scripts.items():
+        for name, networks in self.target.scripts.items():
             yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
 
     def _to_train(self) -> Iterator[tuple[str, int, int]]:
@@ -206,17 +206,17 @@ class _Attack:
 
     def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
         """What training begins with; None where the run's own provers are scripts, with nothing to go on from."""
-        made = {agent: network.to(self.device) for agent, network in self.victim.fresh(self.agents, size, seed).items()}
+        made = {agent: network.to(self.device) for agent, network in self.target.fresh(self.agents, size, seed).items()}
         if kind == "continued":
             for agent, network in made.items():
-                own = self.victim.networks[agent].state_dict()
+                own = self.target.networks[agent].state_dict()
                 if _shapes(own) != _shapes(network.state_dict()):
                     return None
                 network.load_state_dict(own)
         return made
 
     def _others(self) -> dict[str, nn.Module]:
-        return {agent: network for agent, network in self.victim.networks.items() if agent not in self.agents}
+        return {agent: network for agent, network in self.target.networks.items() if agent not in self.agents}
 
     # --------------------------------------------------------------------------------------------------------- measures
 
@@ -231,10 +231,10 @@ class _Attack:
 
     def _verdicts(self, attacker: Attacker, id_B: Tensor) -> Tensor:
         """(B,) what the verifier decides, each instance played once."""
-        players = {**self._sitting("verdicts"), **attacker.players(self.seed, self.device)}
+        players = {**self._defenders("verdicts"), **attacker.players(self.seed, self.device)}
         return stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout.verdict_B
 
-    def _sitting(self, purpose: str) -> dict[str, Player]:
+    def _defenders(self, purpose: str) -> dict[str, Player]:
         """Everybody who does not attack: greedy or sampled as the settings say."""
         noise = None if self.settings.verifier == "greedy" else generator(self.seed, purpose, device=self.device)
         return {agent: Player(network, noise) for agent, network in self._others().items()}
@@ -262,22 +262,22 @@ class _Attack:
         asked = {"own": "greedy", "random": "random questions", "best": "best questions"}
         questions = (
             {name: _expected(1 - found[way][:, 1]) for name, way in asked.items()}
-            if "best questions" in found and _asks(self.victim.scenario.protocol)
+            if "best questions" in found and _asks(self.target.scenario.protocol)
             else None
         )
         return dict(zip(names, (right, fooled, sampled, questions), strict=True))
 
     def _tree(self) -> tuple[Tensor | None, Sequence[str]]:
         """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is too large."""
-        scenario = self.victim.scenario
+        scenario = self.target.scenario
         protocol, most = scenario.protocol, self.settings.max_nodes
         if not most or scenario.linear_symbols or protocol.zero_knowledge is not None or protocol.force_guess is not None:
             return None, ()
-        for network in self.victim.networks.values():
+        for network in self.target.networks.values():
             network.eval()
         seed_B = self._episode_seeds(len(self.held_out))
         for ways in (WAYS, WAYS[:1]):
-            tree = MessageTree(scenario, self.victim.networks, self.agents, self.wanted, self.label, ways, most)
+            tree = MessageTree(scenario, self.target.networks, self.agents, self.wanted, self.label, ways, most)
             try:
                 return tree.values(self.held_out, seed_B.to(self.device)), ways
             except TooManyNodes:
@@ -287,7 +287,7 @@ class _Attack:
     # -------------------------------------------------------------------------------------------------------- instances
 
     def _of_label(self, id_I: Tensor) -> Tensor:
-        return id_I[self.victim.scenario.label_I[id_I] == self.label]
+        return id_I[self.target.scenario.label_I[id_I] == self.label]
 
     def _measured(self, id_I: Tensor) -> Tensor:
         """All of them, or as many as the settings allow, drawn at random."""

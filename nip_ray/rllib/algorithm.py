@@ -35,7 +35,7 @@ from torch import nn
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.progress import say
-from nip_ray.rllib.calls import PlayShares, TakeWeights, Told, Update, ask_learners, first_words, reason_of_death, said, untold
+from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, first_words, reason_of_death, said, unwrap
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.samples import RolloutSamples
@@ -190,7 +190,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         manager, limit = actors_of(self.env_runner_group), self.config.sample_timeout_s
         if not calls:  # RLlib takes an empty list of runners for all of them
             return {}
-        told = list(map(Told, calls.values()))
+        told = list(map(ReturnErrors, calls.values()))
         answers = {answer.actor_id: answer for answer in manager.foreach_actor(told, remote_actor_ids=list(calls), timeout_seconds=limit)}
         for runner in calls:
             if runner in answers and not answers[runner].ok:
@@ -199,7 +199,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
                 say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.sample_timeout_s) and is made anew")
                 ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
                 manager.set_actor_state(runner, healthy=False)
-        return {runner: untold(answer.get()) for runner, answer in answers.items() if answer.ok}
+        return {runner: unwrap(answer.get()) for runner, answer in answers.items() if answer.ok}
 
     def _refuse_broken_runners(self) -> None:
         """Raise TrainingError when an env runner could not be made. One that was lost while it was made is like any that is lost."""

@@ -1,7 +1,7 @@
 """What an algorithm asks of its env runners and learners: small named callables, so that they pickle by reference, and their errors.
 
-An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as answers (`Told`). That a
-learner is gone is mostly noticed first by another one, as an error of the connection between them.
+An env runner that raises is ended by RLlib, and its error stands in a log on some node; so errors travel back as answers (`ReturnErrors`).
+That a learner is gone is mostly noticed first by another one, as an error of the connection between them.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
@@ -31,8 +31,8 @@ class Failure:
         self.message, self.trace, self.of_peers = message, trace, of_peers
 
 
-class Told:
-    """Calls a function and tells of its error instead of raising it: an env runner that raises is ended by RLlib, without a word."""
+class ReturnErrors:
+    """Calls a function and returns its error instead of raising it: RLlib ends an env runner that raises, without a message."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function
@@ -46,7 +46,7 @@ class Told:
             return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc(), _of_peers(error))
 
 
-def untold(answer: Any) -> Any:
+def unwrap(answer: Any) -> Any:
     """The answer, or its error raised here."""
     if not isinstance(answer, Failure):
         return answer
@@ -89,7 +89,7 @@ def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: 
     Raises LearnerLost when a learner is gone, TrainingError when one raised, as soon as that is known of any of them: the others may wait
     for it for ever. They are ended then.
     """
-    calls = [learners[i].apply.remote(Told(function)) for i in only]
+    calls = [learners[i].apply.remote(ReturnErrors(function)) for i in only]
     waiting, found = list(calls), {}
     try:
         while waiting:
@@ -112,7 +112,7 @@ def _learners_answer(call: ray.ObjectRef, learners: Sequence[Any]) -> Any:
         raise TrainingError(f"a learner failed: {said(error)}") from error
     if isinstance(answer, Failure) and answer.of_peers:
         _refuse_lost(learners)
-    return untold(answer)
+    return unwrap(answer)
 
 
 def _refuse_lost(learners: Sequence[Any]) -> None:

@@ -50,8 +50,8 @@ class Doors(gymnasium.Env):
         return self._seen(), reward, self.turn == 3, False, {}
 
 
-class Told(Doors):
-    """The same doors, told in the infos as Gymnasium's own environments do."""
+class MaskInInfos(Doors):
+    """The same doors, with the mask in the infos as Gymnasium's own environments do."""
 
     observation_space = gymnasium.spaces.Box(0, 1, (5,), np.float32)
 
@@ -73,7 +73,7 @@ def agent_for(learner: LearnerSettings, env: Any) -> Any:
 
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-@pytest.mark.parametrize("kind", [Doors, Told])
+@pytest.mark.parametrize("kind", [Doors, MaskInInfos])
 @pytest.mark.parametrize("name", LEARNERS)
 def test_no_learner_opens_a_closed_door(name: str, kind: Any, mode: str) -> None:
     env = doors(kind, 6, mode)
@@ -124,7 +124,7 @@ def test_a_value_after_is_that_of_a_legal_action() -> None:
 
 @pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
 def test_a_mask_in_the_infos_travels_with_the_observation_it_is_about(mode: str) -> None:
-    copies, random = Copies(doors(Told, 3, mode)), np.random.default_rng(0)
+    copies, random = Copies(doors(MaskInInfos, 3, mode)), np.random.default_rng(0)
     copies.reset(0, "episodes")
     over = 0
     for _ in range(20):

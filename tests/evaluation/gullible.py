@@ -48,7 +48,7 @@ def message_game() -> MessageGame:
     return MessageGame(protocol, MessageGameSettings(num_symbols=SYMBOLS), agents)
 
 
-def victim(verifier: nn.Module, prover: nn.Module | None = None, count: int = 100) -> AttackTarget:
+def attack_target(verifier: nn.Module, prover: nn.Module | None = None, count: int = 100) -> AttackTarget:
     """That verifier, with the first `count` instances held out."""
     scenario = message_game()
 

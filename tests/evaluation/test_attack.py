@@ -16,7 +16,7 @@ from nip_ray.evaluation.attackers import Target, train_attacker
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
 from tests.builders import graph_scenario, one_thread
-from tests.evaluation.gullible import PASSWORD, Gullible, message_game, prover, victim
+from tests.evaluation.gullible import PASSWORD, Gullible, attack_target, message_game, prover
 
 QUICK = AttackSettings(goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
 
@@ -30,7 +30,7 @@ def _threads() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def fooled() -> dict[str, Any]:
     """The attack on a verifier that believes whoever knows the password."""
-    return attacked(victim(Gullible(), prover()), QUICK)
+    return attacked(attack_target(Gullible(), prover()), QUICK)
 
 
 def by_name(document: dict[str, Any], goal: str) -> dict[str, dict[str, Any]]:
@@ -79,7 +79,7 @@ def test_one_attacker_counts_and_it_was_the_strongest_in_training(fooled: dict[s
 
 
 def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
-    found = attacked(victim(Gullible(deaf=True)), replace(QUICK, iterations=3))
+    found = attacked(attack_target(Gullible(deaf=True)), replace(QUICK, iterations=3))
     assert found["soundness_under_attack"]["estimate"] == 1
     assert found["soundness_error"] == {
         "estimate": 0,
@@ -106,11 +106,11 @@ def test_a_verifier_that_says_nothing_to_a_prover_asks_no_questions() -> None:
 
 
 def test_every_message_finds_what_training_did_not() -> None:
-    found = attacked(victim(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",)))
+    found = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, continued=False, lr=1e-6, goals=("soundness",)))
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 0
     assert found["soundness_error"]["estimate"] == 1
     assert "refusal" not in found
-    off = attacked(victim(Gullible()), replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",)))
+    off = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",)))
     assert off["attack"]["soundness"]["every_message"] is None
 
 
@@ -119,7 +119,7 @@ def test_only_attackers_learn() -> None:
     scenario = message_game()
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     before = {agent: {name: part.clone() for name, part in network.state_dict().items()} for agent, network in networks.items()}
-    attacked(replace(victim(networks["verifier"]), networks=networks), replace(QUICK, iterations=2, max_nodes=0))
+    attacked(replace(attack_target(networks["verifier"]), networks=networks), replace(QUICK, iterations=2, max_nodes=0))
     for agent, state in before.items():
         assert all(torch.equal(part, networks[agent].state_dict()[name]) for name, part in state.items())
         assert all(parameter.grad is None for parameter in networks[agent].parameters())
@@ -127,7 +127,7 @@ def test_only_attackers_learn() -> None:
 
 def test_the_same_seed_gives_the_same_attack() -> None:
     found = [
-        attacked(replace(victim(Gullible()), seed=seed), replace(QUICK, iterations=2, goals=("soundness",), max_nodes=0))
+        attacked(replace(attack_target(Gullible()), seed=seed), replace(QUICK, iterations=2, goals=("soundness",), max_nodes=0))
         for seed in (1, 1, 2)
     ]
     for document in found:
@@ -138,7 +138,7 @@ def test_the_same_seed_gives_the_same_attack() -> None:
 
 def test_a_sampled_verifier_is_fooled_as_often_as_it_doubts() -> None:
     """With log-odds 2 it believes a stranger in one case of eight."""
-    made = victim(Gullible(deaf=True), count=1000)
+    made = attack_target(Gullible(deaf=True), count=1000)
     found = attacked(made, replace(QUICK, verifier="sampled", iterations=1, goals=("soundness",)))
     assert found["soundness_under_attack"]["estimate"] == pytest.approx(0.88, abs=0.05)
     table, reject = found["attack"]["soundness"], 1 / (1 + math.exp(-2))
@@ -147,7 +147,7 @@ def test_a_sampled_verifier_is_fooled_as_often_as_it_doubts() -> None:
 
 
 def test_an_attacker_learns_the_password_and_nothing_else() -> None:
-    made, attacker = victim(Gullible()), prover(4)
+    made, attacker = attack_target(Gullible()), prover(4)
     ids = made.scenario.ids("train")
     target = Target(made.scenario, {"verifier": made.networks["verifier"]}, ACCEPT, ids[made.scenario.label_I[ids] == REJECT])
     train_attacker(target, {"prover": attacker}, QUICK, 7, lambda done, pay: None)
@@ -205,14 +205,14 @@ def test_nobody_to_fool_or_nobody_to_do_it_is_one_clear_error(protocol: str) -> 
 
 
 def test_too_few_training_instances_are_one_clear_error() -> None:
-    made = victim(Gullible())
+    made = attack_target(Gullible())
     made.scenario.label_I[1:] = 1
     with pytest.raises(UserError, match="1 training instances with y = 0"):
         attacked(made, QUICK)
 
 
 def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> None:
-    attack = _Attack(victim(Gullible()), QUICK, "soundness")
+    attack = _Attack(attack_target(Gullible()), QUICK, "soundness")
     learned, kept = set(attack.train.tolist()), set(attack.selection.tolist())
     assert learned
     assert kept
@@ -220,7 +220,7 @@ def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> N
 
 
 def test_a_limit_on_instances_draws_them_from_all_of_them() -> None:
-    made, seen = victim(Gullible()), set[int]()
+    made, seen = attack_target(Gullible()), set[int]()
     observe, held_out = made.scenario.observe, torch.arange(900, 1000)
 
     def watched(agent: str, id_N: torch.Tensor, *rest: Any) -> Any:
@@ -237,7 +237,7 @@ def test_a_limit_on_instances_draws_them_from_all_of_them() -> None:
 
 
 def test_a_goal_without_held_out_instances_is_left_out() -> None:
-    made = victim(Gullible())
+    made = attack_target(Gullible())
     positive = made.held_out[made.scenario.label_I[made.held_out] == 1]
     found = attacked(replace(made, held_out=positive), replace(QUICK, iterations=1))
     assert not {"soundness_under_attack", "soundness_error"} & found.keys()

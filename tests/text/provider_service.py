@@ -31,7 +31,7 @@ class Options:
 
     situation: `module:function` that maps the chat before a reply to a row of the tables. job_s: how long a job takes. skew_s: how
     wrong its clock is. fault_seed, and the fields of `Faults` by their names in `fault_details`: see there. has_fine_tuning, methods,
-    ignores_filter, drops_metadata, untold (fields of answers that stay away): ways in which services differ. fsync: for power failures too.
+    ignores_filter, drops_metadata, left_out (fields of answers that stay away): how services differ. fsync: for power failures too.
     """
 
     roles: list[dict[str, Any]] = field(default_factory=lambda: [{"name": "any", "marker": "", "replies": ["yes", "no"]}])
@@ -53,7 +53,7 @@ class Options:
     ignores_filter: bool = False
     drops_metadata: bool = False
     honours_job_keys: bool = False
-    untold: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     finish_reason: str = "stop"
     fsync: bool = True
 
@@ -231,7 +231,7 @@ class Service:
             "choices": [choice],
             "usage": usage,
         }
-        return web.json_response(told | dict.fromkeys(self.options.untold))
+        return web.json_response(told | dict.fromkeys(self.options.left_out))
 
     async def models(self, request: web.Request) -> web.Response:
         self.state.settle()
@@ -373,7 +373,7 @@ class Service:
             "organization_id": "org-test",
             "result_files": [],
         }
-        return told | dict.fromkeys(self.options.untold)
+        return told | dict.fromkeys(self.options.left_out)
 
 
 def _what(request: web.Request, body: bytes) -> str:

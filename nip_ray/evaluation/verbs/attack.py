@@ -46,9 +46,9 @@ def attack(
     def fresh(agents: Sequence[str], size: int, seed: int) -> dict[str, nn.Module]:
         return attackers(config, agents, size, seed)
 
-    victim = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
+    target = AttackTarget(scenario, networks, fresh, _scripts(config, scenario), held_out, seed)
     with progress_line(config.name, 0, num_iterations(scenario.protocol, settings), quiet, "attack") as show:
-        return attacked(victim, settings, lambda done, what: show(done, {"stage": what}))
+        return attacked(target, settings, lambda done, what: show(done, {"stage": what}))
 
 
 def check_attack(config: ExperimentConfig) -> None:

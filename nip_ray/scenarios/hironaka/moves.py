@@ -6,7 +6,7 @@ from torch import Tensor
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.scenarios.hironaka.players import Player
-from nip_ray.scenarios.hironaka.starts import ATTEMPTS, hopeless
+from nip_ray.scenarios.hironaka.starts import ATTEMPTS, no_open_start
 
 
 def choose(
@@ -35,6 +35,6 @@ def open_start(game: Game, games: int, generator: torch.Generator) -> State:
     while len(over_N := (~state.open_B).nonzero()[:, 0]):
         attempt += 1
         if attempt == ATTEMPTS:
-            raise hopeless()
+            raise no_open_start()
         state = state.put(over_N, game.random_start(len(over_N), generator).trimmed())
     return state

@@ -56,11 +56,11 @@ def start(game: Game, seed: int, id_N: Tensor) -> State:
     while len(over_K := (~state.open_B).nonzero()[:, 0]):
         attempt += 1
         if attempt == ATTEMPTS:
-            raise hopeless()
+            raise no_open_start()
         state = state.put(over_K, game.start(start_points(game, seed, id_N[over_K], attempt)))
     return state.trimmed()
 
 
-def hopeless() -> UserError:
+def no_open_start() -> UserError:
     """The error for settings with which (almost) no game can begin."""
     return UserError("max_points and max_value: almost every random start is over at once, take fewer points or a larger value")

@@ -121,7 +121,7 @@ class Budget:
         with self._lock:
             if not self._waiting and self._fits(self._reserved + amount):
                 return self._take(amount)
-            self._refuse_hopeless(amount)
+            self._refuse_unaffordable(amount)
             future: Future[Reservation] = Future()
             self._waiting.append((amount, future))
         try:
@@ -190,7 +190,7 @@ class Budget:
             else:
                 return
 
-    def _refuse_hopeless(self, amount: Amount) -> None:
+    def _refuse_unaffordable(self, amount: Amount) -> None:
         if not self._fits(self._held + amount):
             raise BudgetExhausted(self._message(amount))
 

@@ -368,14 +368,14 @@ def test_format_of_the_verifier() -> None:
         return "Decision: maybe" if attempts["count"] == 1 else stubborn(dialogue, agent)
 
     retried = played(scenario, 1, clumsy)
-    hopeless = played(scenario, 2, lambda dialogue, agent: "Decision: maybe")
+    unusable = played(scenario, 2, lambda dialogue, agent: "Decision: maybe")
     first = good.rounds[0][0]
     cut = replace(good, rounds=((replace(first, truncated=True),), *good.rounds[1:]))
     last = replace(good.rounds[-1][0], decision=1 - ACCEPT)
     misread = replace(good, rounds=(*good.rounds[:-1], (last,)))
     assert retried.rounds[0][0].retries == 1
-    assert hopeless.rounds[0][0].invalid
-    found = format_verdicts([good, retried, hopeless, cut, misread], scenario)
+    assert unusable.rounds[0][0].invalid
+    found = format_verdicts([good, retried, unusable, cut, misread], scenario)
     assert [(one.agent, one.channel, one.verdict) for one in found] == [("verifier", None, v) for v in (1, 0, 0, 0, 0)]
 
 

@@ -196,7 +196,7 @@ def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monk
 
 def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = config(tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1)
-    with provider_thread(tmp_path, roles=roles(), untold=["trained_tokens"], **OPTIONS) as provider:
+    with provider_thread(tmp_path, roles=roles(), left_out=["trained_tokens"], **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         jobs = sum(row["pusd"] for row in provider.ledger("job"))
