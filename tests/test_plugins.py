@@ -75,7 +75,7 @@ def test_what_ships_is_not_disturbed() -> None:
     assert ExperimentConfig() == before[1]
     forget("scenario", "mine")
     assert known("scenario") == before[0]
-    with pytest.raises(UserError, match=r"scenario.name: got 'mine', there are"):
+    with pytest.raises(UserError, match=r"scenario.name: got 'mine', expected one of"):
         config({"name": "mine"})
 
 

@@ -159,7 +159,7 @@ def suggest(name: str, valid: Sequence[str], path: str = "", kind: type | None =
     near = [lower[v] for v in difflib.get_close_matches(name.lower(), lower, 1)] or [v for v in valid if name and v.startswith(name)][:1]
     if path and kind is not None:
         near += [full for full, _ in walk(kind) if full.rpartition(".")[2] == name and not _same_place(full, path)][:1]
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(valid)}"
+    return f"did you mean {' or '.join(near)}?" if near else f"expected one of {', '.join(valid)}"
 
 
 def _same_place(pattern: str, path: str) -> bool:

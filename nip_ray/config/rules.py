@@ -139,7 +139,7 @@ def agent_names(config: ExperimentConfig) -> Iterator[str]:
     for name in config.scenario.agents:
         if name not in (*known, _DEFAULT):
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)} and {_DEFAULT} for the rest"
+            hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(known)}, or {_DEFAULT} for the rest"
             yield f"scenario.agents.{name}: no agent of {config.protocol.name}, {hint}"
 
 

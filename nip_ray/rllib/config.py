@@ -244,10 +244,11 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         for key in vars(self):
             if key not in known:
                 near = difflib.get_close_matches(key, {*known, *self._rule_names()}, 1)
-                raise UserError(f"{key}: unknown option, {f'did you mean {near[0]}?' if near else f'there are {rule} and those of RLlib'}")
+                hint = f"did you mean {near[0]}?" if near else f"expected one of {rule}, or an option of RLlib"
+                raise UserError(f"{key}: unknown option, {hint}")
         for ours, theirs in _RLLIB_NAMES.items():
             if ours not in self._rule_names() and getattr(self, theirs) != getattr(defaults, theirs):
-                raise UserError(f"{theirs}: {self.settings_class().name} has no such setting, there are {rule}")
+                raise UserError(f"{theirs}: {self.settings_class().name} has no such setting, expected one of {rule}")
 
     def _check_game(self) -> None:
         """The environment and who plays in it are those of the experiment."""

@@ -164,7 +164,7 @@ class ProtocolDQN(ProtocolAlgorithm):
         """
         agents = self.scenario.protocol.agents
         if role not in agents:
-            raise UserError(f"role: got {role}, which does not play, there are {', '.join(agents)}")
+            raise UserError(f"role: got {role}, which does not play, expected one of {', '.join(agents)}")
         if role in self.config.trained():
             raise UserError(f"role: got {role}, which is trained; name the others in algorithm.trained_roles to put another in its place")
         if isinstance(opponent, Mapping):

@@ -41,7 +41,7 @@ def initial_weights(config: ExperimentConfig, run_dir: Path | None = None) -> tu
     for agent, source in config.initial_weights.items():
         where = f"initial_weights.{agent}"
         if agent not in scenario.protocol.agents:
-            raise UserError(f"{where}: no agent of this experiment, there are {', '.join(scenario.protocol.agents)}")
+            raise UserError(f"{where}: no agent of this experiment, expected one of {', '.join(scenario.protocol.agents)}")
         place = (source.run_dir, source.checkpoint)
         if place not in opened:
             opened[place] = _opened(where, source, run_dir)

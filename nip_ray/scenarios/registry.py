@@ -51,7 +51,7 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
     Raises UserError for an unknown name, unusable data, or agents that the protocol does not have.
     """
     if settings.name not in SCENARIOS:
-        raise UserError(f"scenario.name: unknown scenario {settings.name!r}; there are {', '.join(sorted(SCENARIOS))}")
+        raise UserError(f"scenario.name: unknown scenario {settings.name!r}, expected one of {', '.join(sorted(SCENARIOS))}")
     if dataset is None:
         return SCENARIOS[settings.name](protocol, settings)
     if settings.name not in WITH_FILES:

@@ -110,7 +110,7 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (pretrained("prover") | agents(prover=RANDOM), "pretraining.agents", "prover is random (scenario.agents.prover.kind)"),
     (KUHN | pretrained("player0"), "pretraining.agents", "no labels"),
     # what messages say
-    (probe(agents=["judge"]), "evaluation.message_regression.agents", "judge is no agent of nip, there are prover, verifier"),
+    (probe(agents=["judge"]), "evaluation.message_regression.agents", "judge is no agent of nip, expected one of prover, verifier"),
     (KUHN | probe(), "evaluation.message_regression.enabled", "no labels"),
 ]
 

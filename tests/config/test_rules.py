@@ -68,7 +68,7 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (spoken(provider="local", model="default", extra_body='{"top_k": 2}'), "scenario.agents.prover.extra_body", "takes no such"),
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),
-        (protocol("chess"), "protocol.name", "there are nip, adp, debate"),
+        (protocol("chess"), "protocol.name", "expected one of nip, adp, debate"),
         (MESSAGE_GAME | {"protocol": {"name": "message_game", "zero_knowledge": True}}, "protocol.zero_knowledge", "not available in"),
         (protocol("nip", zero_knowledge_legacy=True), "protocol.zero_knowledge_legacy", "set protocol.zero_knowledge to true"),
         (protocol("nip", simulator_reward_coefficient=2), "protocol.simulator_reward_coefficient", "counts with zero_knowledge only"),

@@ -269,7 +269,7 @@ def test_every_documented_figure_may_decide(key: str) -> None:
 
 
 def test_a_figure_of_another_scenario_may_not_decide() -> None:
-    assert "got 'eval/rho/own-choose-first', there are prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
+    assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
     assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal({**HIRONAKA, "sweep": {}})
 
 

@@ -94,7 +94,7 @@ def _game_of(role: str, text: str) -> dict[str, Any] | None:
     if not path.is_dir():
         names = [name.replace("_", "-") for name in SCRIPTED[role]]
         near = get_close_matches(text, names, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}, and the folders of runs"
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}, or the folder of a run"
         raise UserError(f"{role}: unknown player {text!r}, and no folder of that name; {hint}")
     scenario = _config_of(role, path).scenario
     return {name: getattr(scenario, name) for name in _GAME}

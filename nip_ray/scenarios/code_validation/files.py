@@ -144,7 +144,7 @@ def _own_item(row: Row, path: Path) -> CodeItem:
     values = {name: row.values.get(name) for name in COLUMNS}
     for name in COLUMNS:
         if name not in row.values:
-            _fail(path, row, name, f"is missing (there are: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
+            _fail(path, row, name, f"is missing (found: {', '.join(row.values) or 'none'})", f"the columns {', '.join(COLUMNS)}")
     for name in ("question", "solution"):
         text = values[name]
         if not isinstance(text, str) or not text.strip():

@@ -108,7 +108,7 @@ class Prompts:
             file, line = error.filename or file, error.lineno
         what = f"{type(error).__name__}: {error}"
         if isinstance(error, TemplateNotFound):
-            what = f"there is no template {error.message!r}; there are {', '.join(sorted(self.templates))}"
+            what = f"there is no template {error.message!r}, expected one of {', '.join(sorted(self.templates))}"
         elif isinstance(error, UndefinedError):
             what = f"{error.message}; variables are {', '.join(VARIABLES)}"
         return UserError(f"{file}, line {line}: {what}")
@@ -131,7 +131,7 @@ def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompt
     package = _PACKAGE / f"v{version}"
     if not package.is_dir():
         known = ", ".join(sorted(path.name[1:] for path in _PACKAGE.iterdir() if path.is_dir()))
-        raise UserError(f"scenario.prompt_version: there is no version {version}; there are {known}")
+        raise UserError(f"scenario.prompt_version: there is no version {version}, expected one of {known}")
     templates = dict(_read_folder(package))
     if folder is not None:
         own = dict(_read_folder(Path(folder)))
@@ -205,7 +205,7 @@ def _refuse_useless(folder: Path, own: Mapping[str, Template], package: Mapping[
             rooms = sorted({PARTS, protocol.name, *(other.partition("/")[0] for other in package)})
             raise UserError(f"{template.file}: there is no protocol {room!r}; folders are {', '.join(rooms)}")
         if name not in known:
-            raise UserError(f"{template.file}: no agent has a template of this name; there are {', '.join(known)}")
+            raise UserError(f"{template.file}: no agent has a template of this name, expected one of {', '.join(known)}")
 
 
 def _template_names(room: str, protocol: Protocol) -> list[str]:
@@ -223,7 +223,7 @@ def template_name(protocol: str, agent: str) -> str:
 
 def _syntax_tree(prompts: Prompts, name: str) -> Any:
     if name not in prompts.templates:
-        raise UserError(f"there is no template {name!r}; there are {', '.join(sorted(prompts.templates))}")
+        raise UserError(f"there is no template {name!r}, expected one of {', '.join(sorted(prompts.templates))}")
     template = prompts.templates[name]
     try:
         prompts._environment.compile(template.text, name, template.file)  # unknown filters are found here alone
@@ -239,5 +239,5 @@ def _referenced(prompts: Prompts, name: str, node: Any) -> list[str]:
         return []
     if wanted not in prompts.templates:
         known = ", ".join(sorted(prompts.templates))
-        raise UserError(f"{prompts.templates[name].file}, line {node.lineno}: there is no template {wanted!r}; there are {known}")
+        raise UserError(f"{prompts.templates[name].file}, line {node.lineno}: there is no template {wanted!r}, expected one of {known}")
     return [wanted]

@@ -161,9 +161,9 @@ def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) ->
     for agent in settings.agents:
         if agent not in (*protocol.agents, "_default"):
             known = ", ".join((*protocol.agents, "_default"))
-            raise UserError(f"scenario.agents.{agent}: {protocol.name!r} has no such agent; there are {known}")
+            raise UserError(f"scenario.agents.{agent}: {protocol.name!r} has no such agent, expected one of {known}")
     if settings.verdict_scale not in SCALES:
-        raise UserError(f"scenario.verdict_scale: unknown scale {settings.verdict_scale!r}; there are {', '.join(SCALES)}")
+        raise UserError(f"scenario.verdict_scale: unknown scale {settings.verdict_scale!r}, expected one of {', '.join(SCALES)}")
     prompts = load_prompts(settings.prompt_version, settings.prompts, protocol)
     made = CodeValidation(protocol, settings, roles_of(protocol), prompts, SCALES[settings.verdict_scale])
     check_prompts(made)

@@ -214,7 +214,7 @@ def game_settings(given: dict[str, Any]) -> HironakaSettings:
     types = get_type_hints(HironakaSettings)
     for name, value in given.items():
         if name not in known:
-            raise UserError(f"{name}: no setting of this game, there are {', '.join(known)}")
+            raise UserError(f"{name}: no setting of this game, expected one of {', '.join(known)}")
         default, bounds = known[name].default, known[name].metadata
         numeric = isinstance(default, int) and not isinstance(default, bool)
         low, high = bounds.get("ge", -np.inf), bounds.get("le", np.inf)

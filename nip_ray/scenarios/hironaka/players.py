@@ -207,5 +207,5 @@ def scripted(role: Role, name: str, dimension: int) -> Player:
         raise UserError(f"role: got {role!r}, expected host or agent")
     table = tables[role]
     if (found := name.replace("-", "_")) not in table:
-        raise UserError(f"{role}: unknown player {name!r}; there are {', '.join(table)}")
+        raise UserError(f"{role}: unknown player {name!r}, expected one of {', '.join(table)}")
     return table[found](dimension)

@@ -89,7 +89,7 @@ def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:
     if not played:
         raise UserError(f"{run_dir}: no dialogues were held yet; let the run finish an iteration")
     if wanted is not None and wanted - 1 not in played:
-        raise UserError(f"--iteration {wanted}: there are {', '.join(str(i + 1) for i in played)}")
+        raise UserError(f"--iteration {wanted}: expected one of {', '.join(str(i + 1) for i in played)}")
     return played[-1] if wanted is None else wanted - 1
 
 

@@ -340,4 +340,4 @@ def _check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in JUDGES]
     if unknown or not names:
         wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
-        raise UserError(f"judges: {wrong}; there are {', '.join(JUDGES)}")
+        raise UserError(f"judges: {wrong}, expected one of {', '.join(JUDGES)}")

@@ -49,7 +49,7 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
         (b'{"a": 1}\n', r"line 1: has the columns a; expected: the columns id, question"),
         (b"{}\n", r"line 1: has the columns none"),
         *(
-            (json.dumps({key: value for key, value in ROW.items() if key != name}).encode(), rf"line 1: {name}: is missing \(there are: ")
+            (json.dumps({key: value for key, value in ROW.items() if key != name}).encode(), rf"line 1: {name}: is missing \(found: ")
             for name in ROW
         ),
         *(

@@ -100,7 +100,7 @@ def test_nothing_is_drawn_without_a_generator(name: str) -> None:
 
 
 def test_an_unknown_player_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UserError, match="agent: unknown player 'nobody'; there are random, choose_first, choose_last"):
+    with pytest.raises(UserError, match="agent: unknown player 'nobody', expected one of random, choose_first, choose_last"):
         scripted("agent", "nobody", 3)
 
 

@@ -395,7 +395,7 @@ def test_dummy_verifiers_keep_to_the_format(scale: str) -> None:
 
 def test_names() -> None:
     assert parse_names("follow_up, prover_role_conformance,follow_up") == ["follow_up", "prover_role_conformance"]
-    with pytest.raises(UserError, match=r"unknown judge 'folow_up'; there are prover_role_conformance, .*follow_up"):
+    with pytest.raises(UserError, match=r"unknown judge 'folow_up', expected one of prover_role_conformance, .*follow_up"):
         parse_names("folow_up")
     with pytest.raises(UserError, match="no judge named"):
         parse_names(" , ")
