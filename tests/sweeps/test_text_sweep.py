@@ -67,7 +67,7 @@ def hosted(folder: Path, provider: Provider, sweep: dict[str, Any], **changes: A
     """A sweep against a provider on the loopback."""
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 12, "fine_tuning": {"min_examples": 1}}
     made = config(folder, rule, iterations=2, runtime={"num_cpus": 0.5})
-    made["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY", "timeout_s": 10.0}
+    made["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
     return {**made, "sweep": {"metric": ACCURACY, **sweep}, **changes}
 
 

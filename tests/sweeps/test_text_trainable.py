@@ -43,7 +43,7 @@ def dummy(folder: Path, **changes: Any) -> dict[str, Any]:
 
 def hosted(folder: Path, base_url: str, **changes: Any) -> dict[str, Any]:
     made = config(folder, {"name": "expert_iteration", "rollouts_per_iteration": 12}, iterations=1, **changes)
-    made["providers"]["tables"] |= {"base_url": base_url, "api_key_variable": "NIP_PROVIDER_KEY", "timeout_s": 10.0}
+    made["providers"]["tables"] |= {"base_url": base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
     return made
 
 

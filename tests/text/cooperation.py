@@ -74,7 +74,6 @@ def config(folder: Path, algorithm: dict[str, Any], **changes: Any) -> dict[str,
         "providers": {
             "tables": {
                 "name": "openai",
-                "timeout_s": 1.0,
                 "max_retries": 20,
                 "poll_interval_s": 0.05,
                 "doubt_s": 0.6,
