@@ -39,7 +39,9 @@ class FineTuneSpec:
 
 @dataclass(frozen=True)
 class FineTuneJob:
-    """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed, once known."""
+    """A job as the provider tells of it. model: the resulting model, once succeeded. trained_tokens: what is billed, once known.
+    unknown: the provider's word for a status that is not known here; `status` is then a guess.
+    """
 
     id: str
     key: str
@@ -47,3 +49,4 @@ class FineTuneJob:
     model: str | None = None
     trained_tokens: int | None = None
     error: str | None = None
+    unknown: str | None = None

@@ -98,6 +98,9 @@ class TalkSettings:
     num_cpus_per_talker: float = option(1, "CPUs that Ray reserves for each talker.", ge=0)
     max_in_flight: int = option(64, "Calls waiting for an answer at once, over all talkers.", ge=1)
     max_invalid_share: float = option(
-        0.5, "A stage ends when more of an agent's newest replies, from a hosted provider, cannot be used (1: never).", ge=0, le=1
+        0.5,
+        "A run ends when more of an agent's newest replies, or all in a stage, from a hosted provider, cannot be used (1: never).",
+        ge=0,
+        le=1,
     )
     invalid_window: int = option(50, "How many of its newest replies that share is taken over, in each talker.", ge=1)

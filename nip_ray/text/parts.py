@@ -96,6 +96,7 @@ class Parts:
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
         self._purse = Budget(config.budget, spent)
         self.clients = ClientPool(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
+        self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
     # ----------------------------------------------------------------------------------------------------------- talk
@@ -107,7 +108,7 @@ class Parts:
         if self._workers is not None:
             return await self._workers.hold(models, context, tasks, None, progress)
         async with self.clients.agent_clients(models, context.iteration) as clients:
-            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, Brake(self.config.talk))
+            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, self._brake)
             return await runner.dialogues(tasks, progress)
 
     async def trees(
@@ -117,7 +118,7 @@ class Parts:
         if self._workers is not None:
             return await self._workers.hold(models, context, tasks, num_responses, progress)
         async with self.clients.agent_clients(models, context.iteration) as clients:
-            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, Brake(self.config.talk))
+            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, self._brake)
             return await runner.trees(tasks, num_responses, progress)
 
     async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:

@@ -8,7 +8,6 @@ Decisions that matter here:
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -56,7 +55,7 @@ class RolloutWorker:
         self._config, self._scenario = TextExperimentConfig.model_validate(config), scenario
         self._run_dir, self._worker = run_dir, worker
         self._keeper, self._hosts, self._limiters = keeper, hosts, limiters
-        self._brakes: defaultdict[StageContext, Brake] = defaultdict(lambda: Brake(self._config.talk))
+        self._brake = Brake(self._config.talk)
 
     async def hold(self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
@@ -69,7 +68,7 @@ class RolloutWorker:
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
         try:
             async with pool.agent_clients(models, context.iteration) as clients:
-                runner = DialogueRunner(self._scenario, clients, context, in_flight, self._brakes[context])
+                runner = DialogueRunner(self._scenario, clients, context, in_flight, self._brake)
                 return await (runner.dialogues(tasks) if num_responses is None else runner.trees(tasks, num_responses))
         finally:
             await purse.flush()

@@ -11,7 +11,7 @@ Decisions that matter here:
   the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
 - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
-  the job does not count as over;
+  the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
 - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
   made by who resumes (`next_attempt`).
 
@@ -39,6 +39,8 @@ _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which 
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
 NAMELESS_S = 300.0
 """For so long a provider is asked for the model of a job that succeeded."""
+UNKNOWN_S = 3600.0
+"""For so long a job is waited for whose status is not known here."""
 CANCEL_S = 300.0
 """For so long a job that was cancelled may go on."""
 
@@ -98,8 +100,8 @@ async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneS
 async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob) -> FineTuneJob:
     """The job once it has succeeded, with the model and, where the provider tells them, the tokens that are billed.
 
-    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled, and when it
-    succeeded and the provider names no model for `NAMELESS_S`.
+    Polls every `backend.poll_interval_s`. Raises TrainingError with the provider's reason when it failed or was cancelled, when it
+    succeeded and the provider names no model for `NAMELESS_S`, and when its status is not known here for `UNKNOWN_S`.
     """
     key = job.key
     known = ended(journal, key)
@@ -122,15 +124,17 @@ async def await_job(backend: FineTuneBackend, journal: Journal, job: FineTuneJob
 
 async def _over(backend: FineTuneBackend, job: FineTuneJob) -> FineTuneJob:
     """The job once it is over and, where it succeeded, its model is known."""
-    nameless_until = None
+    doubt, ends = None, 0.0
     while job.status not in FINAL or (job.status == "succeeded" and job.model is None):
+        before, doubt = doubt, None
         if job.status in FINAL:
-            nameless_until = nameless_until or time.monotonic() + NAMELESS_S
-            if time.monotonic() >= nameless_until:
-                raise TrainingError(
-                    f"fine-tuning job {job.id} succeeded, but the provider has named no model for {NAMELESS_S:g} s; "
-                    "resume the run to ask it again"
-                )
+            doubt = (NAMELESS_S, "succeeded, but the provider has named no model")
+        elif job.unknown is not None:
+            doubt = (UNKNOWN_S, f"has been {job.unknown!r}, which is no status that is known here,")
+        if doubt is not None:
+            ends = ends if doubt == before else time.monotonic() + doubt[0]
+            if time.monotonic() >= ends:
+                raise TrainingError(f"fine-tuning job {job.id} {doubt[1]} for {doubt[0]:g} s; resume the run to ask again")
         await asyncio.sleep(backend.poll_interval_s)
         job = replace(await backend.poll(job.id), key=job.key)
     return job

@@ -31,6 +31,7 @@ from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.bills import worst, worst_of
+from nip_ray.text.costs.brake import check_stage
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
@@ -134,6 +135,7 @@ class TextTrainer:
         else:
             dialogues = await self.parts.dialogues(state.models(), context, tasks, self.progress)
             write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        self._check_usable("train")
         return state
 
     async def _log(self) -> TextState:
@@ -233,7 +235,15 @@ class TextTrainer:
         tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
         dialogues = await self.parts.dialogues(self.state.models(), self._context("test"), tasks, self.progress)
         write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        self._check_usable("test")
         self._write_transcripts("test-", dialogues)
+
+    def _check_usable(self, split: str) -> None:
+        """See `check_stage`."""
+        settings, providers, models = language_agents(self.config), self.config.providers, self.state.models()
+        paid = {agent: models[group] for group, agents in self.groups.items() for agent in agents}
+        hosted = {agent: model for agent, model in paid.items() if providers[settings[agent].provider].hosted}
+        check_stage(self.config.talk, self._played(split), hosted)
 
     def _played(self, split: str) -> list[Dialogue]:
         path = rollout_file(self.folder.path, split, self.state.iteration)

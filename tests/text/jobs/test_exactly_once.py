@@ -54,6 +54,7 @@ class Backend:
         self.ends: JobStatus = "succeeded"
         self.named_from = 0
         """Polls before the model has a name."""
+        self.unknown: str | None = None
 
     async def check(self, model: str, method: Method) -> None:
         self.calls["check"] += 1
@@ -89,6 +90,8 @@ class Backend:
     async def poll(self, job_id: str) -> FineTuneJob:
         self.calls["poll"] += 1
         job = next(job for job in self.seen() if job.id == job_id)
+        if self.unknown is not None:
+            return replace(job, unknown=self.unknown)
         is_over = job.status not in ("pending", "running")
         model = "base-ft" if self.calls["poll"] >= self.named_from else None
         if not is_over and self.calls["poll"] < 3:
@@ -279,6 +282,20 @@ def test_a_model_without_a_name_is_asked_for_again(tmp_path: Path, monkeypatch: 
         assert asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal))).model == "base-ft"
         (bill,) = bills(journal.entries())
     assert bill.spending.amount == Amount(18 * SPEC.token_pusd, 18)
+
+
+def test_an_unknown_status_is_waited_for_a_stated_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By who resumes as well, who finds the job once it is known again how it stands."""
+    backend, path = Backend(), tmp_path / "journal"
+    backend.unknown = "stalled"
+    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.UNKNOWN_S", 0.05)
+    with Journal(path) as journal:
+        for _ in range(2):
+            with pytest.raises(TrainingError, match=r"job-0 has been 'stalled', which is no status .* for 0\.05 s; resume"):
+                asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal)))
+        backend.unknown = None
+        assert asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal))).model == "base-ft"
+    assert len(backend.made) == 1
 
 
 def test_what_jobs_cost(tmp_path: Path) -> None:

@@ -225,6 +225,22 @@ def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypat
         assert len(provider.ledger()) <= 20 * 2 + 8
         if limit == 1:
             resume_text_experiment(tmp_path / "run", settings=["talk.max_invalid_share=1"], quiet=True)
+        made["algorithm"]["rollouts_per_iteration"] = 5
+        with pytest.raises(TrainingError, match=r"^(all|20 of the last 20) replies of prover \(base\) .*max_invalid_share: 0\.5"):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "small", quiet=True)
+
+
+def test_invalid_replies_are_counted_over_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """12 replies of the verifier in each of two, half of them of no use."""
+    rule = {**RULES["expert_iteration"], "rollouts_per_iteration": 12, "num_test_items": 12}
+    talk = {"max_in_flight": 4, "invalid_window": 20, "max_invalid_share": 0.2}
+    made, cast = config(tmp_path, rule, iterations=1, talk=talk), roles(frozen=[0.5, 0.5])
+    made["scenario"]["agents"]["_default"]["max_invalid_replies"] = 1
+    cast[0]["replies"] = ["Decision: accept", "Decision: -5"]
+    with provider_thread(tmp_path, roles=cast, **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        with pytest.raises(TrainingError, match=r"of the last 20 replies of verifier .* could not be used"):
+            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
 
 
 def cost_of(run_dir: Path) -> dict[str, int]:

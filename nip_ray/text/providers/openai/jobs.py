@@ -248,7 +248,8 @@ def _has_key(job: Any, key: str) -> bool:
 def _as_job(job: Any, key: str = "") -> FineTuneJob:
     """A model that has no name, and tokens that are no positive count, are none."""
     error, word = getattr(job, "error", None), str(getattr(job, "status", None))
-    if word.lower() not in (*_STATUS, *_STOPPING):
+    is_known = word.lower() in (*_STATUS, *_STOPPING)
+    if not is_known:
         warnings.warn(f"fine-tuning job {job.id} is {word!r}, which is no status that is known here; it is waited for", stacklevel=2)
     model, tokens = getattr(job, "fine_tuned_model", None), getattr(job, "trained_tokens", None)
     return FineTuneJob(
@@ -258,4 +259,5 @@ def _as_job(job: Any, key: str = "") -> FineTuneJob:
         model=model if isinstance(model, str) and model else None,
         trained_tokens=tokens if type(tokens) is int and tokens > 0 else None,
         error=getattr(error, "message", None) or getattr(error, "code", None),
+        unknown=None if is_known else word,
     )
