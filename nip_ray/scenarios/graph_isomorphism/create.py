@@ -30,6 +30,10 @@ def write_dataset(
     """
     out = Path(out)
     is_file = out.suffix == ".npz"
+    if out.suffix and not is_file and not out.is_dir():
+        raise UserError(
+            f"{out}: pairs are written to a .npz file or into a folder; name {out.with_suffix('.npz')}, or a folder that exists"
+        )
     train_path = out if is_file else out / "train.pairs.npz"
     test_path = (
         out.with_name(f"{out.name.removesuffix('.npz').removesuffix('.pairs')}.test.pairs.npz") if is_file else out / "test.pairs.npz"
