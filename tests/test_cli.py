@@ -221,6 +221,10 @@ def test_flags_and_settings_reach_the_config() -> None:
         ([QUICKSTART, "--set", "algorithm.epochs=1"], "error: command line: algorithm.epochs: unknown key"),
         ([QUICKSTART, "--set", "algoritm.epochs=1"], "error: command line: algoritm: unknown key, did you mean algorithm?"),
         ([QUICKSTART, "--set", "algorithm.name=PPO"], "did you mean ppo?"),
+        (
+            [QUICKSTART, "--set", "play.num_copies=1"],
+            f"{QUICKSTART} with --set play.num_copies=1: algorithm.minibatch_size: got ",
+        ),
         ([QUICKSTART, "--diff"], "--diff: goes with --dry-run"),
         ([QUICKSTART, "--set", "scenario.agents.verifier.num_gnn_layer=1"], "did you mean num_gnn_layers?"),
         ([QUICKSTART, "--set", "protocol.name=adp", "--set", "protocol.max_rounds=5"], "protocol.max_rounds: got 5, but adp always has 2"),
@@ -386,6 +390,7 @@ def test_data_is_written_and_summed_up(tmp_path: Path) -> None:
         (["--edge-probabilities", "1.5"], "must lie between 0 and 1"),
         (["--sizes", "5"], "no pair with score 3 or more has fewer than 7 nodes"),
         (["--exclude", "nowhere.npz"], "--exclude nowhere.npz: no such file"),
+        (["--out", "pairs.txt"], "pairs.txt: pairs are written to a .npz file or into a folder; name pairs.npz"),
     ],
 )
 def test_bad_data_requests(tmp_path: Path, arguments: list[str], said: str) -> None:

@@ -65,17 +65,25 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
 
 @contextmanager
 def faults_of(name: str, overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Put the file's `name` before the faults of a UserError, "command line" before those about a key that `overrides` set."""
+    """Put the file's `name` before the faults of a UserError, "command line" before those of a key that `overrides` set, both before those
+    of another key that speak of one that `overrides` set.
+    """
     keys = [override.partition("=")[0].strip() for override in overrides]
-    patterns = [(r"(?<![\w.])" if "." in key else "^") + re.escape(key) + r"(?!\w)" for key in keys]
     above = {key[: dot.start()] for key in keys for dot in re.finditer(r"\.", key)}
-    patterns += [f"^{re.escape(key)}: unknown key" for key in above]
+    patterns = [f"^{re.escape(key)}(?!\\w)" for key in keys] + [f"^{re.escape(key)}: unknown key" for key in above]
     by_hand = re.compile("|".join(patterns) or "(?!)")
+
+    def source(fault: str) -> str:
+        if by_hand.search(fault):
+            return "command line"
+        spoken_of = (set_ for set_, key in zip(overrides, keys, strict=True) if "." in key)
+        clash = [one for one in spoken_of if re.search(rf"(?<![\w.]){re.escape(one.partition('=')[0].strip())}(?!\w)", fault)]
+        return " ".join([name, *(f"with --set {one}" for one in clash)])
+
     try:
         yield
     except UserError as error:
-        faults = groupby(map(str, error.args), lambda fault: "command line" if by_hand.search(fault) else name)
-        raise UserError(*(f"{source}: {'; '.join(found)}" for source, found in faults)) from None
+        raise UserError(*(f"{place}: {'; '.join(found)}" for place, found in groupby(map(str, error.args), source))) from None
     except RecursionError:
         raise UserError(f"{name}: a part of it contains itself, or it is nested too deeply") from None
 

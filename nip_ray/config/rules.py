@@ -240,7 +240,10 @@ def minibatches(config: ExperimentConfig) -> Iterator[str]:
             f"({copies} copies of {rounds} rounds), use at most that or raise play.num_copies"
         )
     elif learners > size // rounds:
-        yield f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners, use at least {learners * rounds}"
+        yield (
+            f"algorithm.minibatch_size: got {size}, less than a copy for each of {learners} learners (learners.num_learners), "
+            f"use at least {learners * rounds}"
+        )
 
 
 def workers(config: ExperimentConfig) -> Iterator[str]:
