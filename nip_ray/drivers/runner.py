@@ -119,8 +119,8 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
             rewind_checkpoints(folder.checkpoints, start)
             folder.rewind_metrics(start)
             every = write_interval(settings)
-            if every and (missing := folder.mark_missing(range(every, start + 1, every))):
-                say(f"warning: {missing}")
+            if every and (mended := folder.mend_metrics(range(every, start + 1, every))):
+                say(f"warning: {mended}")
             return _run(folder, settings, driver, experiment)
         finally:
             driver.close()

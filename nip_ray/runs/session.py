@@ -209,8 +209,8 @@ class Session:
     def _forget_after(self, iteration: int, own_checkpoints: bool) -> None:
         rewind_checkpoints(self.folder.checkpoints, iteration if own_checkpoints else -1)
         self.folder.rewind_metrics(iteration)
-        if missing := self.folder.mark_missing(range(1, iteration + 1)):
-            self.warn(missing)
+        if mended := self.folder.mend_metrics(range(1, iteration + 1)):
+            self.warn(mended)
         self.folder.rewind_transcripts(iteration)
 
     def _first_weights(self) -> dict[str, dict[str, Any]]:

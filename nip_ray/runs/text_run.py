@@ -68,8 +68,8 @@ def resume_text_experiment(
         store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
         prepared = prepare(config, folder.path)
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
-        if missing := folder.mark_missing(range(1, state.iteration + 1)):
-            say(f"warning: {missing}")
+        if mended := folder.mend_metrics(range(1, state.iteration + 1)):
+            say(f"warning: {mended}")
         return train(config, folder, prepared, state, quiet)
 
 

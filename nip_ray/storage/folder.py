@@ -156,21 +156,28 @@ class RunFolder:
             kept = [line for row, line in _read_lines(path, "iteration", torn_tail=True) if row["iteration"] <= iteration]
             write_atomically(path, b"".join(kept))
 
-    def mark_missing(self, iterations: Iterable[int]) -> str:
-        """Put a row with nothing but `missing: true` in the place of each of these iterations that has none.
+    def mend_metrics(self, iterations: Iterable[int]) -> str:
+        """Put rows in order, the last of each iteration alone, and one with nothing but `missing: true` in the place of each of these
+        iterations that has none.
 
-        Returns what to warn of, "" where nothing is missing.
+        Returns what to warn of, "" where nothing was to be done.
         """
         rows = self.metrics()
-        missing = sorted(set(iterations) - {row["iteration"] for row in rows})
-        if not missing:
+        found = [row["iteration"] for row in rows]
+        missing = sorted(set(iterations) - set(found))
+        faults = []
+        if missing:
+            shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
+            lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
+            faults.append(f"{lost}; rows that say so are in their place")
+        if found != sorted(set(found)):
+            faults.append("rows stood twice or out of order; they are sorted, and of each iteration the last is kept")
+        if not faults:
             return ""
-        marked = sorted([*rows, *({"iteration": number, "missing": True} for number in missing)], key=lambda row: row["iteration"])
+        made = {number: {"iteration": number, "missing": True} for number in missing} | {row["iteration"]: row for row in rows}
         self._close_metrics()
-        write_atomically(self.path / METRICS, b"".join(map(_line, marked)))
-        shown = ", ".join(map(str, missing[:3])) + (f" ... {missing[-1]}" if len(missing) > 3 else "")
-        lost = f"{len(missing)} rows before the checkpoint are lost (iterations {shown})"
-        return f"{self.path / METRICS}: {lost}; rows that say so are in their place"
+        write_atomically(self.path / METRICS, b"".join(_line(made[number]) for number in sorted(made)))
+        return f"{self.path / METRICS}: {'; '.join(faults)}"
 
     def sync(self) -> None:
         """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""

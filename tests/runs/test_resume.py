@@ -217,6 +217,20 @@ def test_without_an_undamaged_checkpoint_nothing_is_touched(run: Path) -> None:
     assert files(run) == before
 
 
+@pytest.mark.parametrize("order", [[1, 2, 2, 3], [2, 1, 3]])
+def test_rows_that_are_repeated_or_swapped_are_put_in_order(
+    finished: Path, run: Path, capfd: pytest.CaptureFixture[str], order: list[int]
+) -> None:
+    cut_back(run, 3)
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    metrics.write_bytes(b"".join(lines[number - 1] for number in order))
+    resume_experiment(run)
+    (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
+    assert "rows stood twice or out of order" in said
+    assert outcome(run)["metrics"] == outcome(finished)["metrics"]
+
+
 @pytest.mark.parametrize("left", ["a torn row", "three rows", "nothing", "a finished run"])
 def test_rows_that_are_lost_are_marked(finished: Path, run: Path, capfd: pytest.CaptureFixture[str], left: str) -> None:
     """Those up to the checkpoint are; those after it are made again."""
