@@ -177,7 +177,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     assert path.stat().st_size < 3_000_000
     page = Page(path)
     assert_self_contained(page)
-    low, high = (f"{100 * bound:.1f} %" for bound in (proportion(720, 1000).lower, proportion(720, 1000).upper))
+    low, high = (f"{100 * bound:.1f}" for bound in (proportion(720, 1000).lower, proportion(720, 1000).upper))
     assert (
         f"On 1,000 held-out instances the verifier decided 72.0 % correctly (95 % interval {low} to {high}, greedy play): "
         "above chance (50.0 %) and above the 65.0 % measured without a prover (fitted classifier)." in page.text

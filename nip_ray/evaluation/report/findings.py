@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nip_ray.evaluation.report.describe import section
 from nip_ray.evaluation.report.panels import agents
-from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, percent_words, sure_words
+from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
 
 MODES = {"greedy": "eval", "sampled": "eval_sampled"}
@@ -202,9 +202,8 @@ def _comparison(source: RunSource, accuracy: Figure, chance: float, baseline: Fi
 
 
 def _how_sure(accuracy: Figure, mode: str) -> str:
-    if accuracy.lower is None or accuracy.upper is None:
-        return f"{mode} play, interval unknown"
-    return f"95\u00a0% interval {percent_words(accuracy.lower)} to {percent_words(accuracy.upper)}, {mode} play"
+    words = interval_words(accuracy, True)
+    return f"95\u00a0% interval {words}, {mode} play" if words else f"{mode} play, interval unknown"
 
 
 def _instances(source: RunSource, accuracy: Figure) -> str:

@@ -64,6 +64,9 @@ def test_a_run_tells_games_per_round_at_each_evaluation_and_in_evaluation_json(r
     assert found["rho/own-own"]["lower"] < found["rho/own-own"]["estimate"] < found["rho/own-own"]["upper"]
     assert all(record["n"] > 0 for record in found.values())
     assert {f"actions/agent_{k}" for k in range(3)} <= found.keys()
+    shown = CliRunner().invoke(app, ["resume", str(run_dir)]).stdout
+    assert "eval/rho/own-own" in shown
+    assert "zeillinger" not in shown
 
 
 def test_transcripts_hold_the_points_round_by_round(run_dir: Path) -> None:
