@@ -130,7 +130,7 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (ppo(loss="kl_penalty", kl_decrement=1), "algorithm.kl_decrement", "< 1"),
         (ppo(loss="kl_penalty", kl_increment=0.5), "algorithm.kl_increment", "> 1"),
         ({"learners": {"num_learners": 3}}, "learners.num_learners", "256 copies in an iteration cannot be shared evenly, use 2"),
-        ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "a copy for each of 16 learners (learners.num_learners), use at least 128"),
+        ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "16 learners (learners.num_learners), use at least 128"),
         ({"play": {"num_gpus_per_env_runner": 0.5}}, "play.num_gpus_per_env_runner", "raise play.num_env_runners"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
