@@ -2,6 +2,7 @@
 
 import json
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -298,6 +299,12 @@ def test_errors_of_a_run(runs: Runs, verb: str, error: BaseException, code: int,
     runs.error = error
     result = call("resume", "here") if verb == "resume" else call("train", QUICKSTART, "--run-dir", "here")
     assert one_line_error(result, code) == said
+
+
+def test_a_signal_after_the_last_stage_ends_with_a_line_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nip_ray.cli.train._print_result", lambda *_: signal.raise_signal(signal.SIGTERM))
+    said = one_line_error(call("train", QUICKSTART, "--run-dir", "here"), 143)
+    assert said == "stopped by SIGTERM, `nip-ray resume here` goes on"
 
 
 def test_unknown_errors_keep_their_traceback(runs: Runs) -> None:

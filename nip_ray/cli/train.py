@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
 
 
@@ -29,7 +30,7 @@ def train(
 ) -> None:
     """Train as CONFIG says: a YAML file, or the folder of a run whose config is to be used again."""
     folder: Path | None = None
-    with errors(lambda: folder):
+    with errors(lambda: folder), interruptible():
         from nip_ray.config.load import config_to_yaml, differences, load_config, to_yaml
 
         if diff and not dry_run:
@@ -80,7 +81,7 @@ def resume(
 ) -> None:
     """Resume a run; results are identical to an uninterrupted one (CPU, same seed)."""
     folder: Path | None = None
-    with errors(lambda: folder):
+    with errors(lambda: folder), interruptible():
         from nip_ray.storage.mirror import local_run
 
         folder = local_run(run_dir, new_run_dir)
