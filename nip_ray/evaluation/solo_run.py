@@ -27,7 +27,7 @@ def solo_run_score(config: ExperimentConfig) -> tuple[int, int] | None:
     try:
         folder = RunFolder.open(path)
     except UserError as error:
-        raise UserError(f"{_KEY}: {error}; name a finished run, or leave it out (null)") from None
+        raise UserError(f"{_KEY}: {error}; name a finished run, or go without (--set {_KEY}=null)") from None
     with folder:
         other = load_stored_config(folder.path / CONFIG)
         if not isinstance(other, ExperimentConfig) or "solo" not in (other.algorithm.name, other.protocol.name.partition("_")[0]):

@@ -33,7 +33,7 @@ def test_the_stronger_of_the_classifier_and_the_verifier_alone_counts(tmp_path: 
     assert "measured without a prover (verifier trained alone)" in page
 
     for settings, reason in (
-        ([f"evaluation.solo_run={tmp_path / 'nowhere'}"], "evaluation.solo_run: .*nowhere: no run here"),
+        ([f"evaluation.solo_run={tmp_path / 'nowhere'}"], r"evaluation.solo_run: .*nowhere: no run here.*--set evaluation\.solo_run=null"),
         ([f"evaluation.solo_run={result.run_dir}"], "its verifier does not play alone"),
         ([named, "scenario.data.seed=9"], "has other scenario.data"),
     ):

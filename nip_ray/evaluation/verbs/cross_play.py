@@ -138,6 +138,12 @@ def _contestants(run_dirs: Sequence[Path | str], dataset: Path | str | None) -> 
         ids = scenario.ids("test").cpu()
         group = next((other.group for other in runs if _same_but_seed(other.config, config)), name)
         runs.append(Contestant(name, group, folder.path, found.iteration, config, scenario, ids, made.networks))
+        largest = [getattr(run.scenario, "num_nodes", None) for run in (runs[0], runs[-1])]
+        if largest[0] != largest[1]:  # a symbol names a graph and a node: symbols are numbered by the largest graph
+            raise UserError(
+                f"cross-play: the largest graph of {run_dirs[0]}, training pairs included, has {largest[0]} nodes and that of {run_dir} "
+                f"{largest[1]}, so their symbols name other nodes; name runs with the same largest graph"
+            )
         if not _same_instances(runs[0], runs[-1]):
             has_files = config.scenario.name in WITH_FILES
             hint = "name a file of instances with --dataset" if has_files else "name runs with the same settings of their instances"

@@ -132,6 +132,7 @@ def test_a_file_of_instances_is_suggested_only_where_there_can_be_one(tmp_path: 
         ([], MESSAGES, "plays graph_isomorphism and .* message_game"),
         (["protocol.max_rounds=5"], None, "max_rounds=3 and .* max_rounds=5"),
         (["protocol={name: adp}"], None, "name=nip.* and .* name=adp"),
+        (["scenario.data.graph_sizes=[7, 8]"], None, "has 7 nodes and that of .* 8, .*same largest graph"),
     ],
 )
 def test_those_who_cannot_meet_are_refused_in_one_line(
