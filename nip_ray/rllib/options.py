@@ -182,8 +182,6 @@ OPTIONS: tuple[Row, ...] = (
     _refused("_validate_config", "configs are always checked"),
 )
 
-INTERNAL = ("algo_class", "in_evaluation", "_is_frozen", "_per_module_overrides")
-"""Attributes that are no options."""
 CHECKED_APART = ("env", "policies", "policy_mapping_fn")
 """Refused unless they are what `.experiment()` sets; see `ProtocolAlgorithmConfig.validate`."""
 SET_IN_EVALUATION = ("batch_mode", "rollout_fragment_length")

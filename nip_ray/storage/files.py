@@ -155,11 +155,6 @@ class LineFile:
         except OSError as error:
             cannot_write(self.path, error)
 
-    @property
-    def closed(self) -> bool:
-        """Whether nothing can be appended any more."""
-        return self._file is None
-
     def close(self) -> None:
         """Close the file, and give the lock back. May be called again."""
         if self._file is not None:

@@ -26,11 +26,6 @@ _TIMEOUT_S = 60
 _QUIET = {"WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true"}
 
 
-def is_source(text: str) -> bool:
-    """Whether `text` means an artifact rather than a path."""
-    return text.startswith(PREFIX)
-
-
 def fetch(source: str, into: Path) -> Path:
     """Download the artifact `source`, "wandb:ENTITY/PROJECT/NAME:VERSION", to the folder `into`, which is made; returns `into`.
 

@@ -74,12 +74,6 @@ METRICS: dict[str, RayMetric] = {
 """Every metric by its name."""
 
 
-def exported_names() -> set[str]:
-    """The names under which Prometheus sees them."""
-    endings = {"gauge": ("",), "counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
-    return {f"ray_{name}{ending}" for name, metric in METRICS.items() for ending in endings[metric.kind]}
-
-
 def start(run: "RunInfo") -> "Tracker":
     """Metrics of `run`. Ray may be initialised later; rows that come while it is not are let go."""
     return _RayMetrics({"run": run.run_id, "name": run.name})

@@ -15,7 +15,7 @@ from ray.tune.result import STDERR_FILE, STDOUT_FILE
 from nip_ray.errors import UserError
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.module import AgentModule
-from nip_ray.rllib.options import CHECKED_APART, INTERNAL, OPTIONS, REFUSED_CALLS, options_markdown, refuse_unhonoured
+from nip_ray.rllib.options import CHECKED_APART, OPTIONS, REFUSED_CALLS, options_markdown, refuse_unhonoured
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.registry import ALGORITHMS
@@ -124,6 +124,7 @@ def other_than(value: Any) -> Any:
     return {"other": 1} if isinstance(value, dict) else ["other"] if isinstance(value, list) else "other"
 
 
+INTERNAL = ("algo_class", "in_evaluation", "_is_frozen", "_per_module_overrides")  # attributes that are no options
 DEFAULTS = {name: value for name, value in vars(AlgorithmConfig()).items() if name not in INTERNAL and str(value) != str(DEPRECATED_VALUE)}
 VERDICTS = {option: row.verdict for row in OPTIONS for option in row.options}
 

@@ -77,14 +77,12 @@ class RecordedChat:
         self._file = LineFile(self.path)
         self._file.cut()
         self._sync_due: asyncio.TimerHandle | None = None
-        self.replayed = 0
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """The recorded reply under this key, or the client's. Raises UserError when the recorded one answers another request."""
         known = self._known.get(request.key)
         if known is not None and known.reply is not None:
             _check_same(known, request)
-            self.replayed += 1
             return known.reply
         if request.key in self._running:
             raise ValueError(f"two calls at once have the key {request.key!r}")

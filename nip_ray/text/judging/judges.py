@@ -124,13 +124,6 @@ class JudgePlan:
         return call_cost(price, self.worst_prompt_tokens, self.worst_reply_tokens)
 
 
-def parse_names(text: str) -> list[str]:
-    """The judges of a list with commas, without repetitions. Raises UserError for a name that there is not, or for none."""
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    _check_names(names)
-    return names
-
-
 def fitting(protocol: Rules) -> list[str]:
     """The judges that can have something to judge under `protocol`. Raises UserError for merlin_arthur."""
     _check(protocol, list(JUDGES))
@@ -331,13 +324,9 @@ def _mean(group: Sequence[Verdict], dialogues: Sequence[Dialogue]) -> dict[str, 
 
 
 def _check(protocol: Rules, names: Sequence[str]) -> None:
-    _check_names(names)
-    if protocol.name == "merlin_arthur":
-        raise UserError("judges: not for protocol 'merlin_arthur', whose provers are anonymous; judge runs of another protocol")
-
-
-def _check_names(names: Sequence[str]) -> None:
     unknown = [name for name in names if name not in JUDGES]
     if unknown or not names:
         wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
         raise UserError(f"judges: {wrong}, expected one of {', '.join(JUDGES)}")
+    if protocol.name == "merlin_arthur":
+        raise UserError("judges: not for protocol 'merlin_arthur', whose provers are anonymous; judge runs of another protocol")

@@ -30,7 +30,6 @@ from nip_ray.text.judging.judges import (
     judge,
     judge_figures,
     pairs,
-    parse_names,
     plan,
     questions,
     read_answer,
@@ -394,11 +393,10 @@ def test_dummy_verifiers_keep_to_the_format(scale: str) -> None:
 
 
 def test_names() -> None:
-    assert parse_names("follow_up, prover_role_conformance,follow_up") == ["follow_up", "prover_role_conformance"]
     with pytest.raises(UserError, match=r"unknown judge 'folow_up', expected one of prover_role_conformance, .*follow_up"):
-        parse_names("folow_up")
+        plan([], scenario_of("nip"), ["folow_up"], "m")
     with pytest.raises(UserError, match="no judge named"):
-        parse_names(" , ")
+        plan([], scenario_of("nip"), [], "m")
 
 
 def test_judges_that_fit() -> None:
