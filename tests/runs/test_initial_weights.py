@@ -88,7 +88,7 @@ def test_they_replace_nothing_after_the_start(source: Path, tmp_path: Path) -> N
     cut = Path(shutil.copytree(whole, tmp_path / "cut"))
     shutil.rmtree(cut / "checkpoints" / "000002")
     shutil.rmtree(moved)
-    resume_experiment(cut, quiet=True)
+    resume_experiment(cut, settings=["checkpoint.keep=3"], quiet=True)
     assert all(close(state, modules(cut)[agent]) for agent, state in modules(whole).items())
 
 
