@@ -19,7 +19,7 @@ help:
 	@echo "make test       lint, then the fast tests"
 	@echo "make test-slow, test-crash, test-docs, test-browser, test-learning    one of the other tiers (see docs/testing.md)"
 	@echo "make test-all   lint, then every test of every tier (hours)"
-	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them anew)"
+	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them again)"
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"

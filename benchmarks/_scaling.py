@@ -122,14 +122,14 @@ def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]
     except ValueError as error:
         raise UserError(f"{path}: not JSON ({error}); write it with benchmarks/scaling.py --out {path}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT or not isinstance(document.get("experiments"), dict):
-        raise UserError(f"{path}: not a file of benchmarks/scaling.py in format {FORMAT}; write it anew")
+        raise UserError(f"{path}: not a file of benchmarks/scaling.py in format {FORMAT}; write it again")
     known = document["experiments"]
     if experiment not in known:
         raise UserError(f"{path}: nothing measured of {experiment!r}; it has {', '.join(sorted(known))}")
     try:
         return Parts(**known[experiment]["parts"]), known[experiment]["rows"]
     except (KeyError, TypeError) as error:
-        raise UserError(f"{path}: experiments.{experiment} is incomplete ({error}); write it anew with benchmarks/scaling.py") from error
+        raise UserError(f"{path}: experiments.{experiment} is incomplete ({error}); write it again with benchmarks/scaling.py") from error
 
 
 # --------------------------------------------------------------------------------------------------------------- the parts

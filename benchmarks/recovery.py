@@ -1,4 +1,4 @@
-"""Seconds that a run needs to go on after something of it was killed.
+"""Seconds that a run needs to continue after something of it was killed.
 
     python benchmarks/recovery.py --out recovery.json     # both experiments, five kills of each kind
     python benchmarks/recovery.py --quick                 # the message game, one kill of each kind: does it work?

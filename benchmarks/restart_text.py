@@ -2,7 +2,7 @@
 
     python benchmarks/restart_text.py [--repeats 3]
 
-The run is `ei_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be started anew. The process is killed with
+The run is `ei_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be restarted. The process is killed with
 SIGKILL in the middle of a sampling.
 """
 

@@ -418,7 +418,7 @@ def main() -> None:
     parser.add_argument("--configs", nargs="*", default=["gi_published", "message_game"])
     parser.add_argument("--copies", type=int, help="copies of an iteration, all runners together (none: the config's)")
     parser.add_argument("--iterations", type=int, default=7, help="rounds that count")
-    parser.add_argument("--repeat", type=int, default=3, help="times that everything is started anew")
+    parser.add_argument("--repeat", type=int, default=3, help="times that everything is restarted")
     parser.add_argument("--quick", action="store_true", help="the message game with few copies, once")
     parser.add_argument("--out", type=Path, help="write everything to this JSON file")
     arguments = parser.parse_args()

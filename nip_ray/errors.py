@@ -15,4 +15,4 @@ class TrainingError(Exception):
 
 
 class LearnerLost(TrainingError):
-    """A learner's process or node is gone. Training can go on from the newest checkpoint, with learners made anew."""
+    """A learner's process or node is gone. Training can continue from the newest checkpoint, with learners made again."""

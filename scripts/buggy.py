@@ -8,7 +8,7 @@ Decisions that matter here:
   tests are kept as they are: every row is balanced;
 - candidates with dangerous calls are thrown away as a courtesy; what protects is the sandbox, in which all of them run;
 - every finished problem is a line of the output file or of the list of problems without a row beside it, written at once: a run that was
-  stopped goes on where it was, and no problem is paid for twice. Rows stand in the order in which they were finished.
+  stopped continues where it was, and no problem is paid for twice. Rows stand in the order in which they were finished.
 """
 
 import asyncio

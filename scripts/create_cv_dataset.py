@@ -4,7 +4,7 @@
 python scripts/create_cv_dataset.py data/train.jsonl --items 2000
 OPENAI_API_KEY=... python scripts/create_cv_dataset.py buggy.jsonl --problems apps/train.jsonl --model gpt-4o-mini --budget-tokens 5000000
 
-The second kind goes on where it was stopped, and asks for no problem twice. Programs run in the sandbox (docs/sandbox.md).
+The second kind continues where it was stopped, and asks for no problem twice. Programs run in the sandbox (docs/sandbox.md).
 """
 
 import asyncio

@@ -290,7 +290,7 @@ def test_what_train_prints(runs: Runs) -> None:
     [
         (UserError("pairs.npz: truncated\nmake it anew"), 2, "error: pairs.npz: truncated; make it anew"),
         (TrainingError("a NaN in iteration 3"), 1, "error: a NaN in iteration 3"),
-        (KeyboardInterrupt(), 130, "interrupted, `nip-ray resume here` goes on"),
+        (KeyboardInterrupt(), 130, "interrupted, `nip-ray resume here` continues it"),
     ],
 )
 def test_errors_of_a_run(runs: Runs, verb: str, error: BaseException, code: int, said: str) -> None:
@@ -304,7 +304,7 @@ def test_errors_of_a_run(runs: Runs, verb: str, error: BaseException, code: int,
 def test_a_signal_after_the_last_stage_ends_with_a_line_too(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nip_ray.cli.train._print_result", lambda *_: signal.raise_signal(signal.SIGTERM))
     said = one_line_error(call("train", QUICKSTART, "--run-dir", "here"), 143)
-    assert said == "stopped by SIGTERM, `nip-ray resume here` goes on"
+    assert said == "stopped by SIGTERM, `nip-ray resume here` continues it"
 
 
 def test_unknown_errors_keep_their_traceback(runs: Runs) -> None:

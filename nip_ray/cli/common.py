@@ -50,7 +50,7 @@ class ConfigCommand(TyperCommand):
 
 @contextmanager
 def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
-    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: what an interrupted run can go on from."""
+    """Turn the exceptions that have a meaning into one line on stderr and an exit code. run_dir: of a run that could be resumed."""
     try:
         yield
     except UserError as error:
@@ -59,7 +59,7 @@ def errors(run_dir: Callable[[], Path | None] = lambda: None) -> Iterator[None]:
         raise exit_with(f"error: {error}", 1) from None
     except KeyboardInterrupt as interrupt:
         folder, signum = run_dir(), getattr(interrupt, "signum", SIGINT)
-        hint = f", `nip-ray resume {quote(str(folder))}` goes on" if folder is not None and is_run(folder) else ""
+        hint = f", `nip-ray resume {quote(str(folder))}` continues it" if folder is not None and is_run(folder) else ""
         raise exit_with(f"{'interrupted' if signum == SIGINT else 'stopped by SIGTERM'}{hint}", 128 + signum) from None
 
 

@@ -29,10 +29,10 @@ def sweep(
     folder = resume_dir
     with errors():
         if (config is None) == (resume_dir is None):
-            raise UserError("name a sweep file, or --resume DIR to go on with a sweep, and not both")
+            raise UserError("name a sweep file, or --resume DIR to continue with a sweep, and not both")
         if config is None:
             if settings or storage or dry_run or or_resume:
-                raise UserError("--resume goes on with a sweep as it was begun: leave out --set, --storage, --or-resume and --dry-run")
+                raise UserError("--resume continues with a sweep as it was begun: leave out --set, --storage, --or-resume and --dry-run")
             from nip_ray.sweeps.run import resume_sweep
 
             assert resume_dir is not None
@@ -54,7 +54,7 @@ def sweep(
         _print_sweep(result, as_json, quiet)
         if result.interrupted:
             how = "interrupted" if result.interrupted == SIGINT else "stopped by SIGTERM"
-            raise exit_with(f"{how}, `nip-ray sweep --resume {quote(str(result.folder))}` goes on", 128 + result.interrupted)
+            raise exit_with(f"{how}, `nip-ray sweep --resume {quote(str(result.folder))}` continues it", 128 + result.interrupted)
 
 
 def _print_sweep(result: Any, as_json: bool, quiet: bool) -> None:

@@ -110,7 +110,7 @@ class ExperimentConfig(Experiment):
     evaluation: EvaluationSettings = _part(EvaluationSettings(), "When the verifier is examined on held-out instances.", FREE_AND_RESUMABLE)
     checkpoint: CheckpointSettings = _part(CheckpointSettings(), "What is kept for resuming.", FREE_AND_RESUMABLE)
     fault_tolerance: FaultToleranceSettings = _part(
-        FaultToleranceSettings(), "How a run goes on after losing a process.", FREE_AND_RESUMABLE
+        FaultToleranceSettings(), "How a run continues after losing a process.", FREE_AND_RESUMABLE
     )
     profiling: ProfilingSettings = _part(ProfilingSettings(), "Where its time goes.", FREE_AND_RESUMABLE)
     runtime: RuntimeSettings = _part(RuntimeSettings(), "What must not change a result.", FREE_AND_RESUMABLE)

@@ -17,7 +17,7 @@ from nip_ray.config.load import TEXT_NAMES
 _INTRODUCTION = """\
 # Configuration
 
-<!-- written by `python -m nip_ray.config.schema --markdown`; edit the descriptions in nip_ray/settings/ and write it anew -->
+<!-- written by `python -m nip_ray.config.schema --markdown`; edit the descriptions in nip_ray/settings/ and write it again -->
 
 A config is a YAML file of these keys. All of them have defaults, and `nip-ray train CONFIG --dry-run` prints a config with every default
 filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prover.d_gnn=32`, `--set scenario.data.graph_sizes=[7,8]`);

@@ -95,7 +95,7 @@ class Agent(Protocol):
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """The inverse of `state_dict`: training goes on as if it had never stopped."""
+        """The inverse of `state_dict`: training continues as if it had never stopped."""
         ...
 
 

@@ -200,14 +200,14 @@ class Core:
         return made
 
     def mark_time(self) -> None:
-        """What has passed so far belongs to no row: training is about to begin, or to go on."""
+        """What has passed so far belongs to no row: training is about to begin, or to continue."""
         self._row_begins = (time.perf_counter(), self.env_steps, self.timestep)
         self._times = [0.0, 0.0, 0.0]
 
     def evaluate(self, timesteps: int, parts: Sequence[Part] | None = None) -> dict[str, float]:
         """Figures `LEARNER/...` of the agents as they are, over so many timesteps from fresh episodes; nothing is learned.
 
-        parts: other environments for the same agents; without, this one's own are used, and training goes on from fresh episodes.
+        parts: other environments for the same agents; without, this one's own are used, and training continues from fresh episodes.
         """
         core = evaluation_core(self, parts)
         for learner in core.learners:
@@ -222,7 +222,7 @@ class Core:
             self.reset()
         elif parts is None:
             for part in self.parts:
-                part.copies.observations = None  # whoever trains next begins anew
+                part.copies.observations = None  # whoever trains next begins again
         return core.evaluation_figures()
 
     def evaluation_figures(self) -> dict[str, float]:
@@ -252,9 +252,9 @@ class Core:
         for learner, statistics, agent in zip(self.learners, state["statistics"], state["agents"], strict=True):
             learner.statistics.load_state_dict(statistics)
             learner.agent.load_state_dict(agent)
-        begun_anew = [not part.copies.restore(stored) for part, stored in zip(self.parts, state["parts"], strict=True)]
-        for part, anew in zip(self.parts, begun_anew, strict=True):
-            if anew:
+        begun_again = [not part.copies.restore(stored) for part, stored in zip(self.parts, state["parts"], strict=True)]
+        for part, again in zip(self.parts, begun_again, strict=True):
+            if again:
                 part.copies.reset(self.seed, "resumed", self.timestep, self.resets)
                 for learner in part.learners:
                     learner.statistics.begin()

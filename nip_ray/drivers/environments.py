@@ -2,8 +2,8 @@
 
 Decisions that matter here:
 - Gymnasium's vector environments begin a new episode in the step after the last by default: that step ignores its action, pays nothing
-  and shows the new episode's first observation. It is no transition, and is marked so. Where they begin anew in the same step, the
-  last observation stands in the infos, and is put where it belongs. Where they do not begin anew, we tell them to;
+  and shows the new episode's first observation. It is no transition, and is marked so. Where they begin again in the same step, the
+  last observation stands in the infos, and is put where it belongs. Where they do not begin again, we tell them to;
 - copies that Gymnasium steps one by one are seeded one by one, by their place among all copies of all learners: a learner's slice plays
   the same episodes whether it is an environment of its own or part of a larger one. A vector form has one stream for all its copies;
 - which actions are legal may stand in a Dict observation or, as Gymnasium's own environments have it, in the infos; from there it is put
@@ -53,7 +53,7 @@ def recipe_of(settings: EnvironmentSettings) -> Recipe:
 
 
 def make_environment(settings: EnvironmentSettings, num_copies: int) -> gymnasium.vector.VectorEnv:
-    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin anew as asked."""
+    """The environment in so many copies. Raises UserError for one that does not exist, cannot be made, or cannot begin again as asked."""
     mode = AutoresetMode[settings.autoreset.upper()]
     kind = _vectorization(settings)
     _check_options(settings, kind)
@@ -181,9 +181,9 @@ class Copies:
                 led_to = _with_final(shown, over, infos)
             else:
                 self._last_state = self.state()
-                anew, infos_anew = self.env.reset(options={"reset_mask": over})
-                anew = _as_mappings(anew)
-                shown = replaced_rows(shown, over, _with_mask(anew, infos_anew)) if MASK in infos_anew else anew
+                fresh, infos_fresh = self.env.reset(options={"reset_mask": over})
+                fresh = _as_mappings(fresh)
+                shown = replaced_rows(shown, over, _with_mask(fresh, infos_fresh)) if MASK in infos_fresh else fresh
         self.observations = shown
         return led_to, reward, terminated, truncated, valid, infos
 
@@ -220,9 +220,9 @@ def _as_mappings(shown: Any) -> Any:
 
 
 def _with_final(shown: Any, over: np.ndarray, infos: Mapping[str, Any]) -> Any:
-    """What the copies showed before those that are over began anew."""
+    """What the copies showed before those that are over began again."""
     if "final_obs" not in infos:
-        raise TrainingError("the environment begins anew in the same step, but its infos have no final_obs")
+        raise TrainingError("the environment begins again in the same step, but its infos have no final_obs")
     final = infos["final_obs"]
     if isinstance(shown, Mapping) and MASK in infos:
         final = {"observation": final, MASK: infos.get("final_info", {}).get(MASK, shown[MASK])}

@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - a timestep is one round of every copy. Copies play in batches: whose episode has ended waits, and makes no transitions, until all of
-  its batch have ended; then all begin anew. So a batch is what the core calls a rollout, of whole episodes;
+  its batch have ended; then all begin again. So a batch is what the core calls a rollout, of whole episodes;
 - what is shown are ids and tokens, not what agents make of them: learners have the scenario, and rebuild observations as they do
   elsewhere. It is the same for games with positions, which follow from tokens;
 - batch k of all copies of all learners plays the episodes that a run's iteration k plays, and a learner's slice of them is the same in

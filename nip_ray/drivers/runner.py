@@ -113,7 +113,7 @@ def resume_runner(run_dir: Path | str, overrides: Sequence[str] = (), *, quiet: 
                 start = found.iteration
             elif rows := folder.metrics():
                 repeated = f"{rows[-1]['iteration']} timesteps are done again"
-                say(f"warning: {folder.checkpoints}: there is no checkpoint, the run begins anew; {repeated}")
+                say(f"warning: {folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
             if start >= settings.driver.timesteps and not quiet:
                 say(f"{run_dir}: the run is finished, all {start} timesteps are done")
             rewind_checkpoints(folder.checkpoints, start)

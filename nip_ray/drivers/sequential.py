@@ -65,7 +65,7 @@ class SequentialDriver:
         settings say otherwise.
 
         With an environment that can be made again, in copies of its own (`num_copies` each, None: as many as in training), in one
-        environment of all these where it is shared and cannot be split; else in those of training, which goes on with fresh episodes
+        environment of all these where it is shared and cannot be split; else in those of training, which continues with fresh episodes
         afterwards.
         """
         parts = self._evaluation_parts(num_copies)

@@ -1,4 +1,4 @@
-"""The state of an environment as plain values, so that training goes on after a restart in the very episodes it was in.
+"""The state of an environment as plain values, so that training continues after a restart in the very episodes it was in.
 
 Decisions that matter here:
 - an environment is read attribute by attribute, through its wrappers and the copies of a loop: arrays, numbers, text, random generators,
@@ -20,7 +20,7 @@ from gymnasium.envs.registration import EnvSpec
 from nip_ray.drivers.contract import arrays
 
 _IGNORED = ("metadata", "spec", "_cached_spec", "_saved_kwargs", "env_fns")  # what Gymnasium itself keeps under these names
-_PICTURES = "pygame"  # windows, surfaces and their clocks, which an environment makes anew when it draws
+_PICTURES = "pygame"  # windows, surfaces and their clocks, which an environment makes again when it draws
 _CONSTANT = (gymnasium.Space, EnvSpec, type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 _PLAIN = (bool, int, float, str, type(None))
 _GENERATORS = {kind.__name__: kind for kind in (np.random.PCG64, np.random.PCG64DXSM)}

@@ -47,7 +47,7 @@ def load_runner(source: Path | str | Mapping[str, Any], overrides: Sequence[str]
 
 
 def is_runner_folder(run_dir: Path | str) -> bool:
-    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` goes on with (config.yaml has the key `learners`
+    """Whether `run_dir` is the folder of a run of a runner file, which `resume_runner` continues with (config.yaml has the key `learners`
     as a list, where an experiment has a mapping)."""
     try:
         return isinstance(read_mapping(run_dir)[0].get("learners"), list)

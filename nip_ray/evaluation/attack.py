@@ -5,7 +5,7 @@ Decisions that matter here:
   So no choice enters its interval, which is the exact one of a share. Every other attacker is measured as well, for the table, and with
   them the harder question how often the verifier is right against all of them at once (`any_attacker`: each has its own);
 - a verdict that never comes is no right verdict: soundness is the share of y = 0 that is *rejected*, as everywhere;
-- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others go on as they were
+- on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others continue as they were
   trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
 - where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
@@ -205,7 +205,7 @@ class _Attack:
             yield from (("continued", 1, seed) for seed in range(self.settings.seeds))
 
     def _beginners(self, kind: str, size: int, seed: int) -> dict[str, nn.Module] | None:
-        """What training begins with; None where the run's own provers are scripts, with nothing to go on from."""
+        """What training begins with; None where the run's own provers are scripts, with nothing to continue from."""
         made = {agent: network.to(self.device) for agent, network in self.target.fresh(self.agents, size, seed).items()}
         if kind == "continued":
             for agent, network in made.items():

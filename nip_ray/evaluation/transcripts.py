@@ -81,7 +81,7 @@ def instance_pictures(scenario: Scenario, ids: Iterable[int]) -> dict[str, dict[
 def keep_pictures(run_dir: Path, scenario: Scenario, ids: Iterable[int]) -> None:
     """Add the pictures of these instances to the run's `instances.json`, those that it does not have yet.
 
-    Raises UserError when it cannot be written. A damaged file is written anew.
+    Raises UserError when it cannot be written. A damaged file is rewritten.
     """
     from nip_ray.storage.files import write_atomically
     from nip_ray.storage.folder import VERSION

@@ -7,7 +7,7 @@ Decisions that matter here:
 - nothing random has a state: whoever samples brings a generator, made from (seed, purpose, step) by `nip_ray.seeding.generator`. So
   rows and priorities are all that a checkpoint needs, and they are plain tensors, read back with `weights_only=True`;
 - the sum tree is wide: 32 children a node. A search goes through four levels where a binary tree of a million leaves has twenty, each
-  costing the same few kernels. Sums are always taken anew from the children, by the same running sum that is searched: they do not
+  costing the same few kernels. Sums are always taken again from the children, by the same running sum that is searched: they do not
   drift, a rebuilt tree equals the old one to the last bit, and a search never ends at a leaf of no weight;
 - importance weights are divided by the largest of their batch, not of all rows: one row of tiny priority that nobody draws would
   otherwise shrink every step;

@@ -1,7 +1,7 @@
 """The batched core: B copies of a protocol as tensors on one device, in lock-step, no Python loop over copies.
 
 Decisions that matter here:
-- copies that end early are masked; play goes on until all have ended or the rounds run out, so every rollout holds complete
+- copies that end early are masked; play continues until all have ended or the rounds run out, so every rollout holds complete
   episodes and no fragment ever cuts one;
 - only agents whose turn it is, in copies that are still open, are observed and computed;
 - the core draws no random number of its own: ids, episode seeds and sampling noise come from generators that the caller seeds.

@@ -8,7 +8,7 @@ Decisions that matter here:
 - those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
   cancelled and the error is raised as it is;
 - a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, an
-  empty message stands in the channels where the agent has its turn, marked invalid, and play goes on.
+  empty message stands in the channels where the agent has its turn, marked invalid, and play continues.
 """
 
 import asyncio

@@ -95,7 +95,7 @@ class Protocol:
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
     payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge.
     force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
-    goes on, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
+    continues, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
 
     name: str

@@ -11,7 +11,7 @@ How an episode goes:
 - verifier and adversarial verifier each end their own conversation, by the same rule (`nip_ray.protocols.batched_step`): the first decision
   in an own turn from round ``min_rounds - 1`` on. Who has decided has no more turns, and is neither paid nor punished again;
 - provers speak in both conversations, in their turns, until the episode is over: also in one that has ended, where nobody asks any more.
-  They see both. The simulator goes on until the episode is over; its decision, where it has one, ends nothing;
+  They see both. The simulator continues until the episode is over; its decision, where it has one, ends nothing;
 - the episode is over when both have decided, or when the rounds run out.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, section on zero-knowledge proofs; the library's rules.
 """

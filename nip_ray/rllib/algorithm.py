@@ -2,11 +2,11 @@
 
 Decisions that matter here:
 - an iteration is: every env runner plays its share, all learners learn from all shares, weights go back to the runners;
-- the iteration number seeds everything that is random in it and is part of the state: a restore goes on exactly;
-- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is made anew is not waited for. A runner
+- the iteration number seeds everything that is random in it and is part of the state: a restore continues exactly;
+- lost runners cost time, not numbers: a missing share is played by whoever is there, and what is recreated is not waited for. A runner
   that does not answer in time counts as lost, and is ended;
 - what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message. Only lost
-  processes are made anew, and so often as the settings allow (stock RLlib retries anything for hours);
+  processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
 - learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended;
 - weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
 """
@@ -194,9 +194,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         answers = {answer.actor_id: answer for answer in manager.foreach_actor(told, remote_actor_ids=list(calls), timeout_seconds=limit)}
         for runner in calls:
             if runner in answers and not answers[runner].ok:
-                say(f"warning: env runner {runner} is lost; others play for it until it is made anew")
+                say(f"warning: env runner {runner} is lost; others play for it until it is recreated")
             elif runner not in answers and manager.is_actor_healthy(runner):
-                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.sample_timeout_s) and is made anew")
+                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.sample_timeout_s) and is recreated")
                 ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
                 manager.set_actor_state(runner, healthy=False)
         return {runner: unwrap(answer.get()) for runner, answer in answers.items() if answer.ok}
@@ -238,7 +238,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
         """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
 
-        RLlib's logger goes on naming those who rest now.
+        RLlib's logger keeps naming those who rest now.
         """
         flat: dict[str, float] = {}
         for agent in sorted(set(results[0]) & set(learned)):

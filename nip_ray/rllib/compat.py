@@ -1,7 +1,7 @@
 """What we use of RLlib that is not public: here alone, each name with the version of Ray in which it was read.
 
 `EnvRunnerGroup` puts its config into the object store in any case. That starts a cluster for a run that is all in this process; and Ray
-cannot make an actor anew whose arguments the store has lost. No option prevents it, so while an algorithm of ours is built, that one
+cannot make an actor again whose arguments the store has lost. No option prevents it, so while an algorithm of ours is built, that one
 module of RLlib sees another `ray.put`; `ray` itself, and whoever else calls it, is left alone.
 """
 

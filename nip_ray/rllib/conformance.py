@@ -33,7 +33,7 @@ def check_algorithm(config: type[ProtocolAlgorithmConfig], experiment: Mapping[s
 
     experiment: what to try it on, as a config's plain data without its algorithm (default: the message game, which takes a second or two).
     Checked: its settings, that learning changes weights and logs finite figures under the names it announces, that it repeats itself,
-    goes on from a saved state to the bit, and leaves agents alone that rest. The rule must be registered.
+    continues from a saved state to the bit, and leaves agents alone that rest. The rule must be registered.
     """
     faults = list(_settings_faults(config))
     if not faults:

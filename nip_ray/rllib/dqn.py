@@ -450,7 +450,7 @@ class DQNLearner(ProtocolLearner):
         return (dueling(value_N.float(), q_NK, legal_NK) if self.settings.dueling else q_NK), legal_NK
 
     def _set_mode(self, role: str, training: bool) -> None:
-        """What `network.train(training)` does, without walking through the network anew in every step."""
+        """What `network.train(training)` does, without walking through the network again in every step."""
         for module in self.modules[role]:
             module.training = training
 

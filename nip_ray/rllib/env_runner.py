@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - what a runner plays in an iteration is a pure function of (seed, iteration, its share, weights): a runner that was lost and
-  made anew, or another one in its place, plays the same episodes;
+  made again, or another one in its place, plays the same episodes;
 - it returns ids and tokens, not observations: some kilobytes per iteration;
 - with no remote learner and no remote runner it plays with the learner's own networks on the learner's device: no copies.
 """

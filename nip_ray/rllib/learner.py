@@ -70,7 +70,7 @@ class JointMinibatch:
 class Loss:
     """An agent's loss on a minibatch. value: what is minimised, a scalar; metrics: logged as means over minibatches.
 
-    sums: over this learner's rows, without a graph: what `after_minibatch` and `after_update` go on with.
+    sums: over this learner's rows, without a graph: what `after_minibatch` and `after_update` continue with.
     """
 
     value: Tensor
@@ -244,7 +244,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     # ------------------------------------------------------------------------------------------------- for checkpoints
 
     def training_state(self) -> dict[str, Any]:
-        """All that learning needs to go on: weights and optimizers on the CPU, and what subclasses add."""
+        """All that learning needs to continue: weights and optimizers on the CPU, and what subclasses add."""
         return {
             "modules": {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items()},
             "optimizers": {agent: cpu_copy(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},

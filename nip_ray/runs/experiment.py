@@ -89,7 +89,7 @@ def resume_experiment(
             return ended
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
-            session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins anew; {repeated}")
+            session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
         write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
         try:
             session.start(checkpoint)

@@ -6,7 +6,7 @@ Decisions that matter here:
 - learning-rate factors do not count here: a body that is to be pretrained and then left alone has factor 0 in the experiment;
 - results are cached by content: the key is a hash of all that training reads, down to the first weights and every observation, so
   that neither a moved data file nor a changed one gives the wrong body. A file of the cache is written in one step and verified
-  before it is read; a damaged one is trained anew.
+  before it is read; a damaged one is trained again.
 Source: the pretraining of Hammond and Adam-Day's library, with bodies that do learn.
 """
 
@@ -135,7 +135,7 @@ def _learned(
     try:
         kept = _read(path, key)
     except _Damaged as reason:
-        kept, notes = None, (f"{path} is damaged ({reason}); {pupil.agent} is pretrained anew",)
+        kept, notes = None, (f"{path} is damaged ({reason}); {pupil.agent} is pretrained again",)
     cached = kept is not None
     if kept is None:
         kept = _trained(pupil, config.pretraining, config.seed, report)

@@ -5,7 +5,7 @@ Decisions that matter here:
   written into it: the run is another process's;
 - it listens on the loopback. A page of the outside world could still ask it through a name that it lets point there (DNS rebinding), so
   the Host header must be this address, with this port; another is refused before anything is read;
-- the page asks for its mark every two seconds and loads itself anew when that has changed. The mark changes with the files that the page
+- the page asks for its mark every two seconds and loads itself again when that has changed. The mark changes with the files that the page
   is made of, but at most once in `every_s` seconds: drawing takes a second or two, which the run could use.
 """
 
@@ -55,7 +55,7 @@ class LivePage:
             return self._due()
 
     def get(self) -> Shown:
-        """The newest page, drawn anew where that is due."""
+        """The newest page, drawn again where that is due."""
         with self._lock:
             mark = self._due()
             if mark != self._shown.mark:

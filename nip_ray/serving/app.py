@@ -4,7 +4,7 @@ Decisions that matter here:
 - one replica holds the engines, and one actor fine-tunes (`nip_ray.serving.host`): a job never slows replies down by more than its CPUs;
 - a client's model name is looked up among the models of this server, never as a path;
 - the server listens on 127.0.0.1 unless told otherwise. With a key, only the SHA-256 sum of it reaches Ray;
-- all state is in the folder: a server that starts there again has its models, files and jobs, and goes on with those unfinished.
+- all state is in the folder: a server that starts there again has its models, files and jobs, and continues with those unfinished.
 """
 
 import asyncio

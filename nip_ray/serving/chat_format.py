@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
-  agent can end its message and go on as somebody else;
+  agent can end its message and continue as somebody else;
 - the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
 - a chat is shaped as the template needs it (`nip_ray.play.chats`): the first shape of which it shows every word, before a reply and with
   it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as

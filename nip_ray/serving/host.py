@@ -2,8 +2,8 @@
 
 Decisions that matter here:
 - both work in one folder (a run's), which all nodes must see: `models/` and what `nip_ray.serving.jobs` keeps. All state is there, so both
-  are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an interrupted job starts anew;
-- the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder, and the jobs go on;
+  are restarted for ever: a lost chat is asked again (the same seed gives the same reply), an interrupted job starts again;
+- the actors belong to the driver that starts them, and die with it. The next driver starts new ones on the same folder, the jobs continue;
 - jobs are worked at one at a time, the oldest first, in a thread; asking how they stand never waits for them.
 """
 
@@ -58,7 +58,7 @@ def start_training(settings: LocalProvider, folders: ModelFolders) -> Any:
 
 
 def stop_host(host: LocalHost) -> None:
-    """End both actors. An interrupted job goes on when a host is next started on the folder."""
+    """End both actors. An interrupted job continues when a host is next started on the folder."""
     for actor in (host.chat, host.training):
         ray.kill(actor)
 
@@ -115,7 +115,7 @@ class TrainingHost:
     """Works at the jobs of the folder, one after the other. An actor with threads."""
 
     def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
-        """Goes on with every job that is not over."""
+        """Continues with every job that is not over."""
         _use_threads(settings)
         self._folders, self._settings = folders, settings
         self.store = JobStore(folders.folder)

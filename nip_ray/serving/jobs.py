@@ -9,7 +9,7 @@
 
 Decisions that matter here:
 - the id of a job follows from its key, and creating it twice gives the one job: asking again after a lost answer is harmless;
-- a job that is found `running` when nobody runs it was interrupted. It starts anew from its data: the same seed gives the same model. One
+- a job that is found `running` when nobody runs it was interrupted. It starts again from its data: the same seed gives the same model. One
   that took its process down with it MAX_STARTS times fails instead;
 - the model is renamed into place before the job says `succeeded`.
 """
@@ -115,7 +115,7 @@ class JobStore:
                 raise UserError(f"{path} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
             return StoredJob(**{**stored, "spec": FineTuneSpec(**stored["spec"])})
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}); remove the job's folder to have it made anew") from None
+            raise UserError(f"{path} is damaged ({error}); remove the job's folder to have it made again") from None
 
     def find(self, key: str) -> list[StoredJob]:
         """The job with this key, if there is one."""

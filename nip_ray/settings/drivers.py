@@ -24,7 +24,7 @@ class EnvironmentSettings:
         "auto", "How copies are made one: the environment's own vector form (auto: where it has one), a loop, or a process each."
     )
     autoreset: Literal["next_step", "same_step", "disabled"] = option(
-        "next_step", "When a copy whose episode has ended begins anew: in the step after, in the same step, or when the driver says so."
+        "next_step", "When a copy whose episode has ended begins again: in the step after, in the same step, or when the driver says so."
     )
     shared: bool = option(
         False, "Make one environment of all copies, which learners share (a simulator that cannot be split); else each has its own."

@@ -81,16 +81,16 @@ class RuntimeSettings:
 
 @dataclass(frozen=True)
 class FaultToleranceSettings:
-    """How often, and for how long, a run goes on after losing a process. A fault that repeats itself ends it in seconds."""
+    """How often, and for how long, a run continues after losing a process. A fault that repeats itself ends it in seconds."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    max_env_runner_restarts: int = option(5, "Times that each lost env runner is made anew.", ge=0)
+    max_env_runner_restarts: int = option(5, "Times that each lost env runner is recreated.", ge=0)
     restart_delay_s: float = option(
-        1.0, "Seconds before an env runner that ended itself is made anew (one that was killed: at once).", ge=0
+        1.0, "Seconds before an env runner that ended itself is recreated (one that was killed: at once).", ge=0
     )
     sample_timeout_s: float = option(600.0, "Seconds after which an env runner that does not answer counts as lost.", gt=0)
-    max_learner_failures: int = option(3, "Times that a run goes on from its newest checkpoint after losing a learner.", ge=0)
+    max_learner_failures: int = option(3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0)
 
 
 @dataclass(frozen=True)

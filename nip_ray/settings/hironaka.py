@@ -99,7 +99,7 @@ class HironakaSettings:
     )
     agent_reward: Literal["lose", "lose_and_points", "survive"] = option(
         "lose",
-        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1 if the game goes on.",
+        "The agent's pay in a round: -1 if the game ends; with points also minus the number of points that went; or 1 if it continues.",
     )
     precision: Literal["single", "double"] = option("single", "Numbers of 24 or of 53 bits: whole numbers are exact up to that size.")
     data_seed: int = option(0, "Random starts come from this.", ge=0)

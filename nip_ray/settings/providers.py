@@ -102,7 +102,7 @@ class OpenAIProvider(ProviderSettings):
     fine_tuning: bool = option(True, "The service has files and fine-tuning jobs.")
     poll_interval_s: float = option(30.0, "Seconds between two looks at a fine-tuning job.", gt=0)
     doubt_s: float = option(
-        30.0, "Seconds for which the service is asked for a job whose creation got no answer, before it is made anew.", ge=0
+        30.0, "Seconds for which the service is asked for a job whose creation got no answer, before it is recreated.", ge=0
     )
     prices: dict[str, PriceSettings] = option(
         dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."

@@ -48,6 +48,6 @@ class StackelbergSettings(PolicyGradientSettings):
     )
     ihvp_num_iterations: int = option(5, "Iterations of conjugate_gradient, terms of neumann.", ge=1)
     ihvp_rank: int = option(5, "Columns of the Hessian that nystrom looks at.", ge=1)
-    ihvp_refresh: int = option(1, "Minibatches after which nystrom looks at the Hessian anew; policies move little in between.", ge=1)
+    ihvp_refresh: int = option(1, "Minibatches after which nystrom looks at the Hessian again; policies move little in between.", ge=1)
     ihvp_damping: float = option(0.1, "Added to the Hessian's diagonal before it is inverted (rho).", gt=0)
     ihvp_neumann_scale: float = option(0.1, "Step of the neumann series; below 2 / (largest eigenvalue + damping).", gt=0)

@@ -36,7 +36,7 @@ class FifoScheduler:
 
 @dataclass(frozen=True)
 class AshaScheduler:
-    """Asynchronous successive halving (Li et al., 2020): at each rung only the best share of trials goes on."""
+    """Asynchronous successive halving (Li et al., 2020): at each rung only the best share of trials continues."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -54,10 +54,10 @@ class PbtScheduler:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["pbt"] = option("pbt", "Population-based training: poor trials go on from good ones.")
+    name: Literal["pbt"] = option("pbt", "Population-based training: poor trials continue from good ones.")
     interval: int = option(50, "Iterations between two comparisons.", ge=1)
     quantile: float = option(0.25, "Share of the population that copies, and that is copied.", gt=0, le=0.5)
-    resample_probability: float = option(0.25, "Probability that a setting is drawn anew instead of changed by a factor.", ge=0, le=1)
+    resample_probability: float = option(0.25, "Probability that a setting is drawn again instead of changed by a factor.", ge=0, le=1)
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,10 @@ class SweepSettings:
     )
     seeds: tuple[int, ...] = option((), "Every setting is run with each of these seeds (none: with the config's own).")
     search: RandomSearch | OptunaSearch = option(RandomSearch, "How settings are drawn.")
-    scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials go on.")
+    scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials continue.")
     max_concurrent: int | None = option(None, "The most trials at once (none: what the resources allow).", ge=1)
-    max_failures: int = option(3, "Times that a trial which broke down goes on from its newest checkpoint.", ge=0)
-    fail_fast: bool = option(False, "End the sweep when a trial has failed for good (otherwise the others go on).")
-    time_budget_s: float | None = option(None, "Seconds after which no trial goes on (none: no limit).", gt=0)
+    max_failures: int = option(3, "Times that a trial which broke down continues from its newest checkpoint.", ge=0)
+    fail_fast: bool = option(False, "End the sweep when a trial has failed for good (otherwise the others continue).")
+    time_budget_s: float | None = option(None, "Seconds after which no trial continues (none: no limit).", gt=0)
     iterations_per_report: int = option(1, "Iterations of a trial between two reports to Tune.", ge=1)
     storage_path: str = option("runs", "Folder that all nodes see, in which the sweep's own folder is made.", min_length=1)

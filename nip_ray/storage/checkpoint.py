@@ -128,7 +128,7 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def rewind_checkpoints(folder: Path, iteration: int) -> None:
-    """Remove the checkpoints after `iteration`, damaged or not, so that training which goes on from there is not mixed up with them.
+    """Remove the checkpoints after `iteration`, damaged or not, so that training which continues from there is not mixed up with them.
 
     Do it before the metrics are rewound: a kill in between then leaves a checkpoint with rows to spare, never one with rows missing.
     Raises UserError when the folder cannot be written.
@@ -242,7 +242,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stated = manifest.pop("sha256")
         if type(version) is int and version > VERSION:
             newer = f"has the format version {version}, and this nip_ray knows those up to {VERSION}"
-            if stated == _sum_of(manifest):  # no damage: to go on from an earlier one would remove what a newer nip_ray has done
+            if stated == _sum_of(manifest):  # no damage: to continue from an earlier one would remove what a newer nip_ray has done
                 raise UserError(f"{path} {newer}; use a newer one")
             raise _Damaged(f"it {newer}")
         intact = manifest["format"] == FORMAT and version == VERSION and stated == _sum_of(manifest)

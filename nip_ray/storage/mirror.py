@@ -230,14 +230,14 @@ def _refuse_taken(into: Path, place: Place) -> None:
     if into.is_dir() and (into / CONFIG).exists():
         where = shlex.quote(str(into))
         raise UserError(
-            f"{into} holds a run already; go on with it by `nip-ray resume {where}`, or fetch {place.url} elsewhere (--run-dir)"
+            f"{into} holds a run already; continue with it by `nip-ray resume {where}`, or fetch {place.url} elsewhere (--run-dir)"
         )
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UserError(f"{into} holds something already; {place.url} needs a new or empty folder (--run-dir)")
 
 
 def _download(place: Place, aside: Path, wanted: Callable[[str], bool]) -> Path:
-    """A new folder in `aside` with what is wanted. Starts anew where a run that goes on has removed what was listed."""
+    """A new folder in `aside` with what is wanted. Starts again where a run that continues has removed what was listed."""
     store = Store(place)
     for attempt in range(_ATTEMPTS):
         made = aside / f"run-{attempt}"

@@ -9,7 +9,7 @@ Decisions that matter here:
 - a copy in a store is a run folder that may be going on: it is fetched whenever it is asked for, only as much of it as is needed, and
   not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
 - what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one step: a kill
-  leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched anew.
+  leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched again.
 """
 
 import os

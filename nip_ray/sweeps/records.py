@@ -1,4 +1,4 @@
-"""What is known of one trial when a sweep ends, or while it goes on."""
+"""What is known of one trial when a sweep ends, or while it continues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

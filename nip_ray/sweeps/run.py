@@ -5,7 +5,7 @@
 
 Decisions that matter here:
 - Tune schedules, restarts and stops trials, and keeps its state in `tune/`; every figure of the end is read from the run folders;
-- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones go on from their newest
+- a sweep is resumed with Tune's state where there is any: finished trials stay, unfinished and broken ones continue from their newest
   checkpoints. What Tune had not written down yet is in the run folders. Tune's state is a pickle: resume sweeps of your own only;
 - one driver at a time, by a lock that goes with the process;
 - what Tune has to say goes to `tune.log`, not to the user.
@@ -117,7 +117,7 @@ def resume_sweep(folder: Path | str, *, quiet: bool = False) -> SweepResult:
     folder = Path(folder)
     if not (folder / SPEC).is_file():
         what = "no sweep here" if folder.is_dir() else "there is no such folder"
-        hint = "; to go on with a single run: nip-ray resume" if (folder / CONFIG).is_file() else ", name the folder of a sweep"
+        hint = "; to continue with a single run: nip-ray resume" if (folder / CONFIG).is_file() else ", name the folder of a sweep"
         raise UserError(f"--resume {folder}: {what} ({SPEC} is missing){hint}")
     spec = load_sweep(folder / SPEC)
     with _claimed(folder, new=False):
@@ -159,7 +159,7 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         except StopSweep:
             pass  # of time, or of failures: told below
         except (TuneError, RayError) as error:
-            hint = f"`nip-ray sweep --resume {folder}` goes on; see {folder / LOG}"
+            hint = f"`nip-ray sweep --resume {folder}` continues it; see {folder / LOG}"
             raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {hint}") from error
     late, seconds = watch.late, time.monotonic() - watch.began
     rows, found = _rows(folder), sorted(watch.trials, key=place)
@@ -170,7 +170,7 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
     _copy_best(folder, summary)
     failed = next((trial for trial in trials if watch.failed is not None and trial.trial_id == watch.failed.trial_id), None)
     if failed is not None and spec.settings.fail_fast:
-        hint = f"`nip-ray sweep --resume {folder}` goes on with the others"
+        hint = f"`nip-ray sweep --resume {folder}` continues the others"
         raise TrainingError(f"trial {failed.trial_id} failed ({failed.error}), which ends the sweep (sweep.fail_fast); {hint}")
     if trials and all(trial.status == "failed" for trial in trials) and len(trials) == spec.num_trials:
         raise TrainingError(f"all {len(trials)} trials failed, the first with: {trials[0].error}; see {folder / PAGE}")
@@ -330,7 +330,7 @@ def _claimed(folder: Path, new: bool) -> Iterator[None]:
             f"{folder}: no sweep can be made here ({error.strerror}); choose a sweep.storage_path that can be written"
         ) from None
     if new and held:
-        hint = f"`nip-ray sweep --resume {folder}` goes on with it, or " if SPEC in held else ""
+        hint = f"`nip-ray sweep --resume {folder}` continues it, or " if SPEC in held else ""
         raise UserError(f"{folder} is not empty; {hint}choose another name or sweep.storage_path")
     file: TextIO = lock(folder)
     try:

@@ -4,7 +4,7 @@ Decisions that matter here:
 
 - All that can be known before Ray starts is refused before Ray starts, in one UserError: every example value of every space is put into
   the config alone (the others at their first value), and so is every combination of grids where there are at most 512.
-- Values are drawn here, by seed, not by Tune: Tune would draw anew for every point of a grid, and a sweep's seeds would not share
+- Values are drawn here, by seed, not by Tune: Tune would draw again for every point of a grid, and a sweep's seeds would not share
   settings. Only searchers and PBT, which learn from results, draw for themselves.
 - The config without its spaces never goes through Tune's own resolution: see `nip_ray.sweeps.spaces`.
 """

@@ -4,7 +4,7 @@
 
 Decisions that matter here:
 - a trial is a run: its folder, `run_root/TRIAL_ID`, lies on storage that all nodes see, and has all that matters as soon as a stage is
-  over. A trial that Tune starts again, wherever that is, goes on from the stage that was begun last, and finds there what was answered and
+  over. A trial that Tune starts again, wherever that is, resumes at the stage that was begun last, and finds there what was answered and
   which jobs were made. A checkpoint of Tune's names the run only;
 - what would fail again is not tried again: a config that cannot work, a missing key and a spent budget end the trial with the reason in
   its last result (`failed`). What may pass (a lost process, a failed job, a provider that does not answer, a full disk) raises, and Tune

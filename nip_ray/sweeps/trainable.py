@@ -9,11 +9,11 @@
 Decisions that matter here:
 - a trial is a run: it has a run folder, on storage that all nodes see, under `run_root/TRIAL_ID`, with the checkpoints, metrics and report
   of any run. A checkpoint of Tune's names trial and iteration only: so nothing is written twice, and what Tune restores has
-  checksums and falls back to the newest good one. A trial whose folder is there already goes on, whatever Tune knows of it;
+  checksums and falls back to the newest good one. A trial whose folder is there already continues, whatever Tune knows of it;
 - what would fail again is not tried again: a config that cannot work and a NaN end the trial with the reason in its last result
   (`failed`). What the surroundings did (a lost process, a full disk) raises, and Tune starts the trial again from its newest checkpoint;
 - a trial that population-based training sends on from another's checkpoint keeps its own rows up to there, and takes the other's for
-  iterations that it had not reached itself. `lineage.json` says from whom it goes on since when, and with which values.
+  iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and with which values.
 """
 
 import json
@@ -101,7 +101,7 @@ class ExperimentTrainable(tune.Trainable):
         Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": "nip_ray.trial", "version": 1, **found}))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Remember where to go on; see `step`. Raises UserError for what `save_checkpoint` did not write."""
+        """Remember where to continue; see `step`. Raises UserError for what `save_checkpoint` did not write."""
         found = json.loads(Path(checkpoint_dir, POINTER).read_text())
         if found.get("format") != "nip_ray.trial" or found.get("version") != 1:
             raise UserError(f"{checkpoint_dir}: no checkpoint of a trial, or one of a newer version")
@@ -126,7 +126,7 @@ class ExperimentTrainable(tune.Trainable):
             return tune.PlacementGroupFactory([{"CPU": 1.0}])
 
     def _begin(self, folder: RunFolder) -> Session:
-        """The session, standing where this trial is to go on: another trial's checkpoint, or its own newest, or the start."""
+        """The session, standing where this trial is to continue: another trial's checkpoint, or its own newest, or the start."""
         session = Session(self.experiment, folder, quiet=True, group=self.config.get("group"))
         try:
             source, checkpoint = self._other_source(folder)
@@ -144,7 +144,7 @@ class ExperimentTrainable(tune.Trainable):
         return session
 
     def _other_source(self, folder: RunFolder) -> tuple[str, Checkpoint | None]:
-        """(trial, its checkpoint) to go on from where that is not simply this run's own newest, else ("", None)."""
+        """(trial, its checkpoint) to continue from where that is not simply this run's own newest, else ("", None)."""
         if self._from is not None and self._from["trial"] != self.trial_id and not self._taken_over(folder, self._from):
             checkpoints = self.root / self._from["trial"] / "checkpoints"
             try:

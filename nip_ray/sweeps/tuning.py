@@ -6,7 +6,7 @@ Decisions that matter here:
 - Tune saves no scheduler. What ASHA has to know of earlier trials is played to it from their rows, and members of a population stay in
   step with their intervals;
 - a sweep that ends before its trials do (out of time, or a trial failed and that was to end it) leaves them unfinished: Tune's own limits
-  would call them terminated, and never go on with them.
+  would call them terminated, and never continue with them.
 """
 
 import json
@@ -55,7 +55,7 @@ def trainable_of(spec: SweepSpec) -> type[tune.Trainable]:
 
 def param_space(spec: SweepSpec, folder: Path) -> dict[str, Any]:
     """What a trial is told. Mappings travel as JSON text: Tune would look for spaces of its own in them. The folder is a Path, which Tune
-    takes for something to be told anew when it goes on: so a sweep's folder may be moved.
+    takes for something to be told again when it continues: so a sweep's folder may be moved.
     """
     told: dict[str, Any] = {
         "experiment": json.dumps(spec.base),
@@ -150,7 +150,7 @@ class Watch(tune.Callback):
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that lost a process, and is tried again."""
         if not self.quiet:
-            say(f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it goes on from its newest checkpoint")
+            say(f"trial {trial.trial_id} broke down, for the {trial.num_failures}. time; it continues from its newest checkpoint")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Of one that broke down as often as it may."""
@@ -272,7 +272,7 @@ class _Population(PopulationBasedTraining):
 
 
 def bounded(spaces: Mapping[str, Space]) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """Puts changed values back into their spaces: else they would go on growing, out of sight, beyond the ends."""
+    """Puts changed values back into their spaces: else they would keep growing, out of sight, beyond the ends."""
 
     def explored(config: dict[str, Any]) -> dict[str, Any]:
         return {**config, "values": {key: clipped(spaces[key], value) for key, value in config["values"].items()}}

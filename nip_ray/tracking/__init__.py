@@ -98,4 +98,4 @@ class _Together:
 def _warn(name: str, error: Exception) -> None:
     lines = str(error).strip().splitlines()
     reason = f"{type(error).__name__}: {lines[0]}" if lines and not isinstance(error, UserError) else (lines or [type(error).__name__])[0]
-    say(f"warning: tracker {name} failed and is left alone from here on ({Redactor()(reason):.300}); the run goes on")
+    say(f"warning: tracker {name} failed and is left alone from here on ({Redactor()(reason):.300}); the run continues")

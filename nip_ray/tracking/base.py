@@ -1,4 +1,4 @@
-"""What a tracker is: somebody who is told of a run's figures and files while it goes on."""
+"""What a tracker is: somebody who is told of a run's figures and files while it continues."""
 
 import json
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from nip_ray.storage.folder import json_ready
 class RunInfo:
     """Who is running. run_id: the same after a resume; letters, digits, - and _ only. group: the sweep's name, if there is one.
 
-    config: every key of the config, as plain values. resumed_from: the iteration that it goes on from (0: a new run).
+    config: every key of the config, as plain values. resumed_from: the iteration that it continues from (0: a new run).
     """
 
     run_dir: Path

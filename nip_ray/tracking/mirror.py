@@ -113,7 +113,7 @@ class _Mirror:
             try:
                 more = self._copier.copy()
             except NotOurs as error:
-                say(f"warning: tracker mirror failed and is left alone from here on ({error}); the run goes on")
+                say(f"warning: tracker mirror failed and is left alone from here on ({error}); the run continues")
                 return
             except Exception as error:  # of the network, the store, the disk: never the run's
                 more = False
@@ -127,7 +127,7 @@ class _Mirror:
 
     def _failed(self, error: Exception, last: bool) -> None:
         if not self._fault and not last:
-            again = f"the run goes on, and it is tried again every {self._interval_s:g} s"
+            again = f"the run continues, and it is tried again every {self._interval_s:g} s"
             say(f"warning: tracker mirror: {self._copier.place.url} cannot be written ({one_line(error)}); {again}")
         self._fault = one_line(error)
         self._ask(time.monotonic() + self._interval_s)
@@ -139,7 +139,7 @@ class _Mirror:
 
 
 class Copier:
-    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run goes on from.
+    """Makes the copy of one run folder what the folder is. run_id: whose it is. resumed_from: the iteration that the run continues from.
 
     `_there` is what the store has, as far as is known: name -> the state of our file that it has (None: anything).
     """
@@ -202,7 +202,7 @@ class Copier:
         known = max(self._resumed_from, own["iteration"] if own.get("url") == url and type(own.get("iteration")) is int else 0)
         newest = max((number for number in by_checkpoint(sizes) if manifest_of(number) in sizes), default=0)
         if newest > known:
-            raise NotOurs(f"{url} has iteration {newest}, which another machine made; go on from there, or remove it")
+            raise NotOurs(f"{url} has iteration {newest}, which another machine made; continue from there, or remove it")
 
     def _held(self, names: list[str], stack: ExitStack) -> dict[str, BinaryIO] | None:
         """All these files, open; None if one is gone."""

@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - MLflow's client object alone is used, never its global state: several runs may be tracked in one process, each elsewhere;
-- a resumed run goes on in the same MLflow run, whose id is kept in `mlflow.json` of the run folder. Steps that MLflow has already are not
+- a resumed run continues in the same MLflow run, whose id is kept in `mlflow.json` of the run folder. Steps that MLflow has already are not
   sent again: it would keep, and draw, both. Parameters cannot be changed there, so they are sent once;
 - MLflow's own store of plain files is being given up by MLflow, which refuses it. Where a plain folder is named, an SQLite database is
   kept in it, with the files beside it;

@@ -7,7 +7,7 @@ Decisions that matter here:
   the machine. Those may hold secrets, and what matters of them is in the run folder;
 - a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent again: a run that
   is resumed makes the same numbers, and twice the same step is drawn twice;
-- artifacts are copied when they are told of, since checkpoints are pruned while the upload goes on.
+- artifacts are copied when they are told of, since checkpoints are pruned while the upload continues.
 """
 
 import os

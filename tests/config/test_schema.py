@@ -22,7 +22,7 @@ def accepted(data: Any) -> bool:
 
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_markdown(), "write it anew: python -m nip_ray.config.schema --markdown > docs/configuration.md"
+    assert page == configuration_markdown(), "write it again: python -m nip_ray.config.schema --markdown > docs/configuration.md"
 
 
 def test_the_page_has_every_key_once_with_a_description() -> None:

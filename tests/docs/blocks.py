@@ -112,7 +112,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def transcript(text: str) -> Iterator[tuple[str, list[str]]]:
-    """(command, the lines that it prints) of a console block; a command begins with `$ ` and goes on after a backslash."""
+    """(command, the lines that it prints) of a console block; a command begins with `$ ` and continues after a backslash."""
     command, shown = "", []
     for line in text.splitlines():
         if line.startswith("$ "):

@@ -1,4 +1,4 @@
-"""Where episodes begin and end, whatever the environment's way of beginning anew."""
+"""Where episodes begin and end, whatever the environment's way of beginning again."""
 
 from typing import Any
 

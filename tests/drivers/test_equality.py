@@ -114,7 +114,7 @@ def stopping(name: str) -> SequentialDriver:
 
 
 def resumed(name: str, folder: Path) -> None:
-    """Go on from the checkpoint in `folder` to the end, and save that."""
+    """Continue from the checkpoint in `folder` to the end, and save that."""
     driver = stopping(name)
     found = load_checkpoint(folder)
     driver.load_state_dict({**found.tensors["driver"], "agents": found.tensors["agents"]["all"]})

@@ -146,8 +146,8 @@ def test_one_command_begins_resumes_and_says_that_the_run_is_finished(tmp_path: 
         assert final_state(tmp_path / "run")["driver"]["timestep"] == 40
         rewind_checkpoints(tmp_path / "run" / "checkpoints", kept)
     assert ["finished, all 40 timesteps" in text for text in said] == [False, True, False]
-    anew = CliRunner().invoke(app, again)
-    assert "there is no checkpoint, the run begins anew; 40 timesteps are done again" in anew.stderr
+    restarted = CliRunner().invoke(app, again)
+    assert "there is no checkpoint, the run begins again; 40 timesteps are done again" in restarted.stderr
     other = CliRunner().invoke(app, [*again, "--set", "seed=7"])
     assert (other.exit_code, "was begun with another seed: a resumed run can change driver" in other.stderr) == (2, True)
 

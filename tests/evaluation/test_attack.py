@@ -90,7 +90,7 @@ def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
     }
     assert found["refusal"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 1
-    assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to go on from"
+    assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to continue from"
 
 
 def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> None:

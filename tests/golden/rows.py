@@ -156,10 +156,10 @@ def how_compared(expected: Record, found: Record) -> str:
 
 
 def main() -> int:
-    """Compare, or record anew."""
-    parser = argparse.ArgumentParser(description="Compare the small runs of tests/golden with their records, or record them anew.")
+    """Compare, or record again."""
+    parser = argparse.ArgumentParser(description="Compare the small runs of tests/golden with their records, or record them again.")
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a file in tests/golden/configs (default: all)")
-    parser.add_argument("--write", action="store_true", help="record anew")
+    parser.add_argument("--write", action="store_true", help="record again")
     arguments = parser.parse_args()
     if unknown := sorted(set(arguments.names) - set(NAMES)):
         parser.error(f"{', '.join(unknown)}: expected names from {', '.join(NAMES)}")

@@ -79,7 +79,7 @@ def test_nystrom_in_single_precision_meets_the_published_tolerance(dim: int) -> 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-4)])
 def test_conjugate_gradient_rests_where_it_has_converged(dtype: torch.dtype, tolerance: float) -> None:
-    """Residuals that go on shrinking would underflow, and their ratio would not be a number."""
+    """Residuals that keep shrinking would underflow, and their ratio would not be a number."""
     matrix, v = torch.diag(torch.tensor([0.15, 300.0], dtype=dtype)), torch.tensor([1.0, 2.0], dtype=dtype)
     for iterations in range(2, 80):
         assert error(conjugate_gradient(times(matrix), v, iterations, 1e-9), dense(matrix, v, 1e-9)) < tolerance

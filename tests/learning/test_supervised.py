@@ -31,7 +31,7 @@ def test_the_loss_is_the_mean_of_minus_log_softmax() -> None:
 
 
 def test_going_on_is_a_wrong_class() -> None:
-    assert float(accuracy(policy(LOGITS), Y)) == 0.5, "right, wrong, goes on, right"
+    assert float(accuracy(policy(LOGITS), Y)) == 0.5, "right, wrong, continues, right"
     logits = LOGITS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(decision_loss(policy(logits), Y), logits)
     assert bool((gradient[:, CONTINUE] > 0).all()), "a step down makes going on less likely"

@@ -212,7 +212,7 @@ def random_copies(rules: Rules, random: Random, batch: int, *, anywhere: bool = 
 
 
 def random_decisions(rules: Rules, random: Random, batch: int) -> list[list[int]]:
-    """One row a copy: the verifier mostly goes on; the other columns hold what must never be read."""
+    """One row a copy: the verifier mostly continues; the other columns hold what must never be read."""
     patience = random.choice([0.0, 0.5, 0.8, 1.0])
     rows = []
     for _ in range(batch):

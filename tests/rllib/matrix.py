@@ -36,7 +36,7 @@ def diagonal(protocols: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]
 
 
 def goes_on_exactly(config: ExperimentConfig, folder: Path) -> None:
-    """It trains, is saved, restored and goes on exactly, and is examined."""
+    """It trains, is saved, restored and continues exactly, and is examined."""
     check(config)
     build = ALGORITHMS[config.algorithm.name]().experiment
     with one_thread():

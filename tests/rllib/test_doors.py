@@ -120,7 +120,7 @@ def test_the_env_keeps_rllibs_contract(config: ExperimentConfig) -> None:
 
 
 def test_reset_seeds_the_draw_of_instances_and_episode_seeds() -> None:
-    """The same seed gives the same episodes, reset without a seed goes on with the stream."""
+    """The same seed gives the same episodes, reset without a seed continues with the stream."""
     env = env_of(experiment(dict(name="merlin_arthur")))
 
     def drawn(seed: int) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""`ProtocolDQN`: it learns what is best, goes on exactly where it was, and is the same whoever plays and learns."""
+"""`ProtocolDQN`: it learns what is best, continues exactly where it was, and is the same whoever plays and learns."""
 
 from pathlib import Path
 from typing import Any

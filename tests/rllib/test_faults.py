@@ -1,4 +1,4 @@
-"""What is broken fails loudly and soon, with its own message; what is lost is made anew so often as the settings say, and no more."""
+"""What is broken fails loudly and soon, with its own message; what is lost is recreated so often as the settings say, and no more."""
 
 import time
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, 
     assert struck.exists()
     assert seconds < SOON_S
     assert figures(disturbed / "run") == figures(calm / "run")
-    assert "gave no answer in 3 s (fault_tolerance.sample_timeout_s) and is made anew" in capfd.readouterr().err
+    assert "gave no answer in 3 s (fault_tolerance.sample_timeout_s) and is recreated" in capfd.readouterr().err
 
 
 @pytest.mark.crash

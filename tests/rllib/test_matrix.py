@@ -1,4 +1,4 @@
-"""Every protocol under every learning rule, at a tiny size: it trains, is saved, restored and goes on exactly, and is examined."""
+"""Every protocol under every learning rule, at a tiny size: it trains, is saved, restored and continues exactly, and is examined."""
 
 from pathlib import Path
 from typing import Any

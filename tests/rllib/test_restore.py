@@ -1,4 +1,4 @@
-"""Saving and restoring: training goes on exactly where it was, in learners and env runners, whichever way the state travels."""
+"""Saving and restoring: training continues exactly where it was, in learners and env runners, whichever way the state travels."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +101,7 @@ def test_from_checkpoint_needs_no_config(made: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_checkpoint_of_local_workers_restores_into_remote_ones(ray_session: None, made: Any, tmp_path: Path) -> None:
-    """And goes on with the same numbers."""
+    """And continues with the same numbers."""
     old, new = made(message_game()), made(message_game(play=dict(num_env_runners=1), learners=dict(num_learners=1)))
     train(old, 2)
     by_path(old, new, tmp_path)

@@ -24,7 +24,7 @@ def dumped(**scenario: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_scenario_is_built_anew_when_a_file_of_it_was_changed(inside: bool, tmp_path: Path) -> None:
-    """Two runs of one process, as in a notebook, with the data written anew between them."""
+    """Two runs of one process, as in a notebook, with the data written again between them."""
     file = tmp_path / "images.parquet"
     data = {"source": "files", "train": str(tmp_path if inside else file), "test_share": 0.5}
     experiment = dumped(name="image_classification", data=data, agents={"_default": TINY})

@@ -1,4 +1,4 @@
-"""Zero knowledge behind RLlib: PPO learns, checkpoints, goes on and is examined; the one-copy environment says that it cannot pay."""
+"""Zero knowledge behind RLlib: PPO learns, checkpoints, continues and is examined; the one-copy environment says that it cannot pay."""
 
 import json
 from pathlib import Path

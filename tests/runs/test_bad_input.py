@@ -246,7 +246,7 @@ def test_a_run_with_a_damaged_row(finished: Path, tmp_path: Path) -> None:
 
 
 def test_a_nan_in_training_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A NaN that comes in iteration 5 of 6: exit status 1, all that was saved can be used, and without its cause the run goes on."""
+    """A NaN that comes in iteration 5 of 6: exit status 1, all that was saved can be used, and without its cause the run continues."""
     from nip_ray.rllib.ppo import PPOLearner
 
     update = PPOLearner.update

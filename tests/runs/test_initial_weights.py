@@ -55,7 +55,7 @@ def refusal(config: ExperimentConfig) -> str:
 
 
 def test_weights_and_statistics_of_another_run(source: Path, tmp_path: Path) -> None:
-    """prover0 from the newest checkpoint, prover1 as the other run's prover0 at its first, the verifier anew."""
+    """prover0 from the newest checkpoint, prover1 as the other run's prover0 at its first, the verifier again."""
     first = ("initial_weights.prover1.agent=prover0", "initial_weights.prover1.checkpoint=1")
     raw = "scenario.normalize_observations=false"
     config = debate(*(f"initial_weights.{agent}.run_dir={source}" for agent in ("prover0", "prover1")), *first, raw)
@@ -81,7 +81,7 @@ def test_what_says_how_an_agent_began_or_is_trained_may_differ(source: Path) -> 
 
 
 def test_they_replace_nothing_after_the_start(source: Path, tmp_path: Path) -> None:
-    """A resumed run goes on with its own weights, and needs the other run no more."""
+    """A resumed run continues with its own weights, and needs the other run no more."""
     moved = Path(shutil.copytree(source, tmp_path / "source"))
     config = debate(f"initial_weights.prover0.run_dir={moved}", "algorithm.lr=0.05", "iterations=2", "checkpoint.interval=1")
     whole = run_experiment(config, tmp_path / "whole", quiet=True).run_dir

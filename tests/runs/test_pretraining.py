@@ -67,7 +67,7 @@ def test_who_sees_the_label_learns_it_and_who_does_not_decides_all_the_same(tmp_
     seeing, blind = (made[agent].figures for agent in ("prover", "verifier"))
     assert (seeing["held_out"]["estimate"], seeing["held_out"]["n"]) == (1.0, 1024)
     assert seeing["held_out"]["lower"] > 0.99
-    assert blind["held_out"]["estimate"] == 0.5, "it guesses, and never goes on"
+    assert blind["held_out"]["estimate"] == 0.5, "it guesses, and never continues"
     assert seeing["accuracy"] == [accuracy for agent, _, accuracy in epochs if agent == "prover"]
     assert seeing["loss"][-1] < 0.1 < seeing["loss"][0]
     assert blind["loss"][-1] == pytest.approx(0.693, abs=0.05), "the entropy of a fair coin"

@@ -204,7 +204,7 @@ def test_a_run_that_has_lost_all_checkpoints_says_that_it_begins_anew(finished: 
     (run / "run.json").unlink()  # where it stands that the run is finished
     resume_experiment(run)
     (said,) = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    assert said.endswith("there is no checkpoint, the run begins anew; 9 iterations are done again")
+    assert said.endswith("there is no checkpoint, the run begins again; 9 iterations are done again")
     assert outcome(run) == outcome(finished)
 
 
@@ -267,7 +267,7 @@ def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
         patched.setattr(Session, "step", struck)
         ended = CliRunner().invoke(app, ["train", str(write_small(tmp_path / "small.yaml", *SHORT)), "--run-dir", str(run)])
     assert ended.exit_code == 128 + signum
-    assert ended.stderr.splitlines()[-1].endswith(f"`nip-ray resume {run}` goes on")
+    assert ended.stderr.splitlines()[-1].endswith(f"`nip-ray resume {run}` continues it")
     assert max(path.name for path in (run / "checkpoints").iterdir()) == "000005"
     assert signal.getsignal(signum) == before
     resume_experiment(run, quiet=True)

@@ -1,4 +1,4 @@
-"""A session goes on after what was lost and past what is damaged, with the numbers of one that nothing happened to."""
+"""A session continues after what was lost and past what is damaged, with the numbers of one that nothing happened to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""A live page over real HTTP: what is served, to whom, and when it is drawn anew."""
+"""A live page over real HTTP: what is served, to whom, and when it is drawn again."""
 
 import http.client
 import json

@@ -27,7 +27,7 @@ def request(number: int, max_tokens: int = 12, **changes: object) -> GenerationR
 
 @torch.inference_mode()
 def by_transformers(model: torch.nn.Module, wanted: GenerationRequest) -> list[int]:
-    """The same reply, by computing the whole text anew for every token."""
+    """The same reply, by computing the whole text again for every token."""
     tokens, numbers = list(wanted.prompt), uniforms(wanted.seed, wanted.max_tokens)
     for number in numbers:
         logits = model(torch.tensor([tokens])).logits[:, -1]

@@ -540,7 +540,7 @@ def test_local_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--run-dir" in refusal(lambda: local_run("runs/a", tmp_path / "b"))
     assert local_run(Path(source)) == Path("runs/run")
     assert (tmp_path / "runs" / "run" / "checkpoints" / "000001" / "manifest.json").is_file()
-    assert "holds a run already; go on with it by `nip-ray resume runs/run`" in refusal(lambda: local_run(source))
+    assert "holds a run already; continue with it by `nip-ray resume runs/run`" in refusal(lambda: local_run(source))
     assert "holds something already" in refusal(lambda: local_run(source, tmp_path / "home"))
     assert "no run here (there is nothing)" in refusal(lambda: local_run(f"{source}s"))
     assert "no run here (it has no config.yaml)" in refusal(lambda: local_run(f"file://{tmp_path}/mirrors"))

@@ -1,4 +1,4 @@
-"""Sweeps from their file to the table, through the real Tuner: what is written, what is refused, how they go on after a kill."""
+"""Sweeps from their file to the table, through the real Tuner: what is written, what is refused, how they continue after a kill."""
 
 import io
 import json
@@ -76,7 +76,7 @@ def test_a_trial_that_fails_by_itself_is_not_tried_again_and_the_others_go_on(fi
     failed = result.trials[0]
     assert "not finite" in str(failed.error)
     assert failed.iterations < 4
-    assert "goes on from" not in told
+    assert "continues from" not in told
     assert [trial.iterations for trial in result.trials if trial.status == "done"] == [4, 4]
 
 
@@ -344,7 +344,7 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_does(undisturbed: SweepResul
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "goes on" in err.splitlines()[-1]
+    assert "continues" in err.splitlines()[-1]
     assert "nip-ray sweep --resume" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert METRIC in out

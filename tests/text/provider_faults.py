@@ -1,6 +1,6 @@
 """What goes wrong at the test provider, and when: a function of the seed and of what was asked, not of the order of arrival.
 
-Every fault has a probability, and no request meets more than `limit` faults, so that a client that goes on gets there.
+Every fault has a probability, and no request meets more than `limit` faults, so that a client that continues gets there.
 
     late            done and billed, but the answer comes `late_s` late
     drop_before     the connection is cut before anything is done

@@ -113,7 +113,7 @@ def test_a_tracker_that_fails_costs_one_warning_and_is_left_alone(opened: Opened
     assert bad.told == ALL[: ALL.index(where) + 1]
     assert good.told == ALL
     warned = capsys.readouterr().err
-    assert warned == "warning: tracker bad failed and is left alone from here on (RuntimeError: disk full); the run goes on\n"
+    assert warned == "warning: tracker bad failed and is left alone from here on (RuntimeError: disk full); the run continues\n"
 
 
 def test_a_warning_is_one_line_without_secrets(opened: Opened, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

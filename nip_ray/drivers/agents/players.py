@@ -12,7 +12,7 @@ _BY_PLAYER = ("observations", "actions", "rewards", "next_observations", "termin
 class IndependentPlayers:
     """Agents by the names of players. Observations, actions, rewards and ends are mappings of players; figures are `PLAYER/TAG`.
 
-    A player's own end cuts its returns; where the environment goes on for others, it marks rows that are none of its transitions by
+    A player's own end cuts its returns; where the environment continues for others, it marks rows that are none of its transitions by
     `infos["valid"][player]` (n,) bool.
     """
 

@@ -130,7 +130,7 @@ def with_settings(config: ExperimentConfig, settings: Sequence[str]) -> Experime
 def newest_or(folder: RunFolder, checkpoint: int | None, config: ExperimentConfig) -> Checkpoint:
     """The checkpoint of an iteration (None: the newest). Raises UserError for a run without any, and for one that cannot be used."""
     if not has_checkpoint(folder.checkpoints):
-        raise UserError(f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` goes on with it until there is one")
+        raise UserError(f"{folder.path}: this run has no checkpoint to examine; `nip-ray resume` continues with it until there is one")
     return load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(config))
 
 

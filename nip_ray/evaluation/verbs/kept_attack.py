@@ -42,7 +42,7 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
 
 
 def keep(folder: RunFolder, document: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
-    """Put what an attack found into the run's `evaluation.json`, and write the report anew. document: what a new file holds beside it."""
+    """Put what an attack found into the run's `evaluation.json`, and write the report again. document: what a new file holds beside it."""
     from nip_ray.evaluation.report import write_report
 
     try:

@@ -4,7 +4,7 @@
 by arguments: on `report` a few words are written, and the end of `life` means that the program has to end.
 
 Decisions that matter here:
-- an interpreter of its own, started anew for each program: forking a process that has threads, locks and secrets is no start;
+- an interpreter of its own, restarted for each program: forking a process that has threads, locks and secrets is no start;
 - the program's interpreter is executed last, after everything that shuts it in; it inherits nothing but its three streams;
 - the end does not depend on the program: its process namespace is killed, or else its process group, which it cannot leave, and then
   every descendant there is. Orphans come to us (a subreaper), so nobody is lost;

@@ -144,7 +144,7 @@ def _negation(node: ast.AST, names: list[str]) -> Edits:
     for field in ("test", "ifs", "values"):
         conditions = getattr(node, field, None)
         if isinstance(node, ast.While) or (field == "values" and not isinstance(node, ast.BoolOp)):
-            continue  # a loop that goes on where it should end hardly ever returns
+            continue  # a loop that continues where it should end hardly ever returns
         if isinstance(conditions, list):
             for i, condition in enumerate(conditions):
                 yield Edit(node, field, [*conditions[:i], _opposite(condition), *conditions[i + 1 :]])

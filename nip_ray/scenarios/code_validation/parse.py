@@ -6,7 +6,7 @@ How ambiguity is treated:
   "-", quotation marks or brackets around the line, and a full stop or exclamation mark at its end are overlooked, and so are
   characters without width and marks of writing direction, which could make a line look like another. A full-width colon is a colon.
   Other lines may give reasons;
-- a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not go on with an entry of the scale
+- a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not continue with an entry of the scale
   and nothing else; two different decisions, on lines of their own or inside text; a decision inside a line of text or a quotation (">")
   alone; a decision beside a question under one of the agent's headers. The same decision may be repeated;
 - after a decision nothing is written to any channel;

@@ -19,7 +19,7 @@ class Role:
 
     name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the words that its message there
     starts with; needed where it writes to several channels in one round. reads: the channels that it sees, in the order in which messages
-    of one round are shown. shuffled: that order is drawn anew for each round. anonymous: its messages carry no name.
+    of one round are shown. shuffled: that order is drawn again for each round. anonymous: its messages carry no name.
     last_notice: it is told before its last turn that no other will follow.
     """
 

@@ -11,7 +11,7 @@ Decisions that matter here:
 - a host's action is its class, an agent's the coordinate. An illegal one, which `action_mask` shows or which is no action at all, moves
   nothing, takes a round and pays `illegal_reward`; the infos count it ("illegal");
 - no game begins over; `reset(options={"points": ...})` begins with given ones and refuses those that are;
-- many copies begin anew in the step after an end, as Gymnasium's own vector environments do, from one stream of random numbers.
+- many copies begin again in the step after an end, as Gymnasium's own vector environments do, from one stream of random numbers.
 """
 
 from collections.abc import Sequence

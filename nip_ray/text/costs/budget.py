@@ -129,7 +129,7 @@ class Budget:
         except asyncio.CancelledError:
             if not future.cancel() and future.exception() is None:
                 future.result().release()  # it came in the moment in which nobody wanted it any more
-            self.settle(Amount(), Spending())  # those behind may go on
+            self.settle(Amount(), Spending())  # those behind may continue
             raise
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
@@ -206,7 +206,7 @@ class Budget:
         used, held, asked, least = numbers
         return (
             f"the budget is used up: of {limit} {unit} (budget.{key}) {used} are or may be spent and {held} are reserved for fine-tuning "
-            f"jobs; what comes next may take {asked}. Resume the run with a budget.{key} of at least {least} to go on"
+            f"jobs; what comes next may take {asked}. Resume the run with a budget.{key} of at least {least} to continue"
         )
 
 

@@ -10,7 +10,7 @@ Result = TypeVar("Result")
 async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Result]:
     """The results in order. When one fails (or this task is cancelled) the others are cancelled and waited for, and its error is raised.
 
-    `asyncio.gather` alone would let the others go on, and a call to a model costs money; `asyncio.TaskGroup` would wrap
+    `asyncio.gather` alone would let the others continue, and a call to a model costs money; `asyncio.TaskGroup` would wrap
     the error.
     """
     tasks = [asyncio.ensure_future(awaitable) for awaitable in awaitables]
@@ -24,7 +24,7 @@ async def gather_or_cancel(awaitables: Iterable[Awaitable[Result]]) -> list[Resu
 
 
 class PaidCalls:
-    """Calls that go on when whoever waits for them is cancelled: they cost money, so their replies shall arrive and be recorded."""
+    """Calls that continue when whoever waits for them is cancelled: they cost money, so their replies shall arrive and be recorded."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Future[Any]] = set()

@@ -7,7 +7,7 @@ Decisions that matter here:
   reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never guessed at;
 - every line carries the format version and a CRC-32 of its entry;
 - one writer at a time; readers need no lock (`read_journal`);
-- after a write that failed nothing more is written: what the disk then holds is known only to who opens the file anew.
+- after a write that failed nothing more is written: what the disk then holds is known only to who opens the file again.
 """
 
 import io

@@ -4,7 +4,7 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
 - such a service knows steps, not jobs: the jobs are ours. A job is a loop in this process, and its journal (`jobs.jsonl` in the
   backend's folder) says what was asked for, up to which step its weights are saved, and how it ended. So `find` asks the journal, and
   no creation is ever in doubt;
-- after a kill the loop goes on from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
+- after a kill the loop continues from the last saved weights, optimiser included. Steps after those are done, and billed, again: at most
   `checkpoint_every` - 1 of them. Saving is repeated under the same name, which overwrites;
 - what a job is billed for is every pass over tokens that the journal says was about to be asked for, those done again among them, each at
   the price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
@@ -124,7 +124,7 @@ class TrainingServiceJobs:
         return self._job(job_id)
 
     async def close(self) -> None:
-        """Stops the loops, whose jobs go on when they are polled in another process, and closes the journal."""
+        """Stops the loops, whose jobs continue when they are polled in another process, and closes the journal."""
         for loop in self._loops.values():
             await self._stop(loop)
         self._loops.clear()
@@ -285,7 +285,7 @@ class TrainingServiceChat:
         await self._link.close()
 
     async def _sampler(self, model: str) -> Any:
-        """The client of a model, made once however many ask for it at the same time; one that failed is made anew."""
+        """The client of a model, made once however many ask for it at the same time; one that failed is recreated."""
         task = self._samplers.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             which = {"model_path": model} if model.startswith(_ADDRESS) else {"base_model": model}

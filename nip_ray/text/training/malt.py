@@ -115,7 +115,7 @@ class Preferences:
 async def grow(scenario: TreeScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
     """The tree of `item`: every dialogue that has not ended gets `k` children, all of them played at the same time.
 
-    seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue goes on after the protocol's last round, and whatever
+    seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last round, and whatever
     `play_round` raises, after cancelling what else was being played.
     """
 
@@ -124,7 +124,7 @@ async def grow(scenario: TreeScenario, item: Any, seed: int, k: int, play_round:
             return Node(dialogue, path)
         if len(path) >= scenario.protocol.max_rounds:
             raise TrainingError(
-                f"item {item.id}: a dialogue goes on after {len(path)} rounds, the last of protocol {scenario.protocol.name!r}"
+                f"item {item.id}: a dialogue continues after {len(path)} rounds, the last of protocol {scenario.protocol.name!r}"
             )
         return Node(dialogue, path, tuple(await gather_or_cancel(child(dialogue, (*path, number)) for number in range(k))))
 

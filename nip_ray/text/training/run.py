@@ -76,7 +76,7 @@ def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
 
 
 def num_measured(state: TextState) -> int:
-    """Iterations whose figures stand: no stage that is still to be done writes them anew."""
+    """Iterations whose figures stand: no stage that is still to be done writes them again."""
     return state.iteration + (state.stage in ("create_jobs", "await_jobs") and not state.over)
 
 

@@ -57,7 +57,7 @@ def test_a_prover_learns_what_the_verifier_believes(tmp_path: Path) -> None:
     assert record["estimate"] < honest - 0.3
     assert record["lower"] <= record["estimate"] <= record["upper"]
     rows = found["attack"]["soundness"]["attackers"]
-    assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover goes on as it was"
+    assert rows[0]["held_out"]["estimate"] == pytest.approx(honest, abs=0.25), "the run's own prover continues as it was"
     after = RunFolder.open(run).read_json("evaluation.json")
     assert after["soundness_under_attack"] == record
     assert after["sampled"] == before["sampled"]

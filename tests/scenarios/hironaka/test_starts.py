@@ -70,7 +70,7 @@ def test_settings_with_which_every_start_is_over_are_refused() -> None:
 
 @pytest.mark.parametrize(("order", "dimension"), [(3, 4), (4, 7)])
 def test_thom_starts_are_the_monomials_of_the_minors(order: int, dimension: int) -> None:
-    """Computed anew by sympy, as the source defines them."""
+    """Computed again by sympy, as the source defines them."""
     b = [[sympy.Symbol(f"b{i}{j}") if j >= i and (i or not j) else sympy.Integer(0) for i in range(order)] for j in range(order)]
     pairs = [(i, j) for i in range(order) for j in range(i, order) if i + j < order - 1]
     column = {}  # of the quadratic part: entry s is the coefficient of e_i e_j in the sum of the products of rows that add up to s - 1

@@ -1,4 +1,4 @@
-"""Images under every protocol and every learning rule, at a tiny size: trains, is saved, restored and goes on exactly, is examined."""
+"""Images under every protocol and every learning rule, at a tiny size: trains, is saved, restored and continues exactly, is examined."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -78,7 +78,7 @@ def expected_by_enumeration(node: Node, agent: str) -> Fraction:
 
 @dataclass
 class Reference:
-    """Labels of one agent in one tree, by path, worked out from the leaves of each node anew."""
+    """Labels of one agent in one tree, by path, worked out from the leaves of each node again."""
 
     agent: str
     known: dict[tuple[int, ...], Fraction] = field(default_factory=dict)
@@ -309,7 +309,7 @@ def test_a_dialogue_that_never_ends_is_an_error() -> None:
     async def endless(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
         return replace(dialogue, rounds=(*dialogue.rounds, ()), rewards=(*dialogue.rewards, {}))
 
-    with pytest.raises(TrainingError, match="goes on after 2 rounds"):
+    with pytest.raises(TrainingError, match="continues after 2 rounds"):
         asyncio.run(grow(tiny("adp"), Item(0, 1), 0, 2, endless))
 
 

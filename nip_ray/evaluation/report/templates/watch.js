@@ -1,4 +1,4 @@
-// Comes with the pages of a run that is being watched: asks the own server for the newest mark, and loads the page anew when there is one.
+// Comes with the pages of a run that is being watched: asks the own server for the newest mark, and loads the page again when there is one.
 (() => {
   const live = document.getElementById("live");
   if (live === null) return;

@@ -5,7 +5,7 @@ Decisions that matter here:
 - the SDK's own `post` is used, with its aiohttp transport, instead of its typed methods: the same request at
   about a third of the processor time. What comes back is checked here;
 - an attempt has a total time limit. One without a readable answer may have been billed: its worst case is booked as uncertain and
-  set aside anew before the next attempt. So is that of a reply without a count of tokens;
+  set aside again before the next attempt. So is that of a reply without a count of tokens;
 - services have words of their own for why a reply ended. One with text counts as whole unless its word says that it was cut or filtered.
 """
 
