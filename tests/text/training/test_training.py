@@ -116,7 +116,8 @@ FAULTS = {
 @pytest.mark.crash
 @pytest.mark.parametrize(("rule", "kills"), [("expert_iteration", 8), pytest.param("malt", 8, marks=pytest.mark.slow)])
 def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int) -> None:
-    made = config(tmp_path, {**RULES[rule], "rollouts_per_iteration": 40}, iterations=3)
+    fine_tuning = {"num_epochs": 3, "min_examples": 1}
+    made = config(tmp_path, {**RULES[rule], "rollouts_per_iteration": 40, "fine_tuning": fine_tuning}, iterations=3)
     place = {"latency_s": 0.02, "job_s": 0.3, "skew_s": -7200.0, "honours_job_keys": True}  # or what is delivered twice is soon done twice
     with provider_process(tmp_path, roles=roles(), faults=FAULTS, **place, **OPTIONS) as provider:
         found = run_killed(tmp_path, provider, made, kills, seed=1)
