@@ -94,8 +94,8 @@ class Parts:
         self._stack = ExitStack()
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
-        self._purse = Budget(config.budget, spent)
-        self.clients = ClientPool(config, folder.path, self._purse, self._hosts, _shared_limiters(config) if in_trial else {})
+        self._budget = Budget(config.budget, spent)
+        self.clients = ClientPool(config, folder.path, self._budget, self._hosts, _shared_limiters(config) if in_trial else {})
         self._brake = Brake(config.talk)
         self._backends: dict[str, FineTuneBackend] = {}
 
@@ -135,17 +135,17 @@ class Parts:
 
     def spending(self) -> Spending:
         """What the run has cost so far; what jobs under way can cost is uncertain."""
-        found = self._purse.spending if self._workers is None else self._workers.spending()
+        found = self._budget.spending if self._workers is None else self._workers.spending()
         found.uncertain += under_way(self.journal.entries())
         return found
 
     async def reserve_for_jobs(self, amount: Amount) -> Reservation:
         """Set money aside for jobs. Raises BudgetExhausted."""
-        return await (self._purse if self._workers is None else self._workers).reserve_for_jobs(amount)
+        return await (self._budget if self._workers is None else self._workers).reserve_for_jobs(amount)
 
     def book(self, spending: Spending) -> None:
         """Book what was spent without a reservation."""
-        (self._purse if self._workers is None else self._workers).book(spending)
+        (self._budget if self._workers is None else self._workers).book(spending)
 
     def new_bills(self, key: str) -> Spending:
         """What the jobs with this key have cost, as far as that was not booked; from now on it counts as booked."""

@@ -67,8 +67,8 @@ class Reservation:
         return [Reservation(amount, close) for amount in amounts]
 
 
-class Purse(Protocol):
-    """Where money comes from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
+class BudgetLike(Protocol):
+    """What calls are paid from: a `Budget` of this process, or a `SharedBudget`. in_usd: spending is limited in dollars."""
 
     in_usd: bool
 
@@ -284,7 +284,7 @@ class SharedBudget:
         self._sending: set[asyncio.Future[None]] = set()
 
     async def reserve(self, amount: Amount) -> Reservation:
-        """See `Purse`. Raises TrainingError when the actor is gone."""
+        """See `BudgetLike`. Raises TrainingError when the actor is gone."""
         if not self._turn.locked() and self._free.covers(amount):
             return self._take(amount)
         async with self._turn:

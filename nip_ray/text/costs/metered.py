@@ -9,7 +9,7 @@ Decisions that matter here:
 from dataclasses import replace
 
 from nip_ray.errors import UserError
-from nip_ray.text.costs.budget import Purse
+from nip_ray.text.costs.budget import BudgetLike
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import PriceList, call_cost, estimated_prompt_tokens, worst_call_cost, worst_prompt_tokens
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
@@ -20,16 +20,16 @@ from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest
 class MeteredChat:
     """Wraps a client. `cost_pusd` of its replies is filled in by the prices."""
 
-    def __init__(self, client: ChatClient, purse: Purse, prices: PriceList, throttle: Throttle | None = None) -> None:
-        """purse: what calls are paid from. throttle: what they wait for (none: nothing)."""
-        self._client, self._purse, self._prices, self._throttle = client, purse, prices, throttle
+    def __init__(self, client: ChatClient, budget: BudgetLike, prices: PriceList, throttle: Throttle | None = None) -> None:
+        """budget: what calls are paid from. throttle: what they wait for (none: nothing)."""
+        self._client, self._budget, self._prices, self._throttle = client, budget, prices, throttle
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient.complete`. Raises BudgetExhausted before a call that could cost more than is left."""
         price, prompt = self._prices.of(request.model), worst_prompt_tokens(request.messages)
         worst = Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
         estimate = estimated_prompt_tokens(request.messages) + request.max_tokens
-        reserved, sent = await self._purse.reserve(worst), False
+        reserved, sent = await self._budget.reserve(worst), False
         try:
             if self._throttle is not None:
                 await self._throttle.acquire(estimate)

@@ -13,7 +13,7 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
-from nip_ray.text.costs.budget import Purse
+from nip_ray.text.costs.budget import BudgetLike
 from nip_ray.text.costs.limits import Limiter, Throttle
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import RecordedChat
@@ -24,14 +24,14 @@ from nip_ray.text.providers.registry import Connection, chat_client
 
 @dataclass
 class ClientPool:
-    """config: of the run. run_dir: where calls are recorded. purse: what calls are paid from. hosts: of local providers, by name.
+    """config: of the run. run_dir: where calls are recorded. budget: what calls are paid from. hosts: of local providers, by name.
 
     throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
     """
 
     config: TextExperimentConfig
     run_dir: Path
-    purse: Purse
+    budget: BudgetLike
     hosts: Mapping[str, Any] = field(default_factory=dict)
     throttles: dict[str, Throttle] = field(default_factory=dict)
     worker: str = ""
@@ -71,14 +71,14 @@ class ClientPool:
                 self.hosts.get(name),
                 self.config.seed,
                 talk.max_in_flight,
-                self.purse,
+                self.budget,
                 self._throttle(name),
             )
         )
 
     def _recorded(self, name: str, iteration: int) -> RecordedChat:
         writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
-        return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.purse.in_usd))
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.budget.in_usd))
 
     def _throttle(self, name: str) -> Throttle:
         if name not in self.throttles:

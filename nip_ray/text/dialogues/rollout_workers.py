@@ -60,18 +60,18 @@ class RolloutWorker:
     async def hold(self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
         config = self._config
-        purse = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
+        budget = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
         throttles: dict[str, Throttle] = {
             name: LastingLimiter(self._limiters[name], partial(_keeper, provider)) for name, provider in _limited(config).items()
         }
-        pool = ClientPool(config, self._run_dir, purse, self._hosts, throttles, self._worker)
+        pool = ClientPool(config, self._run_dir, budget, self._hosts, throttles, self._worker)
         in_flight = -(-config.talk.max_in_flight // config.talk.num_talkers)
         try:
             async with pool.agent_clients(models, context.iteration) as clients:
                 runner = DialogueRunner(self._scenario, clients, context, in_flight, self._brake)
                 return await (runner.dialogues(tasks) if num_responses is None else runner.trees(tasks, num_responses))
         finally:
-            await purse.flush()
+            await budget.flush()
 
 
 class RolloutWorkers:

@@ -71,16 +71,16 @@ async def _judged(
 ) -> dict[str, Any]:
     """Ask. who: the provider, the model, the iteration from 0."""
     provider, model, iteration = who
-    purse = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
+    budget = Budget(config.budget, spent_before(folder.path, read_journal(folder.path / JOBS)))
     with local_hosts(config, [provider], folder.path) as hosts:
-        pool = ClientPool(config, folder.path, purse, hosts)
+        pool = ClientPool(config, folder.path, budget, hosts)
         prices = price_list(config.providers[provider])
         client = RecordedChat(pool.client(provider), folder.path, iteration, "judge", prices)
         try:
             return await judge(dialogues, prepared.scenario, names, client, model, options)
         finally:
             await client.close()
-            folder.write_json("cost.json", purse.summary())
+            folder.write_json("cost.json", budget.summary())
 
 
 def _iteration(run_dir: Path, state: TextState, wanted: int | None) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.text.costs.budget import Budget, Purse
+from nip_ray.text.costs.budget import Budget, BudgetLike
 from nip_ray.text.costs.limits import Limiter, Throttle
 from nip_ray.text.costs.metered import MeteredChat
 from nip_ray.text.costs.prices import price_list
@@ -36,7 +36,7 @@ class Connection:
     host: Any = None
     seed: int = 0
     max_in_flight: int = 64
-    budget: Purse = field(default_factory=Budget)
+    budget: BudgetLike = field(default_factory=Budget)
     throttle: Throttle = field(default_factory=lambda: Limiter(None, None))
 
 

@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.costs.budget import Purse, Reservation
+from nip_ray.text.costs.budget import BudgetLike, Reservation
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import (
     Price,
@@ -72,7 +72,7 @@ class _Call:
 class OpenAIChat:
     """See `nip_ray.text.providers.chat.ChatClient`. All tasks of one event loop may use it at once."""
 
-    def __init__(self, provider: OpenAIProvider, limiter: Throttle, budget: Purse, *, max_in_flight: int = 64, seed: int = 0) -> None:
+    def __init__(self, provider: OpenAIProvider, limiter: Throttle, budget: BudgetLike, *, max_in_flight: int = 64, seed: int = 0) -> None:
         """max_in_flight: requests at once, further ones wait. seed: of the retries' jitter.
 
         Raises UserError when the key or the SDK is missing.
