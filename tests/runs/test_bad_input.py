@@ -131,7 +131,7 @@ def test_resuming_when_the_data_file_is_gone(bad_files: Path, tmp_path: Path) ->
     run = run_experiment(small(f"scenario.data.train={data}", "iterations=1"), tmp_path / "run", quiet=True).run_dir
     moved = data.rename(tmp_path / "moved.npz")
     before = files(run)
-    assert error_of(call("resume", run, "--iterations", "2")).startswith(f"error: {data}: no such file")
+    assert error_of(call("resume", run, "--iterations", "2")).startswith(f"error: scenario.data.train: {data}: no such file")
     after = files(run)
     assert {**after, "config.yaml": b""} == {**before, "config.yaml": b""}
     moved.rename(data)

@@ -99,7 +99,7 @@ def test_a_search_says_how_long_an_agent_can_hold_out() -> None:
 
 
 def test_who_cannot_play_a_match_is_named(run_dir: Path, tmp_path: Path) -> None:
-    assert "host: unknown player 'nobody', and no folder of that name, expected one of random, random-all," in refused("nobody", "random")
+    assert "host: unknown player 'nobody', and no folder of that name; expected one of random, random-all," in refused("nobody", "random")
     assert "agent: unknown player 'zeillinger'" in refused("random", "zeillinger")
     assert "did you mean zeillinger?" in refused("zeilinger", "random")
     assert "no run here" in refused(str(tmp_path), "random")
