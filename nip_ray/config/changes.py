@@ -25,9 +25,13 @@ def resumed_config(stored: Config, changes: Sequence[str], iterations: int | Non
         return stored
     changed = config_from_dict(apply_overrides(plain(stored), changes))
     assert isinstance(changed, type(stored))
-    begun = {"initial_weights": {}} if isinstance(changed, ExperimentConfig) else {}  # runs that are needed no more
-    check(changed.model_copy(update=begun))
+    check(begun(changed))
     return changed
+
+
+def begun(config: Config) -> Config:
+    """`config` as a run that has begun depends on it: the runs that its first weights came from are needed no more."""
+    return config.model_copy(update={"initial_weights": {}}) if isinstance(config, ExperimentConfig) else config
 
 
 def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None = None) -> None:

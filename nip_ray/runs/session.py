@@ -18,6 +18,7 @@ from typing import Any
 
 from nip_ray.cluster.interrupts import finishing
 from nip_ray.cluster.process import prepare_process
+from nip_ray.config.changes import begun
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.errors import LearnerLost, TrainingError, UserError
@@ -78,8 +79,7 @@ class Session:
         check_attack_at_end(self.config)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
-        fresh = checkpoint is None  # a resumed run needs the runs that its first weights came from no more
-        self.algorithm = build_algorithm(self.config if fresh else self.config.model_copy(update={"initial_weights": {}}))
+        self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))
         if given:
             put_weights(self.algorithm, given)
         if checkpoint is not None:

@@ -92,7 +92,11 @@ def lock(file: IO[Any] | FileIO, path: Path) -> None:
         if error.errno in _NO_LOCKS:
             warnings.warn(f"{path}: this file system has no locks; see to it that one process writes here at a time", stacklevel=3)
             return
-        raise UserError(f"{path} is being written by another process; wait for it to end, or end it") from None
+        holder = ""
+        if file.readable():
+            file.seek(0)
+            holder = str(file.read()).strip()
+        raise UserError(f"{path} is being written by {holder or 'another process'}; wait for it to end, or end it") from None
 
 
 def is_locked(path: Path) -> bool:
@@ -114,8 +118,8 @@ class LineFile:
     def __init__(self, path: Path, *, locked: bool = True) -> None:
         self.path = path
         self._file: FileIO | None = None
+        make_parents(path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             is_new = not path.exists()
             file = path.open("ab", buffering=0)
             if is_new:

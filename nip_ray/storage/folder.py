@@ -353,11 +353,9 @@ def lock(path: Path) -> TextIO:
         cannot_write(path / LOCK, error)
     try:
         lock_file(file, path)
-    except UserError as error:
-        file.seek(0)
-        holder = file.read().strip() or "another process"
+    except UserError:
         file.close()
-        raise UserError(str(error).replace("another process", holder)) from None
+        raise
     file.truncate(0)
     file.write(f"process {os.getpid()} on {platform.node()}\n")
     file.flush()
