@@ -64,6 +64,36 @@ def merlin_arthur(params: ProtocolParams) -> Protocol:
     )
 
 
+def bisection(params: ProtocolParams) -> Protocol:
+    """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier judges what is left.
+
+    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source: Feige and Kilian,
+    "Making games short", STOC 1997 (refereed games).
+    """
+    rounds = 9 if params.max_rounds is None else params.max_rounds
+    if rounds < 3 or rounds % 2 == 0:
+        near = max(3, rounds - 1)
+        raise UserError(
+            f"protocol.max_rounds: got {rounds}, but bisection takes two rounds for each halving and one for the verdict, "
+            f"use an odd number such as {near} or {near + 2}"
+        )
+    opposed = params.half_chosen_by == "opponent"
+    provers = ("prover0", "prover1") if opposed else ("prover",)
+    commit: Round = ((provers[-1], "main"),)
+    choose: Round = (("prover0" if opposed else "verifier", "main"),)
+    return Protocol(
+        name="bisection",
+        agents=(*provers, "verifier"),
+        channels=("main",),
+        sees=dict.fromkeys((*provers, "verifier"), ("main",)),
+        turns=(((commit, choose) * (rounds // 2) + ((("verifier", "main"),),)),),
+        max_rounds=rounds,
+        min_rounds=rounds,
+        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT} if opposed else {"prover": ACCEPT}),
+        force_guess=params.force_guess,
+    )
+
+
 def solo_verifier(params: ProtocolParams) -> Protocol:
     """The verifier alone, one round: the baseline that every proof has to beat."""
     return Protocol(
@@ -147,7 +177,9 @@ def hironaka(params: ProtocolParams) -> Protocol:
     return replace(_game("hironaka", ("main",), (first, second), 200, ("host", "agent")), cuts=True)
 
 
-_BUILDERS = (nip, adp, debate, merlin_arthur, mnip, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka)
+_BUILDERS = (
+    nip, adp, debate, merlin_arthur, mnip, bisection, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka
+)  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
 """Names of those that are known before any plugin is imported."""

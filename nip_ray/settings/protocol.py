@@ -17,6 +17,9 @@ class ProtocolParams:
     verifier_first: bool = option(True, "The verifier moves in round 0 (nip, debate, mnip).")
     sequential: bool = option(False, "Provers speak one after the other instead of at once (debate, mnip).")
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
+    half_chosen_by: Literal["opponent", "verifier"] = option(
+        "opponent", "Who keeps a half of what is in dispute: prover0, or the verifier, who then faces one prover (bisection)."
+    )
     prover_reward: float = option(1.0, "Paid to a prover whose goal the verifier's decision meets.")
     verifier_reward: float = option(1.0, "Paid to the verifier for a correct decision.")
     verifier_incorrect_penalty: float = option(-1.0, "Paid to the verifier for a wrong decision.")
@@ -43,5 +46,5 @@ class ProtocolSettings(ProtocolParams):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: str = option(
-        "nip", "A protocol that ships (nip, adp, debate, merlin_arthur, mnip, solo_verifier) or one that a plugin registers."
+        "nip", "A protocol that ships (nip, adp, debate, merlin_arthur, mnip, bisection, solo_verifier) or one that a plugin registers."
     )

@@ -26,6 +26,7 @@ def registry_as_it_was() -> Iterator[None]:
         ("debate", "prover0 prover1 verifier", "prover0_channel prover1_channel", (8, 1), {"prover0": 0, "prover1": 1}),
         ("mnip", "prover0 prover1 verifier", "prover0_channel prover1_channel", (8, 1), {"prover0": 1, "prover1": 1}),
         ("merlin_arthur", "prover0 prover1 verifier", "main", (2, 1), {"prover0": 0, "prover1": 1}),
+        ("bisection", "prover0 prover1 verifier", "main", (9, 9), {"prover0": 0, "prover1": 1}),
         ("solo_verifier", "verifier", "main", (1, 1), {}),
         ("multi_channel_test", "prover0 prover1 prover2 verifier", "main prover0_verifier prover_chat", (8, 2), {}),
     ],
@@ -56,6 +57,16 @@ def test_fixed_lengths_can_only_be_repeated(name: str, key: str) -> None:
         build(name, **{key: own + 1})
 
 
+@pytest.mark.parametrize(("chooser", "agents"), [("opponent", "prover0 prover1"), ("verifier", "prover")])
+def test_bisection_alternates_commitment_and_choice(chooser: str, agents: str) -> None:
+    protocol = build("bisection", max_rounds=5, half_chosen_by=chooser)
+    *others, committer = agents.split()
+    turn = [[agent for (agent, _) in turns] for turns in protocol.turns[0]]
+    assert protocol.provers == (*others, committer)
+    assert turn == [[committer], [*others] or ["verifier"]] * 2 + [["verifier"]]
+    assert (protocol.min_rounds, protocol.payment.goals[committer]) == (5, 1), "only the last turn decides"
+
+
 AMOUNTS = ("prover_reward", "verifier_reward", "verifier_terminated_penalty", "verifier_no_guess_reward")
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nib", {}, r"'nib'.*adp.*nip.*solo_verifier"),
@@ -67,6 +78,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("solo_verifier", {"shared_reward": True}, "shared_reward"),
     ("adp", {"verifier_first": False}, "verifier_first"),
     ("merlin_arthur", {"verifier_first": False}, "verifier_first"),
+    *(("bisection", {"max_rounds": rounds}, f"max_rounds: got {rounds}.*an odd number") for rounds in (1, 4)),
+    ("bisection", {"min_rounds": 3}, "min_rounds: got 3, but bisection always has 9"),
+    ("debate", {"half_chosen_by": "verifier"}, "half_chosen_by: debate has no use"),
     *((name, {"sequential": True}, f"sequential: {name} has no use") for name in ("nip", "adp", "merlin_arthur", "solo_verifier")),
     *(("nip", {key: value}, f"{key}|not finite") for key in AMOUNTS for value in (float("nan"), float("-inf"), 1e39)),
 ]
