@@ -1,0 +1,142 @@
+"""Which earlier checkpoints are kept as opponents, how well an agent does against each, and which of them it meets next.
+
+Decisions that matter here:
+- a snapshot is known by its iteration: how many iterations its agents had learned. Whoever plays keeps the weights, this keeps the books;
+- what is drawn is a function of seed, purpose (iteration, share) and books, and the books are plain JSON: a resume continues exactly;
+- a win rate is a mean return on the scale between the least and the greatest that the agent has had in an episode: where episodes are won
+  or lost that is the share of wins, and no game needs to say what a win is. A snapshot that was never met counts as one half, by one
+  imagined episode;
+- kept snapshots stay spread over all of training: see `thinned`.
+
+Source of the priorities: Vinyals et al., "Grandmaster level in StarCraft II using multi-agent reinforcement learning", 2019
+(prioritised fictitious self-play).
+"""
+
+import random
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.opponents import OpponentSettings
+
+
+@dataclass(frozen=True)
+class Block:
+    """Episodes in which `agent` learns, against the snapshot of this iteration."""
+
+    agent: str
+    snapshot: int
+    episodes: int
+
+
+class OpponentPool:
+    """snapshots: iterations of those that are kept, oldest first. seed: of all draws."""
+
+    def __init__(self, settings: OpponentSettings, seed: int) -> None:
+        self.settings, self.seed = settings, seed
+        self.snapshots: list[int] = []
+        self._results: dict[str, dict[int, tuple[float, float]]] = {}  # agent -> snapshot -> (decayed number of episodes, of returns)
+        self._range: dict[str, tuple[float, float]] = {}  # agent -> least and greatest return of an episode
+
+    def due(self, iteration: int) -> bool:
+        """Whether a snapshot is to be taken now that so many iterations are done. First weights are none: they have learned nothing."""
+        return iteration > 0 and iteration % self.settings.every == 0 and iteration not in self.snapshots
+
+    def add(self, iteration: int) -> list[int]:
+        """Take in the snapshot of `iteration`, later than all others; returns those that are no longer kept."""
+        if self.snapshots and iteration <= self.snapshots[-1]:
+            raise ValueError(f"a snapshot of iteration {iteration} after one of {self.snapshots[-1]}")
+        everything = [*self.snapshots, iteration]
+        self.snapshots = thinned(everything, self.settings.size)
+        dropped = [number for number in everything if number not in self.snapshots]
+        for results in self._results.values():
+            for number in dropped:
+                results.pop(number, None)
+        return dropped
+
+    def draw(self, agent: str, count: int, *purpose: str | int) -> list[int]:
+        """`count` snapshots for `agent`, drawn with replacement. purpose: what tells this draw from others. Empty where there is none."""
+        if not self.snapshots:
+            return []
+        chances = random.Random(stable_seed(self.seed, "opponents", agent, *purpose))
+        bounds = list(accumulate(self.weights(agent)))
+        last = len(bounds) - 1
+        return [self.snapshots[min(bisect_right(bounds, chances.random() * bounds[-1]), last)] for _ in range(count)]
+
+    def blocks(self, agents: Sequence[str], episodes: int, *purpose: str | int) -> list[Block]:
+        """Who of `agents` meets whom in how many of so many episodes; the rest of them are among the current agents.
+
+        Empty where there is no snapshot yet, or nobody to meet one. purpose: iteration and share.
+        """
+        past, draws = round((1 - self.settings.latest) * episodes), self.settings.draws
+        drawn = [(agent, snapshot) for agent in agents for snapshot in self.draw(agent, draws, *purpose)]
+        counts: dict[tuple[str, int], int] = {}
+        for position, pair in enumerate(drawn):
+            share = (position + 1) * past // len(drawn) - position * past // len(drawn)
+            counts[pair] = counts.get(pair, 0) + share
+        return [Block(agent, snapshot, count) for (agent, snapshot), count in counts.items() if count]
+
+    def weights(self, agent: str) -> list[float]:
+        """The weight of each snapshot in the draws of `agent`; none is below 0, and not all are 0."""
+        if self.settings.sampling == "uniform":
+            return [1.0] * len(self.snapshots)
+        weights = [priority(self.win_rate(agent, number), self.settings) for number in self.snapshots]
+        return weights if sum(weights) > 0 else [1.0] * len(self.snapshots)
+
+    def record(self, agent: str, snapshot: int, returns: Sequence[float]) -> None:
+        """Take in what `agent` was paid in each of its episodes against a snapshot (one that is no longer kept is left out)."""
+        self.saw(agent, returns)
+        if snapshot not in self.snapshots or not returns:
+            return
+        own, decay = self._results.setdefault(agent, {}), self.settings.win_rate_decay
+        count, total = own.get(snapshot, (0.0, 0.0))
+        own[snapshot] = decay * count + len(returns), decay * total + sum(returns)
+
+    def saw(self, agent: str, returns: Sequence[float]) -> None:
+        """Take in what `agent` was paid in episodes against anybody: it sets the scale of its win rates."""
+        if returns:
+            low, high = self._range.get(agent, (returns[0], returns[0]))
+            self._range[agent] = min(low, *returns), max(high, *returns)
+
+    def win_rate(self, agent: str, snapshot: int) -> float:
+        """How well `agent` has done against a snapshot of late, between 0 and 1; near 1/2 where little is known."""
+        count, total = self._results.get(agent, {}).get(snapshot, (0.0, 0.0))
+        low, high = self._range.get(agent, (0.0, 0.0))
+        won = (total - count * low) / (high - low) if high > low else count / 2
+        return (won + 0.5) / (count + 1)
+
+    def state(self) -> dict[str, Any]:
+        """All that the next draws depend on, as plain JSON."""
+        results = {agent: {str(number): list(pair) for number, pair in own.items()} for agent, own in self._results.items()}
+        return {"snapshots": list(self.snapshots), "results": results, "range": {agent: list(pair) for agent, pair in self._range.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        self.snapshots = [int(number) for number in state["snapshots"]]
+        self._results = {
+            agent: {int(number): (float(count), float(total)) for number, (count, total) in own.items()}
+            for agent, own in state["results"].items()
+        }
+        self._range = {agent: (float(low), float(high)) for agent, (low, high) in state["range"].items()}
+
+
+def thinned(iterations: Sequence[int], size: int) -> list[int]:
+    """At most `size` (2 or more) of increasing iterations, spread over all of them: as long as there are more, the one goes whose
+    neighbours are closest to each other (of several the oldest), so the first and the last stay.
+
+    Done whenever one comes in, at even intervals, this leaves no gap of more than twice the mean one.
+    """
+    kept = list(iterations)
+    while len(kept) > size:
+        kept.pop(min(range(1, len(kept) - 1), key=lambda i: kept[i + 1] - kept[i - 1]))
+    return kept
+
+
+def priority(win_rate: float, settings: OpponentSettings) -> float:
+    """The weight f(win rate) in prioritised draws."""
+    if settings.priority == "even":
+        return win_rate * (1 - win_rate)
+    return (1 - win_rate) ** settings.priority_exponent
