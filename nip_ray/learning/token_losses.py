@@ -1,0 +1,241 @@
+"""Policy gradient on the tokens of language agents: advantages of turns, and the loss on the tokens that were drawn.
+
+N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself drew, the end of its reply included. A turn's return
+is `nip_ray.learning.advantages.returns_to_go` at its round: what its agent is paid from there on, discounted per protocol round.
+
+Sources, by the names used below:
+- PPO: Schulman et al., "Proximal policy optimization algorithms", 2017 (1707.06347);
+- GRPO: Shao et al., "DeepSeekMath", 2024 (2402.03300); RLOO: Ahmadian et al., "Back to basics", 2024 (2402.14740);
+- DAPO: Yu et al., 2025 (2503.14476); Dr. GRPO: Liu et al., "Understanding R1-Zero-like training", 2025 (2503.20783);
+- GSPO: Zheng et al., "Group sequence policy optimization", 2025 (2507.18071); SPIRAL: Liu et al., 2025 (2506.24119);
+- Schulman, "Approximating KL divergence", 2020 (joschu.net/blog/kl-approx.html): the estimators k2 and k3.
+"""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+
+_LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
+_EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
+
+
+# ----------------------------------------------------------------------------------------------------------- advantages
+
+
+@dataclass(frozen=True)
+class Advantages:
+    """advantage_N: of each turn. num_groups: groups of turns that were compared with each other; of these num_alone have a single turn, and
+    num_equal several turns of one and the same return. The turns of both have no advantage. (All 0 where no groups are formed.)
+    """
+
+    advantage_N: Tensor
+    num_groups: int = 0
+    num_alone: int = 0
+    num_equal: int = 0
+
+    @property
+    def equal_share(self) -> float:
+        """The share of groups whose returns are all equal, among those of more than one turn."""
+        return self.num_equal / max(1, self.num_groups - self.num_alone)
+
+
+def turn_advantages(
+    return_N: Tensor,
+    group_N: Tensor,
+    roles: Sequence[str],
+    dialogues: Sequence[int],
+    baselines: Mapping[str, float],
+    settings: PolicyGradientSettings,
+) -> tuple[Advantages, dict[str, float]]:
+    """(advantages, new baselines of roles) of N turns by `settings.advantage`; what a kind has no use for is not read.
+
+    return_N: see the module. group_N: see `group_numbers`. roles, dialogues, baselines: see `role_advantages`.
+    """
+    if settings.advantage == "none":
+        return Advantages(return_N.clone()), dict(baselines)
+    if settings.advantage == "role":
+        advantage_N, new = role_advantages(return_N, roles, dialogues, baselines, settings.role_baseline_decay)
+        return Advantages(advantage_N), new
+    found = group_advantages(return_N, group_N, settings.advantage == "leave_one_out", settings.normalise_advantage)
+    return found, dict(baselines)
+
+
+def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
+    """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of one group.
+
+    keys: a value for each turn. Turns are comparable when they answer the same item, by the same agent, as its own turn of the same number:
+    so the keys are item, agent and own turn number. A turn that only some dialogues of an item have is compared with those that have it.
+    """
+    numbers: dict[tuple[Hashable, ...], int] = {}
+    return torch.tensor([numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)], dtype=torch.long)
+
+
+def group_advantages(return_N: Tensor, group_N: Tensor, leave_one_out: bool = False, normalise: bool = False) -> Advantages:
+    """Returns less what the other turns of the group earned. group_N: group numbers, each from 0 to the largest occurring.
+
+    R_i - mean(R), divided by std(R) + 1e-6 if `normalise` (GRPO, section 4.1.2; std over the group's G turns, not G - 1). leave_one_out:
+    R_i - the mean of the others, which is G / (G - 1) (R_i - mean(R)) (RLOO), without a deviation. A group whose returns are all equal, or
+    with one turn, has advantage 0 exactly: rounding of the mean must not be divided by a deviation of nothing.
+    """
+    if not len(return_N):
+        return Advantages(return_N.clone())
+    zero_G = return_N.new_zeros(int(group_N.max()) + 1)
+    count_G = zero_G.index_add(0, group_N, torch.ones_like(return_N))
+    mean_G = zero_G.index_add(0, group_N, return_N) / count_G
+    low_G, high_G = (zero_G.scatter_reduce(0, group_N, return_N, how, include_self=False) for how in ("amin", "amax"))
+    equal_G, alone_G = low_G == high_G, count_G == 1
+    advantage_N = return_N - mean_G[group_N]
+    if leave_one_out:
+        advantage_N = advantage_N * (count_G / (count_G - 1).clamp_min(1))[group_N]
+    elif normalise:
+        deviation_G = (zero_G.index_add(0, group_N, advantage_N.square()) / count_G).sqrt()
+        advantage_N = advantage_N / (deviation_G + _EPSILON)[group_N]
+    advantage_N = torch.where(equal_G[group_N], torch.zeros_like(advantage_N), advantage_N)
+    return Advantages(advantage_N, len(zero_G), int(alone_G.sum()), int((equal_G & ~alone_G).sum()))
+
+
+def role_advantages(
+    return_N: Tensor, roles: Sequence[str], dialogues: Sequence[int], baselines: Mapping[str, float], decay: float
+) -> tuple[Tensor, dict[str, float]]:
+    """(advantage_N, new baselines): role-conditioned advantage estimation (SPIRAL, section on RAE).
+
+    roles: whose turn each is (an agent). dialogues: to which dialogue it belongs; a role's are taken in the order in which they appear.
+    baselines: role -> moving average of its returns; a role without one starts at 0, as published.
+
+        A = R - b for every turn of a dialogue, then b <- decay b + (1 - decay) (mean R over the role's turns in this dialogue)
+
+    SPIRAL moves b before it is subtracted, which only multiplies every advantage by `decay`; so b here knows nothing of the turn itself.
+    """
+    rows: dict[tuple[int, str], list[int]] = {}
+    for row, key in enumerate(zip(dialogues, roles, strict=True)):
+        rows.setdefault(key, []).append(row)
+    returns, new, advantages = return_N.tolist(), dict(baselines), [0.0] * len(roles)
+    for (_, role), turns in rows.items():
+        baseline = new.get(role, 0.0)
+        for row in turns:
+            advantages[row] = returns[row] - baseline
+        new[role] = decay * baseline + (1 - decay) * sum(returns[row] for row in turns) / len(turns)
+    return torch.tensor(advantages, dtype=return_N.dtype), new
+
+
+# ----------------------------------------------------------------------------------------------------------------- loss
+
+
+@dataclass(frozen=True)
+class LossFigures:
+    """What part of a minibatch says of the step. sums: name -> sum over its tokens (`tokens`: their number; `loss`: its share of the loss).
+    maxima: name -> largest over its tokens. Scalars without gradients; those of parts and of learners are joined by `join`.
+    """
+
+    sums: Mapping[str, Tensor]
+    maxima: Mapping[str, Tensor]
+
+    def metrics(self) -> dict[str, float]:
+        """loss; means over tokens (clip_share, entropy, kl where there is a start model); ratio_max and logprob_difference."""
+        tokens = self.sums["tokens"].clamp_min(1)
+        means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
+        return {"loss": float(self.sums["loss"]), **means, **{name: float(value) for name, value in self.maxima.items()}}
+
+
+def join(parts: Iterable[LossFigures]) -> LossFigures:
+    """The figures of several parts (at least one) together."""
+    first, *rest = parts
+    sums, maxima = dict(first.sums), dict(first.maxima)
+    for part in rest:
+        sums = {name: value + part.sums[name] for name, value in sums.items()}
+        maxima = {name: torch.maximum(value, part.maxima[name]) for name, value in maxima.items()}
+    return LossFigures(sums, maxima)
+
+
+def log_probs_and_entropy(
+    logits_NTV: Tensor, token_NT: Tensor, temperature: float | Tensor = 1.0, entropy_gradient: bool = True
+) -> tuple[Tensor, Tensor]:
+    """(log_prob_NT, entropy_NT) of tokens drawn at `temperature` (> 0; a number, or a tensor that broadcasts to the logits), in float32.
+
+    log_prob = z_token - log sum exp z and entropy = log sum exp z - sum softmax(z) z, with z = logits / temperature: of the distribution
+    that was drawn from. A logit of minus infinity is a token that could not be drawn. entropy_gradient: else the entropy has none, and
+    costs no memory.
+    """
+    scaled_NTV = logits_NTV.float() / temperature
+    log_total_NT = scaled_NTV.logsumexp(-1)
+    log_prob_NT = scaled_NTV.gather(-1, token_NT[..., None]).squeeze(-1) - log_total_NT
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        prob_NTV = (scaled_NTV - log_total_NT[..., None]).exp()
+        finite_NTV = scaled_NTV.masked_fill(scaled_NTV == -torch.inf, 0.0)
+        entropy_NT = log_total_NT - (prob_NTV * finite_NTV).sum(-1)
+    return log_prob_NT, entropy_NT
+
+
+def token_weights(
+    mask_NT: Tensor, aggregation: Literal["token", "turn", "turn_mean"], num_tokens: int, num_turns: int, max_tokens: int
+) -> Tensor:
+    """(N, T): the weight of each token in the loss; zero outside the mask.
+
+    num_tokens, num_turns: of the whole minibatch, over its parts and over all learners, so that their losses add up to that of the
+    minibatch. max_tokens: the most tokens of a reply.
+
+    token: 1 / num_tokens (DAPO, section 3.3). turn: 1 / (num_turns max_tokens), sums over turns without their own lengths (Dr. GRPO).
+    turn_mean: 1 / (num_turns length), the mean of the turns' means (GRPO, equation 3).
+    """
+    if aggregation == "token":
+        return mask_NT / max(1, num_tokens)
+    if aggregation == "turn":
+        return mask_NT / max(1, num_turns * max_tokens)
+    return mask_NT / (mask_NT.sum(1, keepdim=True).clamp_min(1) * max(1, num_turns))
+
+
+def token_loss(
+    log_prob_NT: Tensor,
+    entropy_NT: Tensor,
+    old_log_prob_NT: Tensor,
+    advantage_N: Tensor,
+    mask_NT: Tensor,
+    weight_NT: Tensor,
+    settings: PolicyGradientSettings,
+    start_log_prob_NT: Tensor | None = None,
+) -> tuple[Tensor, LossFigures]:
+    """(loss, figures): sum over tokens of weight (-surrogate + kl_coefficient KL - entropy_coefficient entropy).
+
+    What stands outside the mask is not read. log_prob_NT, entropy_NT: of the policy that learns, see `log_probs_and_entropy`.
+    old_log_prob_NT: as recorded when the tokens were drawn, also by an earlier policy.
+    start_log_prob_NT: of the start model; None where there is none, and then no KL.
+
+    surrogate: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, equation 7; the two bounds apart: DAPO, section 3.1). rho is
+    exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences (GSPO, equation 7), which then
+    stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight A grad log_prob.
+
+    KL, with d = start_log_prob - log_prob, on the drawn tokens: k3 = exp(d) - 1 - d (GRPO, equation 4), never negative, unbiased for
+    KL(policy || start) on the policy's own tokens; its gradient (1 - exp(d)) grad log_prob is in expectation that of KL(start || policy).
+    k2 = d^2 / 2 is biased; its gradient -d grad log_prob is in expectation that of KL(policy || start).
+    """
+    drawn_NT = mask_NT > 0
+    difference_NT = torch.where(drawn_NT, log_prob_NT - old_log_prob_NT, 0.0)
+    log_ratio_NT = difference_NT
+    if settings.ratio == "sequence":
+        mean_N1 = difference_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp_min(1)
+        log_ratio_NT = torch.where(drawn_NT, mean_N1, 0.0)
+    ratio_NT = log_ratio_NT.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
+    low = 0.0 if settings.clip_low is None else 1 - settings.clip_low
+    high = torch.inf if settings.clip_high is None else 1 + settings.clip_high
+    advantage_N1 = advantage_N[:, None]
+    loss_NT = -torch.minimum(ratio_NT * advantage_N1, ratio_NT.clamp(low, high) * advantage_N1)
+    clipped_NT = ((advantage_N1 > 0) & (ratio_NT > high)) | ((advantage_N1 < 0) & (ratio_NT < low))
+    entropy_NT = torch.where(drawn_NT, entropy_NT, 0.0)
+    if settings.entropy_coefficient:
+        loss_NT = loss_NT - settings.entropy_coefficient * entropy_NT
+    counted = {"tokens": mask_NT, "clip_share": clipped_NT * mask_NT, "entropy": entropy_NT}
+    if start_log_prob_NT is not None:
+        distance_NT = torch.where(drawn_NT, start_log_prob_NT - log_prob_NT, 0.0)
+        k3_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO).expm1() - distance_NT
+        counted["kl"] = k3_NT
+        loss_NT = loss_NT + settings.kl_coefficient * (k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2)
+    loss = (weight_NT * loss_NT).sum()
+    sums = {name: value_NT.detach().sum() for name, value_NT in counted.items()}
+    masked_ratio_NT = torch.where(drawn_NT, ratio_NT.detach(), 0.0)
+    maxima = {"ratio_max": masked_ratio_NT.max(), "logprob_difference": difference_NT.detach().abs().max()}
+    return loss, LossFigures({**sums, "loss": loss.detach()}, maxima)

@@ -1,0 +1,101 @@
+"""How language agents learn by policy gradient on their own tokens. The formulas are in `nip_ray.learning.token_losses`."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class PolicyGradientAgentSettings:
+    """What an agent has of its own instead of the rule's."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    learning_rate: float | None = option(None, "Learning rate (none: the rule's).", gt=0)
+    entropy_coefficient: float | None = option(None, "Weight of the entropy bonus (none: the rule's).", ge=0)
+    kl_coefficient: float | None = option(None, "Weight of the KL divergence to the start model (none: the rule's).", ge=0)
+    from_iteration: int = option(1, "First iteration, counted from 1, in which it learns.", ge=1)
+    until_iteration: int | None = option(None, "Last iteration in which it learns (none: the run's last).", ge=1)
+
+
+@dataclass(frozen=True)
+class PolicyGradientSettings:
+    """Policy gradient: after each iteration's dialogues, gradient steps on the tokens that the agents wrote in them."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["policy_gradient"] = option("policy_gradient", "Policy gradient.")
+    rollouts_per_iteration: int = option(128, "Dialogues in an iteration: items times group_size.", ge=1)
+    group_size: int = option(8, "Dialogues about each item.", ge=1)
+    advantage: Literal["group", "leave_one_out", "role", "none"] = option(
+        "group",
+        "What is taken off a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), "
+        "a moving average of its agent's returns (SPIRAL), or nothing.",
+    )
+    normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
+    role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)
+    discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
+    clip_low: float | None = option(0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1)
+    clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
+    ratio: Literal["token", "sequence"] = option(
+        "token", "Ratio of each token, or of a whole turn (the geometric mean of its tokens': GSPO)."
+    )
+    aggregation: Literal["token", "turn", "turn_mean"] = option(
+        "token",
+        "How tokens weigh: all the same (DAPO), sums of turns over the most tokens that a reply may have (Dr. GRPO), "
+        "or each turn by its mean (GRPO).",
+    )
+    num_epochs: int = option(1, "Passes over an iteration's turns.", ge=1)
+    minibatch_size: int | None = option(None, "Turns in a gradient step (none: all of the iteration).", ge=1)
+    micro_batch_tokens: int = option(
+        16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", ge=1
+    )
+    kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
+    kl_estimator: Literal["k3", "k2"] = option(
+        "k3", "Estimator of that divergence: k3 as GRPO has it, or k2, whose gradient is that of KL(policy || start)."
+    )
+    entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
+    learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
+    weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
+    max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
+    agents: dict[str, PolicyGradientAgentSettings] = option(
+        dict, "Settings of its own by agent name; `_default` stands for all that are not named."
+    )
+    max_logprob_difference: float | None = option(
+        0.01,
+        "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs about 0.5).",
+        gt=0,
+    )
+    max_staleness: int = option(
+        0, "Steps of learning that the weights that play may lag behind: 1 plays the next dialogues while the learner works.", ge=0, le=1
+    )
+    format_warmup: int = option(
+        0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
+    )
+    warmup_steps: int = option(0, "Supervised steps on the scenario's own examples before the first iteration (0: none).", ge=0)
+    warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
+    warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
+    warmup_agents: tuple[str, ...] | None = option(None, "Who learns from the scenario's examples (none: everyone who is not frozen).")
+    evaluate_every: int = option(10, "Play held-out items every so many iterations (0: after the last alone).", ge=0)
+    num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
+    num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
+    checkpoint_every: int = option(10, "Write a checkpoint every so many iterations (the last one always is).", ge=1)
+    keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", ge=2)
+
+    def of_agent(self, agent: str) -> PolicyGradientAgentSettings:
+        """What `agent` has of its own, `_default`'s where it is not named."""
+        return self.agents.get(agent, self.agents.get("_default", PolicyGradientAgentSettings()))
+
+    def seen_by(self, agent: str) -> "PolicyGradientSettings":
+        """These settings with what `agent` has of its own in their place."""
+        own = self.of_agent(agent)
+        given = {
+            name: value for name in ("learning_rate", "entropy_coefficient", "kl_coefficient") if (value := getattr(own, name)) is not None
+        }
+        return replace(self, **given)
+
+    def learns(self, agent: str, iteration: int) -> bool:
+        """Whether `agent` learns in this iteration (from 0), as far as its first and last iteration say."""
+        own = self.of_agent(agent)
+        return own.from_iteration <= iteration + 1 <= (own.until_iteration or iteration + 1)
