@@ -37,9 +37,9 @@ from ray.actor import ActorClass
 from nip_ray.cluster.process import prepare_process
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.play.rollout import RolloutSamples
 from nip_ray.rllib.cluster import build_algorithm
 from nip_ray.rllib.compat import local_learner
-from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.settings.experiment import RuntimeSettings
 
 Variant = tuple[int, int, int]  # env runners, learners, torch threads of the main process

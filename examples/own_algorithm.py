@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from nip_ray.learning.ppo import critic
+from nip_ray.learning.policy_gradient import critic
 from nip_ray.play.rollout import Rollout
 from nip_ray.plugins import register_algorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig

@@ -17,12 +17,10 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import AnyConfig, load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.metrics import rollout_metrics
-from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.learning.ppo import base_lr, critic, objective
-from nip_ray.play.batch import AgentRows, own_rows
+from nip_ray.learning.policy_gradient import base_lr, critic, normalise, objective, own_turn_advantages
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.registry import build_agents, build_scenario
 from nip_ray.seeding import generator

@@ -80,7 +80,7 @@ def module_name(file: Path) -> str:
 
 
 def room(file: Path) -> str:
-    """`cli` for nip_ray/cli/train.py, `learning` for nip_ray/learning/ppo.py, empty for nip_ray/__init__.py."""
+    """`cli` for nip_ray/cli/train.py, `learning` for nip_ray/learning/policy_gradient.py, empty for nip_ray/__init__.py."""
     return (*module_name(file).split("."), "")[1]
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
-from nip_ray.learning.schedules import is_updated
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
 from nip_ray.settings.experiment import PlaySettings
 from nip_ray.settings.ppo import PPOSettings
-from nip_ray.settings.schedule import UpdateSchedule
+from nip_ray.settings.schedule import UpdateSchedule, is_updated
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.storage.sources import is_artifact

@@ -18,13 +18,11 @@ from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
 from nip_ray.evaluation.staged import Staged, stage
-from nip_ray.learning.advantages import normalise, own_turn_advantages
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.learning.modes import learning_mode, refresh_norms
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
 from nip_ray.learning.policy import Action, Policy
-from nip_ray.learning.ppo import critic, objective
-from nip_ray.play.batch import AgentRows, own_rows
+from nip_ray.learning.policy_gradient import critic, normalise, objective, own_turn_advantages
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn, episode_seeds
+from nip_ray.play.rollout import AgentRows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings

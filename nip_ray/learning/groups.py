@@ -1,9 +1,11 @@
-"""Explicit parameter groups, and an optimizer that keeps an agent's parameters in one flat tensor per learning-rate factor.
+"""What an update does to networks: parameter groups, the mode they learn in, and an optimizer over flat tensors.
 
 Decisions that matter here:
 - who owns a parameter (actor or critic) and its learning-rate factor is said by the network, tensor by tensor, not by name patterns;
 - small networks have dozens of tensors of a few numbers: norm, clipping, all-reduce and Adam's step then cost more than their
-  gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views of the flat ones.
+  gradients. Laid end to end they cost one kernel each. The networks' parameters stay ordinary parameters: views of the flat ones;
+- batch norms do not change under the loss: play normalises by running statistics; would learning use those of the minibatch,
+  probability ratios would differ from 1 before anything was learned.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -121,3 +123,23 @@ def _flatten(parameters: list[nn.Parameter]) -> nn.Parameter:
         parameter.data = flat.data[position : position + parameter.numel()].view_as(parameter)
         position += parameter.numel()
     return flat
+
+
+def learning_mode(network: nn.Module) -> None:
+    """Noise and dropout on, batch norms on their running statistics."""
+    network.train()
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            module.eval()
+
+
+@torch.no_grad()
+def refresh_norms(network: nn.Module, obs: Mapping[str, Tensor]) -> None:
+    """One pass over these observations moves the running statistics of the batch norms that are trained; learning mode stands after it."""
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm1d) and module.weight.requires_grad]
+    if norms:  # a frozen body's stay as they are
+        network.eval()
+        for norm in norms:
+            norm.train()
+        network(obs)
+        learning_mode(network)

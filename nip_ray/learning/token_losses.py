@@ -1,7 +1,7 @@
 """Policy gradient on the tokens of language agents: advantages of turns, and the loss on the tokens that were drawn.
 
 N turns, padded to T tokens; `mask_NT` marks (1 or 0) the tokens that the agent itself drew, the end of its reply included. A turn's return
-is `nip_ray.learning.advantages.returns_to_go` at its round: what its agent is paid from there on, discounted per protocol round.
+is `nip_ray.learning.policy_gradient.returns_to_go` at its round: what its agent is paid from there on, discounted per protocol round.
 
 Sources, by the names used below:
 - PPO: Schulman et al., "Proximal policy optimization algorithms", 2017 (1707.06347);

@@ -20,12 +20,9 @@ from nip_ray.learning.dqn import explored, legal_moves, only
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.learning.transitions import n_step_rows, own_transitions
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import Rollout, Rows
 from nip_ray.protocols import NUM_SEEDS
 from nip_ray.seeding import generator
-
-Rows = dict[str, Tensor]
-"""N transitions: "obs_..." and "next_obs_..." for each part of an observation, "action" (N,) int64, "reward" and "discount" (N,)."""
 
 
 @dataclass(frozen=True)

@@ -33,12 +33,11 @@ from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
 from nip_ray.errors import LearnerLost, TrainingError
-from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
 from nip_ray.progress import say
 from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, first_words, reason_of_death, said, unwrap
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
-from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import networks_of, scenario_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from ray.rllib.core import COMPONENT_RL_MODULE
 
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.play.exploration import Exploration
+from nip_ray.play.rollout import RolloutSamples
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
-from nip_ray.rllib.samples import RolloutSamples
 
 PROBE_S = 1.0
 """How long an iteration waits to see whether a lost env runner is back."""

@@ -25,8 +25,7 @@ from nip_ray.config.keys import suggest
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.learning.ppo import base_lr
-from nip_ray.learning.schedules import updated_agents
+from nip_ray.learning.policy_gradient import base_lr
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.calls import PROBE_S
 from nip_ray.rllib.compat import send_no_states
@@ -37,7 +36,7 @@ from nip_ray.rllib.options import SET_IN_EVALUATION, refuse_unhonoured
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.settings.experiment import FaultToleranceSettings
-from nip_ray.settings.schedule import UpdateSchedule
+from nip_ray.settings.schedule import UpdateSchedule, updated_agents
 
 SPLITS = ("train", "test")
 

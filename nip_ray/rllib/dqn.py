@@ -56,8 +56,8 @@ from nip_ray.learning.dqn import (
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients
 from nip_ray.learning.replay import Field, Priorities, Replay
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.exploration import Exploration, Explorer, Rows
-from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.exploration import Exploration, Explorer
+from nip_ray.play.rollout import Rollout, Rows, concatenate, joined_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import say
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
@@ -65,7 +65,6 @@ from nip_ray.rllib.calls import RollOut
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import Prepared, ProtocolLearner, Step, cpu_copy
 from nip_ray.rllib.opponents import Opponent, names_of, opponent_of
-from nip_ray.rllib.samples import joined_rows
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator
 from nip_ray.settings.dqn import DQNSettings, role_settings

@@ -41,10 +41,9 @@ from torch import Tensor, nn
 
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.exploration import Exploration, explore
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import Rollout, RolloutSamples
 from nip_ray.rllib.compat import wanted
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from nip_ray.rllib.samples import RolloutSamples
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator, stable_seed
 

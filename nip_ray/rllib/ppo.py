@@ -1,6 +1,6 @@
 """PPO for independent agents, from rollouts: values and advantages over own turns, then joint minibatches.
 
-The losses are in `nip_ray.learning.ppo`; here stand the config, what is done with which rows, and the update.
+The losses are in `nip_ray.learning.policy_gradient`; here stand the config, what is done with which rows, and the update.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -17,7 +17,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.ppo import critic, next_beta, next_lr, objective
+from nip_ray.learning.policy_gradient import critic, next_beta, next_lr, objective
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig

@@ -1,6 +1,6 @@
 """REINFORCE for independent agents: the reward to go within the episode, or advantages of a critic.
 
-The loss is in `nip_ray.learning.reinforce`; here stand the config, and what is done with which rows.
+The loss is in `nip_ray.learning.policy_gradient`; here stand the config, and what is done with which rows.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -13,12 +13,9 @@ from ray.rllib.core.learner import Learner
 from ray.rllib.utils.annotations import override
 from torch import Tensor
 
-from nip_ray.learning.advantages import returns_to_go
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.ppo import critic
-from nip_ray.learning.reinforce import score_loss
-from nip_ray.play.batch import own_rows
-from nip_ray.play.rollout import Rollout
+from nip_ray.learning.policy_gradient import critic, returns_to_go, score_loss
+from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised_like

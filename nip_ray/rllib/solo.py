@@ -15,8 +15,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.supervised import accuracy, decision_loss
-from nip_ray.play.batch import AgentRows, own_rows
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import Loss, Prepared, ProtocolLearner

@@ -25,15 +25,12 @@ from ray.rllib.core.learner import Learner
 from ray.rllib.utils.annotations import override
 from torch import Tensor, nn
 
-from nip_ray.learning.advantages import own_turn_advantages
-from nip_ray.learning.groups import ParameterGroup
-from nip_ray.learning.modes import learning_mode
+from nip_ray.learning.groups import ParameterGroup, learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.ppo import critic
+from nip_ray.learning.policy_gradient import critic, own_turn_advantages
 from nip_ray.learning.published_shaping import published_directions, published_losses
 from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_follower_map
-from nip_ray.play.batch import AgentRows, live_rows
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import AgentRows, Rollout, live_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import JointMinibatch, Prepared, ProtocolLearner, Step, normalised_like, rewards_with_cuts

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from nip_ray.errors import UserError
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.rollout import own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.solo import solo_protocol

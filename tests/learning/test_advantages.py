@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nip_ray.learning.advantages import normalise, own_turn_advantages
+from nip_ray.learning.policy_gradient import normalise, own_turn_advantages
 
 SETTINGS = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.learning.ppo import critic, next_beta, objective
-from nip_ray.learning.reinforce import score_loss
+from nip_ray.learning.policy_gradient import critic, next_beta, objective, score_loss
 from nip_ray.settings.ppo import PPOSettings
 
 Rows = dict[str, Tensor]

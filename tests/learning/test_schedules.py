@@ -2,8 +2,7 @@
 
 import pytest
 
-from nip_ray.learning.schedules import is_updated, updated_agents
-from nip_ray.settings.schedule import UpdateSchedule
+from nip_ray.settings.schedule import UpdateSchedule, is_updated, updated_agents
 
 
 def learned_in(schedule: UpdateSchedule, iterations: int = 12) -> list[int]:

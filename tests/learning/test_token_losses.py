@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nip_ray.learning.advantages import returns_to_go
+from nip_ray.learning.policy_gradient import returns_to_go
 from nip_ray.learning.token_losses import (
     LossFigures,
     group_numbers,

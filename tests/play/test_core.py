@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy, gumbel_noise
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
-from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.rollout import Rollout, concatenate, own_rows
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from nip_ray.learning.dqn import greedy, legal_moves
-from nip_ray.play.batch import final_rows, own_rows
 from nip_ray.play.core import BatchedPlay
 from nip_ray.play.exploration import Exploration, Explorer, explore
+from nip_ray.play.rollout import final_rows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import build
 from nip_ray.scenarios.registry import build_scenario

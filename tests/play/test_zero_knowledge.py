@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.learning.similarity import similarity, turns_of
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.rollout import concatenate
+from nip_ray.play.rollout import concatenate, own_rows
 from nip_ray.protocols import CONTINUE, Protocol, build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN

@@ -10,7 +10,7 @@ from ray.rllib.utils.pre_checks.env import check_multiagent_environments
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict
-from nip_ray.play.batch import own_rows
+from nip_ray.play.rollout import own_rows
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPOConfig
 from nip_ray.rllib.protocol_env import ProtocolEnv

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.play.batch import own_rows
+from nip_ray.play.rollout import own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.registry import ALGORITHMS
 from tests.rllib.experiments import distance, experiment, message_game, train, weights

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from nip_ray.play.core import instance_ids
-from nip_ray.play.rollout import Rollout, concatenate
+from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPOConfig
-from nip_ray.rllib.samples import RolloutSamples
 from tests.rllib.experiments import experiment
 
 

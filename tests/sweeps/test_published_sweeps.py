@@ -123,7 +123,7 @@ def test_training_sets_of_all_sizes_are_balanced_and_share_their_held_out_pairs(
 
 
 def test_agents_learn_in_turns_that_fill_the_period() -> None:
-    from nip_ray.learning.schedules import is_updated
+    from nip_ray.settings.schedule import is_updated
 
     for name in ("sweep_update_schedules_gi", "sweep_update_windows_gi"):
         first, *others = points(name)

@@ -23,10 +23,9 @@ from nip_ray.drivers.agents.heads import head_for
 from nip_ray.drivers.contract import Rows, Transition, arrays
 from nip_ray.drivers.networks import mlp
 from nip_ray.errors import TrainingError
-from nip_ray.learning.advantages import normalise, own_turn_advantages
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
-from nip_ray.learning.ppo import critic, next_lr, objective
+from nip_ray.learning.policy_gradient import critic, next_lr, normalise, objective, own_turn_advantages
 from nip_ray.seeding import generator
 from nip_ray.settings.drivers import NetworkSettings, PPOAgentSettings
 from nip_ray.settings.ppo import PPOSettings

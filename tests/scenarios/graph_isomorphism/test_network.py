@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.networks.gin import run_gins
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs

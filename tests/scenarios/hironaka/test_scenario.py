@@ -11,9 +11,8 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.play.batch import final_rows, own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import Rollout, final_rows, own_rows
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.hironaka.game import Game

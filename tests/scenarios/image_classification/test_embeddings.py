@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.image_classification import embeddings as room
 from nip_ray.scenarios.image_classification.build import build_image_classification

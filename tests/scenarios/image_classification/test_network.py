@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, part_means, scaled_to, trunk
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import own_rows
 from nip_ray.scenarios.image_classification.network import ImageAgent
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.seeding import generator

@@ -10,10 +10,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nip_ray.errors import UserError
-from nip_ray.play.batch import own_rows
 from nip_ray.play.conformance import check_scenario
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import build, check
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.image_classification.build import build_image_classification

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.learning.policy import Policy
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
-from nip_ray.play.rollout import Rollout
+from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import RepeatedGame, tandem_actions

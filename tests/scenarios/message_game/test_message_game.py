@@ -6,8 +6,8 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.learning.groups import FlatOptimizer
-from nip_ray.play.batch import own_rows
 from nip_ray.play.core import BatchedPlay, play_rollout
+from nip_ray.play.rollout import own_rows
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.message_game.scenario import MessageAgent, MessageGame, build_message_game

@@ -1,0 +1,146 @@
+"""The mathematics of policy gradients for independent learners: advantages over own turns, and the losses of PPO and REINFORCE.
+
+Sources: Schulman et al., "Proximal policy optimization algorithms", 2017: equation 7 (clip), equation 8 and section 4 (KL penalty);
+Williams, "Simple statistical gradient-following algorithms for connectionist reinforcement learning", 1992, equation 4.
+
+An agent's transition goes from one of its turns to its next. Its reward is all it was paid in between, discounted per round; its
+bootstrap factor is gamma^(rounds between); the end of the episode cuts both. When the agent acts in every round this is generalised
+advantage estimation (Schulman et al., "High-dimensional continuous control using generalized advantage estimation", 2016,
+equation 16). One factor lambda is applied per own turn.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nip_ray.settings.ppo import PolicyGradientSettings, PPOSettings
+from nip_ray.settings.solo import SupervisedSettings
+
+
+def own_turn_advantages(reward_BR: Tensor, value_BR: Tensor, turn_BR: Tensor, gamma: float | Tensor, lam: float) -> tuple[Tensor, Tensor]:
+    """(advantage_BR, target_BR) of one agent in B complete episodes of R rounds.
+
+    reward_BR: what it was paid in each round (zero after the end). value_BR: its value estimate before acting, read only at its
+    turns. turn_BR: bool, its turns (none after the end). Both results are zero outside its turns; target = advantage + value.
+
+    gamma: discount per round. Where a row is a stretch in which episodes end, a tensor (B, R) that is 0 in each episode's last round; where
+    one is cut off instead of ending, the reward of that round includes the discounted value of what it led to.
+    """
+    discounts = gamma.unbind(1) if isinstance(gamma, Tensor) else [gamma] * reward_BR.shape[1]
+    rewards, values, turns = reward_BR.unbind(1), value_BR.unbind(1), turn_BR.unbind(1)
+    advantage_BR = torch.zeros_like(reward_BR)
+    zero_B = torch.zeros_like(reward_BR[:, 0])
+    paid_B, bootstrap_B, next_value_B, next_advantage_B = zero_B, zero_B, zero_B, zero_B
+    one_B = torch.ones_like(zero_B)
+    for r in range(reward_BR.shape[1] - 1, -1, -1):
+        turn_B, value_B = turns[r], values[r]
+        paid_B = rewards[r] + discounts[r] * paid_B
+        bootstrap_B = discounts[r] * bootstrap_B
+        here_B = paid_B + bootstrap_B * next_value_B - value_B + lam * bootstrap_B * next_advantage_B
+        advantage_BR[:, r] = torch.where(turn_B, here_B, zero_B)
+        paid_B = torch.where(turn_B, zero_B, paid_B)
+        bootstrap_B = torch.where(turn_B, one_B, bootstrap_B)
+        next_value_B = torch.where(turn_B, value_B, next_value_B)
+        next_advantage_B = torch.where(turn_B, here_B, next_advantage_B)
+    return advantage_BR, torch.where(turn_BR, advantage_BR + value_BR, zero_B[:, None])
+
+
+def returns_to_go(reward_BR: Tensor, gamma: float) -> Tensor:
+    """(B, R): discounted reward from each round to the end of the episode."""
+    result_BR = torch.zeros_like(reward_BR)
+    running_B = torch.zeros_like(reward_BR[:, 0])
+    for r in range(reward_BR.shape[1] - 1, -1, -1):
+        running_B = reward_BR[:, r] + gamma * running_B
+        result_BR[:, r] = running_B
+    return result_BR
+
+
+def normalise(advantage_N: Tensor, weight_N: Tensor | None = None) -> Tensor:
+    """(A - mean) / max(std, 1e-6); `weight_N` (0 or 1) marks the rows that count. One row alone is left as it is."""
+    if weight_N is None:
+        if advantage_N.numel() < 2:
+            return advantage_N
+        return (advantage_N - advantage_N.mean()) / advantage_N.std(unbiased=False).clamp_min(1e-6)
+    count = weight_N.sum()
+    mean = (advantage_N * weight_N).sum() / count.clamp_min(1)
+    variance = ((advantage_N - mean).square() * weight_N).sum() / count.clamp_min(1)
+    scaled = (advantage_N - mean) / variance.sqrt().clamp_min(1e-6)
+    return torch.where(count > 1, scaled, advantage_N)
+
+
+_LARGEST_LOG_RATIO = 20.0
+_DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
+
+
+def base_lr(settings: PolicyGradientSettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
+    """The learning rate of an iteration (from 0): constant, or falling linearly to 0 over `total_iterations` and staying there."""
+    return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
+
+
+def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
+    """Mean over rows, or over those rows whose weight is 1."""
+    return x_N.mean() if weight_N is None else (x_N * weight_N).sum() / weight_N.sum().clamp_min(1)
+
+
+def objective(
+    log_prob_N: Tensor, old_log_prob_N: Tensor, advantage_N: Tensor, settings: PPOSettings, beta: Tensor, weight_N: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(loss, kl, clip_share). clip: -mean min(rho A, clip(rho, 1 - eps, 1 + eps) A); kl_penalty: -mean rho A + beta KL.
+
+    KL is estimated by -mean log rho, as the published library does; clip_share is the share of rows with |rho - 1| > eps.
+    """
+    log_ratio_N = log_prob_N - old_log_prob_N
+    ratio_N = log_ratio_N.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()  # an infinite ratio times no advantage is not a number
+    kl = -mean(log_ratio_N, weight_N)
+    epsilon = settings.clip_epsilon
+    clip_share = mean(((ratio_N.detach() - 1).abs() > epsilon).to(ratio_N.dtype), weight_N)
+    if settings.loss == "clip":
+        clipped_N = ratio_N.clamp(1 - epsilon, 1 + epsilon)
+        return -mean(torch.minimum(ratio_N * advantage_N, clipped_N * advantage_N), weight_N), kl.detach(), clip_share
+    return -mean(ratio_N * advantage_N, weight_N) + beta * kl, kl.detach(), clip_share
+
+
+def critic(
+    value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings, weight_N: Tensor | None = None
+) -> Tensor:
+    """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its coefficient)."""
+    loss_N = _distance(value_N, target_N, settings)
+    if settings.clip_value is not False:
+        width = getattr(settings, "clip_epsilon", _DEFAULT_CLIP) if settings.clip_value is True else settings.clip_value
+        clipped_N = old_value_N + (value_N - old_value_N).clamp(-width, width)
+        loss_N = torch.maximum(loss_N, _distance(clipped_N, target_N, settings))
+    return mean(loss_N, weight_N)
+
+
+def next_beta(beta: Tensor, kl: Tensor, settings: PPOSettings) -> Tensor:
+    """The KL coefficient after a minibatch with divergence `kl` (scalar tensors)."""
+    grown = torch.where(kl > 1.5 * settings.kl_target, beta * settings.kl_increment, beta)
+    return torch.where(kl < settings.kl_target / 1.5, beta * settings.kl_decrement, grown)
+
+
+def next_lr(lr: float, kl: float, settings: PPOSettings) -> float:
+    """The adaptive learning rate after an update whose policies moved by `kl` (mean over its minibatches)."""
+    if kl > 2 * settings.kl_target:
+        lr = lr / settings.adaptive_lr_factor
+    elif kl < settings.kl_target / 2:
+        lr = lr * settings.adaptive_lr_factor
+    return min(max(lr, settings.adaptive_lr_min), settings.adaptive_lr_max)
+
+
+def _distance(value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings) -> Tensor:
+    kinds = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
+    return kinds[settings.critic_loss](value_N, target_N, reduction="none")
+
+
+def score_loss(log_prob_N: Tensor, old_log_prob_N: Tensor, weight_N: Tensor, max_importance_weight: float | None) -> Tensor:
+    """-mean rho * log pi * weight over N turns, a scalar whose gradient is minus the policy gradient.
+
+    weight_N: reward to go or advantage. rho is the ratio of the policy that learns to the one that played, at most
+    `max_importance_weight` and without a gradient; it is 1 in the first step on a rollout and left out where that is None.
+    """
+    score_N = log_prob_N * weight_N
+    if max_importance_weight is not None:
+        with torch.no_grad():
+            ratio_N = (log_prob_N - old_log_prob_N).clamp(max=20.0).exp().clamp(max=max_importance_weight)
+        score_N = score_N * ratio_N
+    return -score_N.mean()
