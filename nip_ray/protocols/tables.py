@@ -67,8 +67,8 @@ def merlin_arthur(params: ProtocolParams) -> Protocol:
 def bisection(params: ProtocolParams) -> Protocol:
     """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier judges what is left.
 
-    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source: Feige and Kilian,
-    "Making games short", STOC 1997 (refereed games).
+    k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source: Canetti, Riva and
+    Rothblum, "Practical delegation of computation using multiple servers", CCS 2011 (binary search for the step that two servers dispute).
     """
     rounds = 9 if params.max_rounds is None else params.max_rounds
     if rounds < 3 or rounds % 2 == 0:
