@@ -2,7 +2,7 @@
 
 The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is resumed.
 
-    from nip_ray.plugins import register_algorithm, register_protocol, register_provider, register_scenario
+    from nip_ray.plugins import register_algorithm, register_language_scenario, register_protocol, register_provider, register_scenario
 
 Decisions that matter here:
 
@@ -21,6 +21,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.protocols import register as register_protocol
+from nip_ray.scenarios.language import LANGUAGE_SCENARIOS, LanguageScenarioKind
 from nip_ray.scenarios.registry import SCENARIOS
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from nip_ray.text.providers.fine_tuning import FineTuneBackend
     from nip_ray.text.providers.registry import Connection
 
-__all__ = ["register_algorithm", "register_protocol", "register_provider", "register_scenario"]
+__all__ = ["register_algorithm", "register_language_scenario", "register_protocol", "register_provider", "register_scenario"]
 
 
 def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]) -> None:
@@ -43,6 +44,16 @@ def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]
     if not callable(build):
         raise UserError(f"register_scenario: {build!r} is no function of (protocol, settings)")
     SCENARIOS[add("scenario", settings)] = build
+
+
+def register_language_scenario(kind: LanguageScenarioKind) -> None:
+    """Let configs of language models choose a scenario by the name in `kind.settings`; see `nip_ray.scenarios.language`.
+
+    Raises UserError when the name is taken, or for what the settings lack.
+    """
+    if not isinstance(kind, LanguageScenarioKind):
+        raise UserError(f"register_language_scenario: {kind!r} is no LanguageScenarioKind")
+    LANGUAGE_SCENARIOS[add("language_scenario", kind.settings)] = kind
 
 
 def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:

@@ -29,7 +29,7 @@ def main() -> None:
     parser.add_argument("--budget-tokens", type=int, metavar="N", help="stop before more tokens than these are used")
     arguments = parser.parse_args()
 
-    from nip_ray.text.code_data import write_code_items
+    from nip_ray.scenarios.code_validation.create import write_code_items
 
     if arguments.problems is not None:
         summary = asyncio.run(make_wrong(arguments))

@@ -135,6 +135,7 @@ def _forget_plugins() -> None:
     tables = {
         "scenario": ("nip_ray.scenarios.registry", "SCENARIOS"),
         "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS"),
+        "language_scenario": ("nip_ray.scenarios.language", "LANGUAGE_SCENARIOS"),
         "provider": ("nip_ray.text.providers.registry", "PROVIDERS"),
     }
     for part, names in ADDED.items():

@@ -21,19 +21,19 @@ MAX_LINES = 600
 
 CORE = ("protocols", "scenarios", "networks", "learning", "play")  # must run with torch and numpy alone
 COMMON = ("errors", "seeding", "settings")
-CORE_MAY_USE = {f"nip_ray.{room}" for room in (*CORE, *COMMON, "storage")}
+CORE_MAY_USE = {f"nip_ray.{room}" for room in (*CORE, *COMMON, "storage", "sandbox")}
 CORE_MAY_NOT_USE = {"ray", "pydantic", "typer", "rich"}
 LIGHT = ("cli", "config")
 HEAVY = {"torch", "ray", "numpy", "matplotlib", "scipy", "gymnasium"}
 ORDER = (
     ("errors", "version", "progress", "secrets", "seeding"),
     ("settings",),
+    ("sandbox",),
     ("storage",),
     ("protocols",),
     ("learning", "networks"),
     ("play",),
     ("scenarios",),
-    ("sandbox",),
     ("config",),
     ("cluster", "tracking"),
     ("evaluation",),

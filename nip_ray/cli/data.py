@@ -75,7 +75,7 @@ def code_validation(
 ) -> None:
     """Generate small Python problems with correct and incorrect solutions."""
     with errors():
-        from nip_ray.text.code_data import write_code_items
+        from nip_ray.scenarios.code_validation.create import write_code_items
 
         chosen = None if difficulties is None else tuple(name.strip() for name in difficulties.split(","))
         with progress_bar("making items", shown=sys.stderr.isatty()) as progress:

@@ -1,8 +1,9 @@
 """`ExperimentConfig` and `TextExperimentConfig`: the complete definition of an experiment, mirrored 1:1 by YAML.
 
 There are two because agents with networks and agents that are language models have little in common but the protocol: so no config
-has keys without a use. The scenario says which it is. Every field, default, bound and description comes from the settings dataclasses
-that the core rooms read; unknown keys are refused. Same config and seed, same machine kind, CPU: same numbers.
+has keys without a use. The algorithm says which it is, or a scenario that only one of them has. Every field, default, bound and
+description comes from the settings dataclasses that the core rooms read; unknown keys are refused. Same config and seed, same machine
+kind, CPU: same numbers.
 """
 
 from collections.abc import Mapping
@@ -26,7 +27,7 @@ from nip_ray.settings.experiment import (
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.hironaka import HironakaSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings
-from nip_ray.settings.matrix_games import MatrixGameSettings
+from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
 from nip_ray.settings.ppo import PPOSettings
@@ -47,6 +48,7 @@ AlgorithmSettings = Annotated[
     PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings | DQNSettings, Field(discriminator="name")
 ]
 
+LanguageScenarioSettings = Annotated[CodeValidationSettings | LanguageMatrixGameSettings, Field(discriminator="name")]
 TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(discriminator="name")]
 AnyProvider = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 
@@ -119,7 +121,7 @@ class ExperimentConfig(Experiment):
 class TextExperimentConfig(Experiment):
     """One experiment with language models: who plays what, how they are fine-tuned, by whom, and what it may cost."""
 
-    scenario: CodeValidationSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
+    scenario: LanguageScenarioSettings = Field(CodeValidationSettings(), description="The task, its data, and who speaks for each agent.")
     algorithm: TextAlgorithmSettings = Field(ExpertIterationSettings(), description="The learning rule.")
     providers: dict[str, AnyProvider] = Field(
         {"local": LocalProvider()},

@@ -27,10 +27,9 @@ from nip_ray.config.aliases import in_own_words, other_words
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
+from nip_ray.config.plugins import import_needed
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.storage.sources import config_file, is_artifact
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -38,8 +37,6 @@ _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _LONGEST = 60  # characters of a wrong value that a message shows
 
-TEXT_NAMES = {"scenario": [tag_of(CodeValidationSettings)], "algorithm": [tag_of(ExpertIterationSettings), tag_of(MaltSettings)]}
-"""By which names a config is known to be one of language models."""
 _EXPERIMENT_KEYS, _RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
 
@@ -135,12 +132,24 @@ def load_stored_config(path: Path | str) -> ExperimentConfig:
 
 
 def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
-    """Which of the two a mapping describes: the scenario says it, else the algorithm."""
-    for key, names in TEXT_NAMES.items():
-        part = data.get(key)
-        if isinstance(part, Mapping) and "name" in part:
-            return TextExperimentConfig if part["name"] in names else ExperimentConfig
-    return ExperimentConfig
+    """Which of the two a mapping describes; its plugins are imported where that needs them. Raises UserError as `import_plugins` does."""
+    parts = {key: data.get(key) for key in ("scenario", "algorithm")}
+    named = {key: part["name"] for key, part in parts.items() if isinstance(part, Mapping) and "name" in part}
+    if any(name not in names_of(ExperimentConfig, key) + names_of(TextExperimentConfig, key) for key, name in named.items()):
+        import_needed(data, ExperimentConfig)
+    text = text_names()
+    return TextExperimentConfig if any(name in text[key] for key, name in named.items()) else ExperimentConfig
+
+
+def text_names() -> dict[str, list[str]]:
+    """By which names, of a key, a config is known to be one of language models: those that configs of networks do not know."""
+    keys = ("scenario", "algorithm")
+    return {key: [name for name in names_of(TextExperimentConfig, key) if name not in names_of(ExperimentConfig, key)] for key in keys}
+
+
+def names_of(kind: type[AnyConfig], key: str) -> list[str]:
+    """What `KEY.name` can be in a config of this class."""
+    return [tag_of(member) for member in branches(keys_of(kind)[key].annotation)]
 
 
 def is_runner(data: Mapping[str, Any]) -> bool:

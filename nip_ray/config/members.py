@@ -14,28 +14,36 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field
 
-from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
 from nip_ray.errors import UserError
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.providers import ProviderSettings
 
-Part = Literal["scenario", "algorithm", "provider"]
+Part = Literal["scenario", "algorithm", "language_scenario", "provider"]
 
-ADDED: dict[Part, dict[str, type]] = {"scenario": {}, "algorithm": {}, "provider": {}}
+_PLACES: Mapping[Part, tuple[type[Experiment], str]] = {
+    "scenario": (ExperimentConfig, "scenario"),
+    "algorithm": (ExperimentConfig, "algorithm"),
+    "language_scenario": (TextExperimentConfig, "scenario"),
+    "provider": (TextExperimentConfig, "providers"),
+}
+"""Part of a config -> the config class and the key that it is a member of."""
+ADDED: dict[Part, dict[str, type]] = {part: {} for part in _PLACES}
 """Part of a config -> the name that chooses an addition -> its settings class."""
 
 
-def _members(part: str) -> tuple[type, ...]:
-    if part == "provider":
-        return branches(value_annotation(TextExperimentConfig.model_fields["providers"].annotation))
-    return branches(ExperimentConfig.model_fields[part].annotation)
+def _members(part: Part) -> tuple[type, ...]:
+    kind, key = _PLACES[part]
+    annotation = kind.model_fields[key].annotation
+    return branches(value_annotation(annotation) or annotation)
 
 
 _SHIPPED: Mapping[Part, tuple[type, ...]] = {part: _members(part) for part in ADDED}
 _RULE_KEYS = ("lr", "minibatch_size", "num_epochs", "max_grad_norm", "clip_gradients")
 
 
-def known(part: str) -> tuple[str, ...]:
+def known(part: Part) -> tuple[str, ...]:
     """Every name that `part` can have now, those that ship first."""
     return tuple(map(tag_of, _members(part)))
 
@@ -47,14 +55,18 @@ def add(part: Part, settings: type) -> str:
     """
     faults = list(_class_faults(settings)) or list(_FAULTS[part](settings))
     if faults:
-        raise UserError(f"{part} settings {getattr(settings, '__name__', settings)}: " + "; ".join(faults))
+        raise UserError(f"{_words(part)} settings {getattr(settings, '__name__', settings)}: " + "; ".join(faults))
     name = tag_of(settings)
     if name in map(tag_of, _SHIPPED[part]) or not _same_place(ADDED[part].get(name, settings), settings):
-        raise UserError(f"{part} {name!r} is registered already; choose another name")
+        raise UserError(f"{_words(part)} {name!r} is registered already; choose another name")
     if ADDED[part].get(name) is not settings:
         ADDED[part][name] = settings
         _rebuild(part)
     return name
+
+
+def _words(part: Part) -> str:
+    return part.replace("_", " ")
 
 
 def forget(part: Part, name: str) -> None:
@@ -64,13 +76,10 @@ def forget(part: Part, name: str) -> None:
 
 
 def _rebuild(part: Part) -> None:
+    kind, key = _PLACES[part]
     union: Any = Union[(*_SHIPPED[part], *ADDED[part].values())]
-    if part == "provider":
-        TextExperimentConfig.model_fields["providers"].annotation = dict[str, Annotated[union, Field(discriminator="name")]]
-        TextExperimentConfig.model_rebuild(force=True)
-    else:
-        ExperimentConfig.model_fields[part].annotation = union
-        ExperimentConfig.model_rebuild(force=True)
+    kind.model_fields[key].annotation = dict[str, Annotated[union, Field(discriminator="name")]] if part == "provider" else union
+    kind.model_rebuild(force=True)
     keys_of.cache_clear()
 
 
@@ -125,6 +134,12 @@ def _scenario_faults(settings: type) -> Iterator[str]:
         yield f"{members[0].__name__} needs a field `agent_lr_factor: LrFactors = option(LrFactors, ...)`"
 
 
+def _language_scenario_faults(settings: type) -> Iterator[str]:
+    agents = keys_of(settings).get("agents")
+    if agents is None or branches(value_annotation(agents.annotation)) != (LanguageAgentSettings,):
+        yield "needs a field `agents: dict[str, LanguageAgentSettings] = option(dict, ...)`"
+
+
 def _algorithm_faults(settings: type) -> Iterator[str]:
     missing = [name for name in _RULE_KEYS if name not in keys_of(settings)]
     if missing:
@@ -136,4 +151,9 @@ def _provider_faults(settings: type) -> Iterator[str]:
         yield "must derive from nip_ray.settings.providers.ProviderSettings"
 
 
-_FAULTS = {"scenario": _scenario_faults, "algorithm": _algorithm_faults, "provider": _provider_faults}
+_FAULTS = {
+    "scenario": _scenario_faults,
+    "algorithm": _algorithm_faults,
+    "language_scenario": _language_scenario_faults,
+    "provider": _provider_faults,
+}

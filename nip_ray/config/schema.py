@@ -4,6 +4,7 @@
 """
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ import yaml
 from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
-from nip_ray.config.load import TEXT_NAMES
+from nip_ray.config.load import text_names
 
 _INTRODUCTION = """\
 # Configuration
@@ -41,7 +42,7 @@ def config_schema() -> dict[str, Any]:
         parts |= schema.pop("$defs")
         parts[kind.__name__] = schema
     _without_titles_of_keys(parts)
-    of_language_models = [{"properties": {key: _named(names)}, "required": [key]} for key, names in TEXT_NAMES.items()]
+    of_language_models = [{"properties": {key: _named(names)}, "required": [key]} for key, names in text_names().items()]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "nip_ray experiment",
@@ -82,11 +83,14 @@ def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The
 
 
 def _text_sections() -> Iterator[tuple[str, type, str]]:
-    """Those of an experiment with language models that are not in the tables before."""
+    """Those of an experiment with language models that are not in the tables before; what all its scenarios have, once."""
     known = {(kind, prefix) for _, kind, prefix in _sections()}
-    for title, kind, prefix in _sections(TextExperimentConfig, title="The experiment with language models"):
+    found = list(_sections(TextExperimentConfig, title="The experiment with language models"))
+    times = Counter((kind, prefix) for _, kind, prefix in found)
+    for title, kind, prefix in found:
         if (kind, prefix) not in known:
-            yield title, kind, prefix
+            known.add((kind, prefix))
+            yield title if times[kind, prefix] == 1 else title.partition(" (")[0], kind, prefix
 
 
 def _keys_in(kind: type, prefix: str) -> Iterator[tuple[str, Key]]:

@@ -9,15 +9,16 @@ from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, playing
+from nip_ray.config.players import DEFAULT, playing, without_verifier
 from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import SHIPPED, table_of
-from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import MaltSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
-"""Those with prompts."""
+"""Those with prompts of code validation."""
 _OUR_MEMBERS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream", "reasoning_effort",
     "response_format",
@@ -62,12 +63,14 @@ def _place(config: TextExperimentConfig, agent: str) -> str:
 
 
 def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
-    """It has prompts, no zero knowledge, and random stances only where a stance can differ."""
+    """It has no zero knowledge; for code validation it has prompts, and random stances only where a stance can differ."""
     name = config.protocol.name
+    if config.protocol.zero_knowledge and not without_verifier(config):
+        yield "protocol.zero_knowledge: not available for language models, set it to false"
+    if not isinstance(config.scenario, CodeValidationSettings):
+        return
     if name in SHIPPED and name not in PROTOCOLS:
         yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, PROTOCOLS)}"
-    if config.protocol.zero_knowledge:
-        yield "protocol.zero_knowledge: not available for language models, set it to false"
     if config.scenario.randomize_prover_stance and name in SHIPPED and table_of(name, config.protocol).fixed_stances:
         yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (nip, adp and mnip do not), set it to false"
 
@@ -88,7 +91,7 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         elif settings.model == "default" and provider.has_model:
             yield f"{place}.model: default is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
-        in_json = config.scenario.decision_format == "json" and agent == "verifier"
+        in_json = agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json"
         if in_json and not provider.holds_schemas:
             yield f"scenario.decision_format: json, but {settings.provider} (of {agent}) cannot hold replies to a schema, set it to text"
         if not provider.can_fine_tune and not settings.frozen:
@@ -153,6 +156,8 @@ def money(config: TextExperimentConfig) -> Iterator[str]:
 
 def code_files(config: TextExperimentConfig) -> Iterator[str]:
     """Files and folders exist, and training and held-out items do not come from the same file."""
+    if not isinstance(config.scenario, CodeValidationSettings):
+        return
     data = config.scenario.data
     for split in ("train", "test"):
         path = getattr(data, split)

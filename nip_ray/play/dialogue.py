@@ -4,7 +4,7 @@ Imports nothing heavy. `nip_ray.play.dialogues` plays them; a scenario says what
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from nip_ray.protocols import CONTINUE
@@ -57,6 +57,18 @@ class Dialogue:
     def total(self, agent: str) -> float:
         """The undiscounted sum of what `agent` was paid."""
         return sum(paid.get(agent, 0.0) for paid in self.rewards)
+
+
+def beginning(dialogue: Dialogue, rounds: int) -> Dialogue:
+    """The dialogue as it stood after its first `rounds` rounds, which were not its last."""
+    return replace(
+        dialogue,
+        rounds=dialogue.rounds[:rounds],
+        rewards=dialogue.rewards[:rounds],
+        verdict=CONTINUE,
+        confidence=None,
+        ended=False,
+    )
 
 
 @dataclass(frozen=True)

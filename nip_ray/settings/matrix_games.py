@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.heads import LrFactors
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 _LARGEST = 1e30  # so that sums over rounds stay within float32
@@ -46,6 +47,17 @@ class MatrixGameSettings:
     tandem_actions: int = option(21, "Number of evenly spaced actions of each player (tandem).", ge=2)
     tandem_range: float = option(2.0, "They lie between minus this and this (tandem).", gt=0)
     agents: dict[str, MatrixAgentSettings] = option(dict, "Agent -> its policy; `_default` serves the agents not named.")
+
+
+@dataclass(frozen=True)
+class LanguageMatrixGameSettings:
+    """Two language models, one small game, by the same protocol as between networks."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["matrix_game"] = option("matrix_game", "The task.")
+    game: Literal["kuhn_poker"] = option("kuhn_poker", "Which game.")
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
 
 
 def protocol_of(game: str) -> str:

@@ -429,7 +429,7 @@ def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
     """An agent that does not play, or a figure that is misspelt."""
     agents = tuple(language_agents(config)) if isinstance(config, TextExperimentConfig) else playing(config)
     known = (*(agents or ()), *_OF_ALL, *_OF_SCENARIO.get(config.scenario.name, ()))
-    own_figures = prefix.startswith("eval") and config.scenario.name in ADDED["scenario"]
+    own_figures = prefix.startswith("eval") and config.scenario.name in (*ADDED["scenario"], *ADDED["language_scenario"])
     if prefix not in ("time", "cost") and agents is not None and not own_figures and parts[0] not in known:
         return suggest(parts[0], known)
     last = parts[-1]

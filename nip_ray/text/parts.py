@@ -28,13 +28,12 @@ from nip_ray.config.text_rules import groups, language_agents, speaking_provider
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import transcript_record
+from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
-from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
+from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.code_data import make_items, store_items, stored_items
 from nip_ray.text.costs.bills import bills, under_way
 from nip_ray.text.costs.brake import Brake
 from nip_ray.text.costs.budget import Budget, Reservation
@@ -46,6 +45,7 @@ from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
 from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs.journal import Entry, Journal
 from nip_ray.text.providers.chat import ChecksModels
 from nip_ray.text.providers.fine_tuning import FineTuneBackend
@@ -62,18 +62,20 @@ _BYTES_PER_TOKEN = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the user wrote, read. items: by split."""
+    """What the user wrote, read. kind: of the scenario. items: by split."""
 
-    scenario: CodeValidation
-    items: dict[str, list[CodeItem]]
+    kind: LanguageScenarioKind
+    scenario: LanguageScenario
+    items: dict[str, list[Any]]
 
 
 def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepared:
     """Read everything. run_dir: of a run that has its items already. Raises UserError for what cannot be used."""
     import_plugins(config.plugins)
-    scenario = build_text_scenario(from_settings(config.protocol), config.scenario)
-    items = stored_items(run_dir) if run_dir is not None else None
-    return Prepared(scenario, make_items(config.scenario.data, config.seed) if items is None else items)
+    kind = language_kind(config.scenario)
+    scenario = kind.build(from_settings(config.protocol), config.scenario)
+    items = stored_items(run_dir, kind) if run_dir is not None else None
+    return Prepared(kind, scenario, kind.items(config.scenario, config.seed) if items is None else items)
 
 
 class Parts:
@@ -84,10 +86,11 @@ class Parts:
 
         Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
         """
-        self.config, self.run_dir, self.scenario, self.items = config, folder.path, prepared.scenario, prepared.items
+        self.config, self.run_dir = config, folder.path
+        self.kind, self.scenario, self.items = prepared.kind, prepared.scenario, prepared.items
         self.by_id = {split: {item.id: item for item in found} for split, found in self.items.items()}
-        if stored_items(folder.path) is None:
-            store_items(folder.path, self.items)
+        if stored_items(folder.path, self.kind) is None:
+            store_items(folder.path, self.items, self.kind)
         self.journal = Journal(folder.path / JOBS)
         spent = spent_before(folder.path, list(self.journal.entries()))
         self._booked = {bill.id for bill in bills(self.journal.entries())}

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.config.aliases import ALIASES
+from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
 from nip_ray.drivers.spec import parse_runner
@@ -47,6 +48,24 @@ def test_shipped_configs_load_and_round_trip(path: Path) -> None:
     assert again == config
     assert config_to_yaml(again) == text
     assert config_from_dict(yaml.safe_load(text)) == config, "any YAML reader reads what is written"
+
+
+@pytest.mark.parametrize(
+    ("scenario", "algorithm", "text"),
+    [
+        ("matrix_game", None, False),
+        ("matrix_game", "reinforce", False),
+        ("matrix_game", "malt", True),
+        ("code_validation", None, True),
+        (None, "malt", True),
+        (None, None, False),
+    ],
+)
+def test_the_algorithm_says_whether_agents_are_language_models_or_a_scenario_of_theirs_alone(
+    scenario: str | None, algorithm: str | None, text: bool
+) -> None:
+    named = {key: {"name": name} for key, name in (("scenario", scenario), ("algorithm", algorithm)) if name is not None}
+    assert isinstance(config_from_dict(named), TextExperimentConfig) is text
 
 
 def test_the_published_setting() -> None:

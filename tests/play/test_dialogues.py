@@ -29,7 +29,8 @@ from nip_ray.play.dialogues import (
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
-from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.text.training.metrics import dialogue_metrics
 
 NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")

@@ -20,11 +20,12 @@ from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.rerun import read_rerun, rerun_tests
 from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.code_data import stored_items
 from nip_ray.text.dialogues.records import RecordedChat, read_calls
 from nip_ray.text.dialogues.rollouts import read_dialogues
+from nip_ray.text.items import stored_items
 from nip_ray.text.jobs.journal import read_journal
 from nip_ray.text.providers.chat import ChatRequest
 from nip_ray.text.providers.dummy import DummyJobs
@@ -33,6 +34,7 @@ from tests.runs.small import MESSAGES, small
 from tests.text.dummy_chat import DummyChat
 
 Read = Callable[[Path], Any]
+CODE = LANGUAGE_SCENARIOS["code_validation"]
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +81,7 @@ TEXT: dict[str, Read] = {
     "metrics.jsonl": lambda run: RunFolder.open(run).metrics(),
     "transcripts/test-000002.jsonl": lambda run: RunFolder.open(run).read_transcripts("test-000002"),
     "state.json": lambda run: load_state(RunFolder.open(run)),
-    "items/train.jsonl": stored_items,
+    "items/train.jsonl": lambda run: stored_items(run, CODE),
     "rollouts/000001.jsonl": lambda run: read_dialogues(run / "rollouts" / "000001.jsonl", {i.id: i for i in items(run)}),
     "calls/000000-0.jsonl": lambda run: list(read_calls(run)),
     "jobs.jsonl": lambda run: read_journal(run / "jobs.jsonl"),
@@ -90,7 +92,7 @@ CASES = [("networks", name) for name in NETWORKS] + [("text", name) for name in 
 
 
 def items(run: Path) -> list[Any]:
-    return (stored_items(run) or {"train": []})["train"]
+    return (stored_items(run, CODE) or {"train": []})["train"]
 
 
 def newer(path: Path) -> None:

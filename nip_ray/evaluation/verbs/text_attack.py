@@ -21,6 +21,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
 from nip_ray.protocols import DECISIONS, from_settings
 from nip_ray.settings.attack import AttackSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
@@ -108,16 +109,15 @@ def attack_config(
         num_test_repeats=rule.num_test_repeats,
         fine_tuning=rule.fine_tuning,
     )
+    scenario = config.scenario
+    if isinstance(scenario, CodeValidationSettings):
+        scenario = replace(scenario, randomize_prover_stance=False)
     made = config.model_copy(
         update={
             "name": f"{config.name}-attack",
             "iterations": settings.text_iterations,
             "protocol": replace(config.protocol, shared_reward=False),
-            "scenario": replace(
-                config.scenario,
-                randomize_prover_stance=False,
-                agents={agent: changed(agent, found) for agent, found in language_agents(config).items()},
-            ),
+            "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
             "algorithm": algorithm,
             "base_run": None,
             "tracking": TrackingSettings(),
@@ -136,13 +136,12 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
-    from nip_ray.text.code_data import stored_items
     from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare
     from nip_ray.text.training.run import new_state, train
     from nip_ray.text.training.state import save_state
 
     asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
-    prepared = prepare(config, run_dir if stored_items(run_dir) is not None else None)
+    prepared = prepare(config, run_dir)
     items = {split: [item for item in found if item.y == label] for split, found in prepared.items.items()}
     for split, found in items.items():
         if not found:
@@ -159,11 +158,12 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
 
 def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
     """The run's own prover, and what the attack made of it."""
-    from nip_ray.text.code_data import stored_items
+    from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+    from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import dialogue_record
 
-    protocol, items = from_settings(config.protocol), stored_items(run_dir) or {}
+    protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
     for name, iteration in (("own", 0), ("continued", config.iterations - 1)):
         trained, held_out = (read_dialogues(rollout_file(run_dir, split, iteration), by_id[split]) for split in ("train", "test"))

@@ -24,11 +24,13 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
 
     Raises UserError for a damaged file.
     """
-    from nip_ray.text.code_data import stored_items
+    from nip_ray.scenarios.language import language_kind
+    from nip_ray.text.items import stored_items
     from nip_ray.text.training.last_test import last_test
 
-    items = {item.id: item for item in (stored_items(run_dir) or {}).get("test", [])}
-    return last_test(run_dir, config.iterations, items, from_settings(config.protocol))
+    kind = language_kind(config.scenario)
+    items = {item.id: item for item in (stored_items(run_dir, kind) or {}).get("test", [])}
+    return last_test(run_dir, config.iterations, items, from_settings(config.protocol), kind.groups)
 
 
 def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, get_args
 
 from nip_ray.errors import UserError
+from nip_ray.sandbox.batch import run_batch
 from nip_ray.scenarios.code_validation.built_in import Progress, Runner, Split, make
 from nip_ray.scenarios.code_validation.files import write_items
 from nip_ray.settings.code_validation import Difficulty
@@ -47,6 +49,28 @@ def write_dataset(
         "seconds": round(seconds, 3),
         "sha256": sha256(out.read_bytes()).hexdigest(),
     }
+
+
+def write_code_items(
+    out: Path,
+    items: int,
+    seed: int,
+    split: Any,
+    difficulties: tuple[Any, ...] | None,
+    progress: Callable[[int, int], None] | None,
+    *,
+    replace: bool = False,
+) -> dict[str, Any]:
+    """Make items into the file `out`; returns a summary. Raises UserError for arguments that make no sense."""
+    if split not in get_args(Split):
+        raise UserError(f"--split {split}: expected train or test")
+    for name in difficulties or ():
+        if name not in get_args(Difficulty):
+            raise UserError(f"--difficulties {name}: expected {', '.join(get_args(Difficulty))}")
+    if out.suffix != ".jsonl":
+        raise UserError(f"--out {out}: expected a .jsonl file")
+    chosen = difficulties or get_args(Difficulty)
+    return write_dataset(out, items, seed, run_batch, split=split, difficulties=chosen, progress=progress, replace=replace)
 
 
 def _counts(values: Any) -> dict[Any, int]:

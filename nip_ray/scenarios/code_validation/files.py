@@ -15,6 +15,7 @@ from random import Random
 from typing import Any, NoReturn, get_args
 
 from nip_ray.errors import UserError
+from nip_ray.sandbox.batch import run_batch
 from nip_ray.scenarios.code_validation.built_in import Runner, Split, make_items
 from nip_ray.scenarios.code_validation.hub import APPS, BUGGY, REPOSITORIES, Row, apps_items, buggy_items, download
 from nip_ray.scenarios.code_validation.item import COLUMNS, CodeItem
@@ -37,6 +38,15 @@ def load_items(settings: CodeDataSettings, split: Split, seed: int, runner: Runn
         return make_items(num, split, settings.difficulties, seed, runner)
     items = read_items(Path(file), settings) if file is not None else _from_hub(settings, split)
     return truncate(items, num, stable_seed(seed, "code_validation", "truncate", split))
+
+
+def load_splits(settings: CodeDataSettings, seed: int) -> dict[str, list[CodeItem]]:
+    """Split -> items, as the settings say. Raises UserError for unusable files, and for solutions that stand in both splits."""
+    made = {split: load_items(settings, split, seed, run_batch) for split in get_args(Split)}
+    both = {item.solution for item in made["train"]} & {item.solution for item in made["test"]}
+    if both:
+        raise UserError(f"scenario.data.test: {len(both)} of its solutions stand in the training items too, hold others out")
+    return made
 
 
 def _from_hub(settings: CodeDataSettings, split: Split) -> list[CodeItem]:

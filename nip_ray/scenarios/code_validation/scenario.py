@@ -11,34 +11,38 @@ Decisions that matter here:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from random import Random
+from string import ascii_lowercase
 from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Message, Parsed, Turn
 from nip_ray.play.dialogue_rules import Rulebook, rulebook
-from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, Protocol
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import read_reply
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
-from nip_ray.scenarios.code_validation.scales import SCALES, Scale
+from nip_ray.scenarios.code_validation.scales import MARK, SCALES, Scale
 from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply, reply_schema, write_reply
 from nip_ray.seeding import stable_seed
-from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
 
 EMPTY = "(empty message)"
 """What is shown in place of a message that is missing."""
+NUM_LETTERS = 20
+"""Of each message that is made up."""
 _MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
 
 
 @dataclass(frozen=True, eq=False)
-class CodeValidation:
-    """The scenario; `build_text_scenario` makes it. It can be pickled. Implements `TextScenario`, and says how patient it is.
+class CodeValidation(LanguageScenario):
+    """The scenario; `build_text_scenario` makes it.
 
     roles: by agent. prompts: the templates. scale: of the verifier's decisions.
     """
 
-    protocol: Protocol
     settings: CodeValidationSettings
     roles: Mapping[str, Role]
     prompts: Prompts
@@ -83,15 +87,6 @@ class CodeValidation:
         goal = self.protocol.payment.goals.get(agent)
         return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
 
-    def max_invalid_replies(self, agent: str) -> int:
-        """See `LanguageAgentSettings`."""
-        return self.agent_settings(agent).max_invalid_replies
-
-    def agent_settings(self, agent: str) -> LanguageAgentSettings:
-        """The settings of `agent`: its own, those of `_default`, or the built-in ones."""
-        agents = self.settings.agents
-        return agents.get(agent) or agents.get("_default") or LanguageAgentSettings()
-
     def system_prompt(self, item: CodeItem, agent: str) -> str:
         """What `agent` is told before a dialogue about `item`."""
         key = (agent, item)  # not the id alone: those of two splits may be equal
@@ -103,24 +98,24 @@ class CodeValidation:
             self._rendered[key] = found
         return found
 
-    def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
-        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or no usable reply."""
-        turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
-        if turn is None or turn.invalid:
-            raise ValueError(f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first")
-        before = replace(
-            dialogue, rounds=dialogue.rounds[:round], rewards=dialogue.rewards[:round], verdict=CONTINUE, confidence=None, ended=False
-        )
-        return self.chat(before, agent), turn.raw
-
-    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
-        """The rounds that `training_chat` can be asked for."""
-        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
-
     def verdict_text(self, label: int) -> str:
         """The reply that decides for `label` (REJECT or ACCEPT) with full confidence."""
         fields = self.reply_fields(self.protocol.verifier or "")
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
+
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """Random letters; a verifier rejects, accepts or, three times out of five, asks, as in the published dummy API."""
+        r = len(dialogue.rounds)
+        random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
+        fields = self.reply_fields(agent)
+        if agent in self.protocol.deciders and random.randrange(5) < 2:
+            stated = random.choice(list(self.scale.confidences))
+            return write_reply(fields, {}, self.scale, self.scale.confidences[stated]) if fields else f"{MARK} {stated}"
+        channels = rulebook(self.protocol).speakers(r, dialogue.seed)[agent]
+        if fields:
+            return write_reply(fields, {channel: _letters(random) for channel in channels}, self.scale)
+        headers = self.roles[agent].headers
+        return "\n".join(f"{headers.get(channel, 'Answer:')} {_letters(random)}" for channel in channels)
 
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
         """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
@@ -144,6 +139,10 @@ class CodeValidation:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_rendered": {}}
+
+
+def _letters(random: Random) -> str:
+    return "".join(random.choice(ascii_lowercase) for _ in range(NUM_LETTERS))
 
 
 def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) -> CodeValidation:

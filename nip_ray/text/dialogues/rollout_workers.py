@@ -8,17 +8,20 @@ Decisions that matter here:
 """
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
+import ray.cloudpickle
 from ray.exceptions import RayActorError, RayError
 
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.plugins import is_plugin_file
 from nip_ray.errors import TrainingError
-from nip_ray.scenarios.code_validation.scenario import CodeValidation
+from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.secrets import secret
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
@@ -44,7 +47,7 @@ class RolloutWorker:
     def __init__(
         self,
         config: dict[str, Any],
-        scenario: CodeValidation,
+        scenario: LanguageScenario,
         run_dir: Path,
         worker: str,
         keeper: Any,
@@ -78,9 +81,11 @@ class RolloutWorkers:
     """The driver's side. Ray must be running."""
 
     def __init__(
-        self, config: TextExperimentConfig, scenario: CodeValidation, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
+        self, config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
     ) -> None:
         """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
+        if is_plugin_file(module := type(scenario).__module__):  # no worker knows it before it has read the config
+            ray.cloudpickle.register_pickle_by_value(sys.modules[module])
         self._config = config
         self._keeper = budget_actor(config.budget, spent)
         limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}

@@ -5,14 +5,12 @@ with the items of the data set by their ids. Iterations count from 1 in file nam
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Dialogue, TextScenario
+from nip_ray.play.dialogue import Dialogue, TextScenario, beginning
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record
-from nip_ray.protocols import CONTINUE
 from nip_ray.storage.folder import read_lines, write_lines
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.training.malt import Node
@@ -72,18 +70,6 @@ def tree_of(found: Sequence[tuple[tuple[int, ...], Dialogue]], depth: int = 0) -
         below.setdefault(leaf[0][depth], []).append(leaf)
     children = tuple(tree_of(below[number], depth + 1) for number in sorted(below))
     return Node(beginning(dialogue, depth), path[:depth], children)
-
-
-def beginning(dialogue: Dialogue, rounds: int) -> Dialogue:
-    """The dialogue as it stood after its first `rounds` rounds, which were not its last."""
-    return replace(
-        dialogue,
-        rounds=dialogue.rounds[:rounds],
-        rewards=dialogue.rewards[:rounds],
-        verdict=CONTINUE,
-        confidence=None,
-        ended=False,
-    )
 
 
 def _read(path: Path, items: Mapping[int, Any]) -> Iterator[tuple[int, tuple[int, ...], Dialogue]]:

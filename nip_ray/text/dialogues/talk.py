@@ -17,11 +17,10 @@ from typing import TypeVar
 from nip_ray.play.chats import Shape, shape_chat
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
+from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import ACCEPT
-from nip_ray.scenarios.code_validation.dummy import dummy_reply
-from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.seeding import stable_seed
-from nip_ray.settings.code_validation import LanguageAgentSettings
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.text_training import TalkSettings
 from nip_ray.text.costs.brake import Brake
 from nip_ray.text.dialogues.tasks import Task
@@ -73,7 +72,7 @@ class DialogueRunner:
 
     def __init__(
         self,
-        scenario: CodeValidation,
+        scenario: LanguageScenario,
         clients: Mapping[str, AgentClient],
         context: StageContext,
         max_in_flight: int,
@@ -139,7 +138,7 @@ class DialogueRunner:
                 self._brake.invalid(agent, speaker.model)
             key, seed = self.context.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
             if speaker.client is None:
-                return Answer(self.invent(dialogue, agent, seed))
+                return Answer(self.scenario.invent(dialogue, agent, seed))
             schema = self.scenario.reply_schema(agent)
             form = 0 if schema is None else len(self.scenario.verdict_text(ACCEPT)) // 2  # tokens of names and quotation marks, about
             request = ChatRequest(
@@ -159,7 +158,3 @@ class DialogueRunner:
             return Answer(reply.content, reply.finish_reason, reply.reasoning)
 
         return ask
-
-    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
-        """A random reply of the right form."""
-        return dummy_reply(self.scenario, dialogue, agent, seed)

@@ -20,8 +20,8 @@ from typing import Any, Protocol
 from nip_ray.errors import UserError
 from nip_ray.evaluation.clusters import clustered_share
 from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed
-from nip_ray.protocols import ACCEPT, CONTINUE
+from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, beginning
+from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
 from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
@@ -212,9 +212,8 @@ def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> 
 
 
 def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scenario: JudgedScenario) -> bool:
-    before = replace(dialogue, rounds=dialogue.rounds[:r], rewards=dialogue.rewards[:r], verdict=CONTINUE, confidence=None, ended=False)
     try:
-        return scenario.parse(before, agent, raw).decision == decision
+        return scenario.parse(beginning(dialogue, r), agent, raw).decision == decision
     except InvalidReply:
         return False
 

@@ -6,21 +6,18 @@ from typing import Any
 
 from nip_ray.protocols import Protocol
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
-from nip_ray.text.training.metrics import dialogue_record
-
-GROUPS = {"difficulty": lambda item: item.difficulty}
-"""What accuracy is told by, beside the label: name -> value of an item."""
+from nip_ray.text.training.metrics import Groups, dialogue_record
 
 
-def last_test(run_dir: Path, iterations: int, items: Mapping[int, Any], protocol: Protocol) -> dict[str, Any] | None:
+def last_test(run_dir: Path, iterations: int, items: Mapping[int, Any], protocol: Protocol, groups: Groups) -> dict[str, Any] | None:
     """Figures with intervals of the last of `iterations` that was tested; None where none was.
 
-    items: the test items by id. Raises UserError for a damaged file.
+    items: the test items by id. groups: see `Groups`. Raises UserError for a damaged file.
     """
     tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
     if not tested:
         return None
     dialogues = read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)
-    record = dialogue_record(dialogues, protocol, groups=GROUPS)
+    record = dialogue_record(dialogues, protocol, groups=groups)
     count = len({dialogue.item.id for dialogue in dialogues})
     return {"iteration": tested[-1] + 1, "split": "test", "num_instances": count, "sampled": record}

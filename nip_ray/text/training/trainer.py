@@ -41,7 +41,7 @@ from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key
 from nip_ray.text.parts import Parts
 from nip_ray.text.providers.fine_tuning import encode
 from nip_ray.text.training.fine_tuning_sets import METHODS, FineTuningSet, fine_tuning_set, format_warmup_set
-from nip_ray.text.training.last_test import GROUPS, last_test
+from nip_ray.text.training.last_test import last_test
 from nip_ray.text.training.malt import label_tree, mid_points
 from nip_ray.text.training.malt_figures import tree_statistics
 from nip_ray.text.training.metrics import dialogue_metrics
@@ -147,12 +147,11 @@ class TextTrainer:
         began, iteration = time.perf_counter(), self.state.iteration
         row: dict[str, Any] = {"iteration": iteration + 1}
         if not self.rerun:
-            row |= {f"train/{name}": value for name, value in dialogue_metrics(self._played("train"), self.protocol, GROUPS).items()}
+            row |= {f"train/{name}": value for name, value in self._figures("train").items()}
             row |= self._learning_figures()
         if self._is_tested(iteration):
             await self._play_tests()
-            found = dialogue_metrics(self._played("test"), self.protocol, GROUPS)
-            row |= {f"eval_sampled/{name}": value for name, value in found.items()}
+            row |= {f"eval_sampled/{name}": value for name, value in self._figures("test").items()}
         spent = self.spending()
         row |= {"cost/usd": spent.summary()["usd"], "cost/tokens": spent.amount.tokens, "cost/jobs": spent.jobs}
         row["time/test_s"] = time.perf_counter() - began
@@ -265,6 +264,9 @@ class TextTrainer:
         items = self.parts.by_id["train"]
         return fine_tuning_set(self.config, self.parts.scenario, self.folder.path, items, self.state.iteration, self.groups[group])
 
+    def _figures(self, split: str) -> dict[str, float]:
+        return dialogue_metrics(self._played(split), self.protocol, self.parts.kind.groups)
+
     def _learning_figures(self) -> dict[str, float]:
         """How much there is to learn, and for malt what the trees look like."""
         found: dict[str, float] = {}
@@ -351,4 +353,4 @@ class TextTrainer:
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""
-        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol)
+        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol, self.parts.kind.groups)

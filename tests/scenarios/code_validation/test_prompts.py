@@ -15,7 +15,8 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, fenced
 from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
-from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.language_agents import LanguageAgentSettings
 
 NAMES = tuple(ROLES)
 PACKAGE = Path(prompts_module.__file__).parent / "prompts"

@@ -19,11 +19,11 @@ from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.play.dialogue_rules import rulebook
 from nip_ray.play.dialogues import Answer, advance, play_dialogue, start_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, Payment, Protocol, build, wrap
-from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES, generic_name, roles_of
 from nip_ray.scenarios.code_validation.scenario import EMPTY, CodeValidation, build_text_scenario
-from nip_ray.settings.code_validation import CodeValidationSettings, LanguageAgentSettings
+from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.protocol import ProtocolParams
 
 NAMES = tuple(ROLES)
@@ -168,7 +168,7 @@ def test_training_chats_are_what_was_seen() -> None:
 
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...], made=scenario, seen=seen) -> Answer:
             seen[len(dialogue.rounds), agent] = chat
-            return Answer(dummy_reply(made, dialogue, agent, 4))
+            return Answer(made.invent(dialogue, agent, 4))
 
         dialogue = asyncio.run(play_dialogue(scenario, ITEM, 8, ask))
         for (r, agent), chat in seen.items():
@@ -214,8 +214,8 @@ def test_dummy_replies_are_valid_and_seeded(name: str, scale: str, form: str) ->
         while not dialogue.ended:
             turns = []
             for agent in rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed):
-                reply = dummy_reply(scenario, dialogue, agent, seed)
-                assert reply == dummy_reply(scenario, dialogue, agent, seed)
+                reply = scenario.invent(dialogue, agent, seed)
+                assert reply == scenario.invent(dialogue, agent, seed)
                 if schema := scenario.reply_schema(agent):
                     validate(json.loads(reply), schema)
                 parsed = scenario.parse(dialogue, agent, reply)

@@ -13,7 +13,6 @@ from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.protocols import ACCEPT, build
-from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.seeding import stable_seed
@@ -48,7 +47,7 @@ def played(scenario: CodeValidation, number: int, reply: Callable[[Dialogue, str
     """A dialogue by the real text core; `reply` speaks, or the dummy."""
 
     async def ask(dialogue: Dialogue, agent: str, chat: object, attempt: int, path: tuple[int, ...]) -> Answer:
-        text = dummy_reply(scenario, dialogue, agent, stable_seed(play, attempt)) if reply is None else reply(dialogue, agent)
+        text = scenario.invent(dialogue, agent, stable_seed(play, attempt)) if reply is None else reply(dialogue, agent)
         return Answer(text)
 
     item = CodeItem(number, QUESTION, SOLUTION, number % 2, 1)

@@ -13,7 +13,6 @@ from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import Answer, play_round, start_dialogue
 from nip_ray.protocols import build
-from nip_ray.scenarios.code_validation.dummy import dummy_reply
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.seeding import stable_seed
@@ -223,7 +222,7 @@ async def dummy_round(scenario: Any, dialogue: Dialogue, path: tuple[int, ...]) 
 
     async def ask(dialogue: Dialogue, agent: str, chat: Any, attempt: int, path: tuple[int, ...]) -> Answer:
         await asyncio.sleep(0)
-        return Answer(dummy_reply(scenario, dialogue, agent, stable_seed(0, ".".join(map(str, path)), attempt)))
+        return Answer(scenario.invent(dialogue, agent, stable_seed(0, ".".join(map(str, path)), attempt)))
 
     return await play_round(scenario, dialogue, ask, path)
 

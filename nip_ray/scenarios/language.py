@@ -1,0 +1,53 @@
+"""The scenarios that language models play: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.code_validation.files import load_splits
+from nip_ray.scenarios.code_validation.item import CodeItem
+from nip_ray.scenarios.code_validation.scenario import build_text_scenario
+from nip_ray.settings.code_validation import CodeValidationSettings
+
+SPLITS = ("train", "test")
+
+
+@dataclass(frozen=True)
+class LanguageScenarioKind:
+    """All that is known of a scenario beside its name.
+
+    settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
+    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (0 or 1);
+    the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item makes of it.
+    groups: name -> value of an item; accuracy is also told by these.
+    """
+
+    settings: type
+    build: Callable[[Protocol, Any], LanguageScenario]
+    items: Callable[[Any, int], dict[str, list[Any]]]
+    read_item: Callable[[Mapping[str, Any]], Any]
+    write_item: Callable[[Any], dict[str, Any]] = asdict
+    groups: Mapping[str, Callable[[Any], str | int]] = field(default_factory=dict)
+
+
+LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
+    "code_validation": LanguageScenarioKind(
+        CodeValidationSettings,
+        build_text_scenario,
+        lambda settings, seed: load_splits(settings.data, seed),
+        lambda record: CodeItem(**record),
+        groups={"difficulty": lambda item: item.difficulty},
+    ),
+}
+"""By name."""
+
+
+def language_kind(settings: Any) -> LanguageScenarioKind:
+    """What is known of the scenario that `settings` (a settings dataclass with a `name`) describes. Raises UserError for another name."""
+    if settings.name not in LANGUAGE_SCENARIOS:
+        known = ", ".join(LANGUAGE_SCENARIOS)
+        raise UserError(f"scenario.name: {settings.name!r} is no scenario of language models, expected one of {known}")
+    return LANGUAGE_SCENARIOS[settings.name]

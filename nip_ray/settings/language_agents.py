@@ -1,0 +1,53 @@
+"""Which language model speaks for an agent, in every scenario that language models play."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from nip_ray.settings.options import FORBID_UNKNOWN, option
+
+
+@dataclass(frozen=True)
+class LanguageAgentSettings:
+    """The language model that speaks for one agent. Agents of one group share a model, and what it learns."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    provider: str = option("local", "Who answers for the model: a name in `providers`.")
+    model: str = option(
+        "default",
+        "The provider's name of the base model (local: a folder, or `default` for the small one built here).",
+        meaning={"path": "model"},
+    )
+    group: str | None = option(None, "Agents that name the same group share one model (none: a group of its own).")
+    frozen: bool = option(False, "Never fine-tuned.")
+    fine_tune_from_scratch: bool = option(True, "Each fine-tuning starts from the base model, not from the last fine-tuned one.")
+    temperature: float | None = option(None, "Sampling temperature (none: the provider's default).", ge=0, le=2)
+    top_p: float | None = option(None, "Nucleus of sampling (none: the provider's default).", gt=0, le=1)
+    max_response_words: int = option(150, "Words that an answer may have, as the agent is told.", ge=1)
+    max_tokens: int | None = option(None, "Tokens that an answer may have (none: one and a half times max_response_words).", ge=1)
+    max_reasoning_tokens: int = option(0, "Tokens that reasoning may take besides, before the answer.", ge=0)
+    reasoning_effort: str | None = option(None, "How much to reason, in the provider's words (openai; none: its default).")
+    extra_body: str = option(
+        "", 'Further members of each request\'s body, as JSON (openai), such as {"chat_template_kwargs": {"enable_thinking": false}}.'
+    )
+    chat_shape: Literal["auto", "openai", "alternating", "no_system"] = option(
+        "auto",
+        "Form of chats: separate messages with names, user and assistant in turn, or so and without a system role "
+        "(auto: what a local model's template accepts; alternating for all others).",
+    )
+    max_invalid_replies: int = option(20, "Replies that cannot be used, in a turn, after which an empty message stands for it.", ge=1)
+
+    @property
+    def reply_tokens(self) -> int:
+        """The most tokens of a reply, reasoning included."""
+        answer = int(1.5 * self.max_response_words) if self.max_tokens is None else self.max_tokens
+        return answer + self.max_reasoning_tokens
+
+    @property
+    def extra_members(self) -> dict[str, Any]:
+        """What a request's body holds besides. Raises ValueError where `extra_body` is no JSON object."""
+        extra = json.loads(self.extra_body or "{}")
+        if not isinstance(extra, dict):
+            raise ValueError("expected a JSON object")
+        return {**({} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}), **extra}
