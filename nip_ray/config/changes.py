@@ -1,4 +1,7 @@
-"""What a resumed run may change: the options whose meaning is `resumable` (see `nip_ray.settings.options`), in runs of every kind."""
+"""What a checkpoint depends on, and what a resumed run may change.
+
+The latter are the options whose meaning is `resumable` (see `nip_ray.settings.options`), in runs of every kind.
+"""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -6,10 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import sections
+from nip_ray.config.keys import sections, walk
 from nip_ray.config.load import apply_overrides, config_from_dict, plain
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
+from nip_ray.storage.fingerprint import fingerprint
 
 Config = TypeVar("Config", ExperimentConfig, TextExperimentConfig)
 
@@ -55,3 +59,23 @@ def changes_of(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "")
             yield from changes_of(was, wanted, f"{prefix}{key}.")
         elif was != wanted:
             yield f"{prefix}{key}={json.dumps(wanted)}"
+
+
+def run_fingerprint(config: ExperimentConfig) -> str:
+    """A hash of what a checkpoint depends on: not of the number of iterations, nor of what affects no number (see `settings.options`)."""
+    free = sections(ExperimentConfig, "affects_numbers", False)
+    parts = config.model_dump(
+        mode="json",
+        exclude={"iterations", *free},
+        exclude_defaults=True,  # so that a later version's new options leave it as it is
+    )
+    for path, key in walk(ExperimentConfig):
+        if key.meaning.get("affects_numbers") is False and "." in path:
+            _remove(parts, path.split("."))
+    return fingerprint(parts)
+
+
+def _remove(parts: dict[str, Any], path: list[str]) -> None:
+    for name in path[:-1]:
+        parts = parts.get(name, {})
+    parts.pop(path[-1], None)

@@ -30,10 +30,9 @@ from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
-from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.ppo import PPOSettings, ReinforceSettings
 from nip_ray.settings.protocol import ProtocolSettings
 from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
-from nip_ray.settings.reinforce import ReinforceSettings
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings

@@ -21,8 +21,7 @@ from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
-from nip_ray.settings.graph_data import GraphDataSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults

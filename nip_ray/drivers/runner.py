@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.cluster.interrupts import Interrupted, finishing, interruptible
-from nip_ray.config.changes import changes_of, refuse_fixed
+from nip_ray.config.changes import changes_of, refuse_fixed, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.contract import Agent

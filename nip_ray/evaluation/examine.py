@@ -10,15 +10,13 @@ from nip_ray.evaluation.calibration import calibration
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
-from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
-from nip_ray.evaluation.simulation import symbol_distance
+from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
 from nip_ray.evaluation.staged import Staged, stage_all
-from nip_ray.evaluation.worst_case import worst_case
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.settings.message_regression import MessageRegressionSettings
+from nip_ray.settings.experiment import MessageRegressionSettings
 
 _BATCH = 512  # copies at once: keeps memory flat on large splits
 FITTED = "fitted classifier"

@@ -19,7 +19,7 @@ from nip_ray.networks.basic import mlp
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.settings.message_regression import MessageRegressionSettings
+from nip_ray.settings.experiment import MessageRegressionSettings
 
 
 def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRegressionSettings, seed: int) -> dict[str, Proportion]:

@@ -1,4 +1,4 @@
-"""What a rollout says of the verifier and of everyone's pay, as flat figures.
+"""What a rollout says of the verifier, of everyone's pay and of zero knowledge, as flat metrics; and the worst of several rollouts.
 
 Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` before them. `docs/metrics.md` defines each.
 
@@ -6,21 +6,28 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
   ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
-- ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge; see `nip_ray.evaluation.simulation`.
+- ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge, how far the simulator's conversation is from the
+  adversarial verifier's: of the two agents' distributions, turn by turn, each in the conversation that it sees
+  (`nip_ray.learning.similarity.choice_distances`); the mean over an episode's rounds, then over episodes.
+- ``simulator/symbol_distance``: of what was in fact said, counted over all episodes of an examination. These distances are total
+  variations in [0, 1], and 0 is what zero knowledge asks for. They measure this simulator: another might come nearer.
 
 A share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all. The word
 ``verifier`` stands for the role, whatever the agent is called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from nip_ray.evaluation.intervals import mean, proportion
-from nip_ray.evaluation.simulation import simulation_values
 from nip_ray.play.rollout import Rollout
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 
 Array = npt.NDArray[np.generic]
@@ -77,3 +84,70 @@ def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
     values: dict[str, Array] = {"episode_length": rollout.length_B.cpu().numpy(), **simulation_values(rollout)}
     return values | {f"{agent}/return": return_BA[:, a] for a, agent in enumerate(protocol.agents)}
+
+
+def simulation_values(rollout: Rollout) -> dict[str, Array]:
+    """Key -> (B',) mean distance of each episode that has any; {} without zero knowledge, no key where nothing could be compared."""
+    if rollout.simulation_BR2 is None:
+        return {}
+    found = {}
+    for number, name in enumerate(("message", "decision")):
+        distance_BR = rollout.simulation_BR2[:, :, number].double()
+        there_BR = distance_BR >= 0
+        count_B = there_BR.sum(1)
+        mean_B = (distance_BR * there_BR).sum(1) / count_B.clamp_min(1)
+        if bool(count_B.any()):
+            found[f"simulator/{name}_distance"] = mean_B[count_B > 0].cpu().numpy()
+    return found
+
+
+def symbol_distance(scenario: Scenario, rollout: Rollout) -> tuple[float, int] | None:
+    """(distance, episodes): total variation between the kinds of symbols that the adversarial verifier and the simulator sent.
+
+    In every round, channel and position apart, over the copies in which both spoke; their mean weighted by the number of these copies.
+    Kinds: `Scenario.symbol_kinds`. Two samples of the very same distribution are not at 0: with n episodes and k equally likely kinds
+    at about sqrt(k / (pi n)). None without zero knowledge, or where the two never spoke.
+    """
+    protocol = scenario.protocol
+    if protocol.zero_knowledge is None:
+        return None
+    said = []
+    for agent in (protocol.zero_knowledge.adversary, protocol.zero_knowledge.simulator):
+        said_BRCM = rollout.main_BRACM[:, :, protocol.agents.index(agent)][:, :, list(protocol.writes[agent])]
+        said.append(said_BRCM.flatten(1))
+    first_BF, second_BF = said
+    there_BF = (first_BF >= 0) & (second_BF >= 0)
+    total, weight = 0.0, 0
+    for factor in there_BF.any(0).nonzero().flatten().tolist():
+        copy_N = there_BF[:, factor].nonzero().flatten()
+        kinds = [scenario.symbol_kinds(rollout.id_B[copy_N], said_BF[copy_N, factor]) for said_BF in (first_BF, second_BF)]
+        total += _variation(*kinds) * len(copy_N)
+        weight += len(copy_N)
+    return (total / weight, rollout.num_copies) if weight else None
+
+
+def _variation(first_N: Tensor, second_N: Tensor) -> float:
+    """Total variation between the empirical distributions of two samples of one size."""
+    size = int(torch.maximum(first_N.max(), second_N.max())) + 1
+    counts = torch.bincount(first_N, minlength=size) - torch.bincount(second_N, minlength=size)
+    return float(counts.abs().sum()) / (2 * len(first_N))
+
+
+def worst_case(rollouts: Sequence[Rollout], groups: Mapping[str, Tensor]) -> dict[str, Any]:
+    """{"episodes": E, name: record} with the names of `verdict_counts`.
+
+    An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode seeds in each (what
+    a prover who may try again comes to); as undecided if any was. So each instance is one trial, and the exact interval of a share holds.
+    The more episodes, the lower the metric: ones of different numbers of episodes are not to be compared.
+
+    rollouts: E sampled ones of the same instances, in the same order. groups: as `Scenario.group_I` gives them.
+    """
+    first = rollouts[0]
+    verdict_EB = torch.stack([rollout.verdict_B for rollout in rollouts])
+    wrong_EB = verdict_EB != first.y_B
+    # of an instance's episodes the first that went wrong; undecided ones are wrong, so they are found
+    worst_B = verdict_EB.gather(0, wrong_EB.long().argmax(0)[None])[0]
+    counts = verdict_counts(replace(first, verdict_B=worst_B), groups)
+    undecided_B = (verdict_EB == CONTINUE).any(0)
+    counts["verifier/undecided"] = (int(undecided_B.sum()), len(undecided_B))
+    return {"episodes": len(rollouts), **{name: proportion(*count).record() for name, count in counts.items()}}

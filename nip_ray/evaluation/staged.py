@@ -8,11 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.learning_rules import value_learners
+from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.settings.dqn import DQNSettings
 
 BATCH = 512
 """Copies at once: keeps memory flat on large splits."""
@@ -61,3 +65,11 @@ def _part(player: Player, here: slice) -> Player:
     if player.shown_B is None:
         return player
     return replace(player, shown_B=player.shown_B[here])
+
+
+def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
+    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits values."""
+    if not isinstance(config.algorithm, DQNSettings):
+        return dict(networks)
+    learned = value_learners(config, tuple(networks))
+    return {agent: GreedyPlayer(network) if agent in learned else network for agent, network in networks.items()}

@@ -4,7 +4,9 @@ Decisions that matter here:
 - a factor that is not in play (a channel in which the agent is silent this round, a decision that could not count) is absent
   from log-probabilities and entropies, not merely constant;
 - sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so that
-  equal seeds give equal episodes on every path.
+  equal seeds give equal episodes on every path;
+- supervised learning of a decision takes all three decisions into the softmax: to continue is a wrong class, so that a trained agent
+  does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), with reject 0 for y = 0 and accept 1 for y = 1.
 """
 
 from collections.abc import Mapping
@@ -144,3 +146,22 @@ def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Standard Gumbel noise on the generator's device: argmax(logits + noise) is a sample of the softmax (Gumbel, 1954)."""
     uniform = torch.rand(shape, generator=generator, device=generator.device)
     return -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
+
+
+def decision_loss(policy: Policy, y_N: Tensor) -> Tensor:
+    """Scalar: mean over N turns of the cross-entropy of the decision (N, 3) and the label `y_N` (N,) int64.
+
+    Raises ValueError where the policy belongs to an agent that has no decision.
+    """
+    return torch.nn.functional.cross_entropy(_decision(policy), y_N)
+
+
+def accuracy(policy: Policy, y_N: Tensor) -> Tensor:
+    """Scalar: the share of N turns whose most likely decision is the label; to continue is wrong."""
+    return (_decision(policy).argmax(-1) == y_N).to(policy.message.dtype).mean()
+
+
+def _decision(policy: Policy) -> Tensor:
+    if policy.decision is None:
+        raise ValueError("supervised learning needs an agent that decides; see `nip_ray.protocols.solo`")
+    return policy.decision

@@ -19,7 +19,7 @@ from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised_like
-from nip_ray.settings.reinforce import ReinforceSettings
+from nip_ray.settings.ppo import ReinforceSettings
 
 
 class ReinforceConfig(ProtocolAlgorithmConfig):

@@ -1,6 +1,6 @@
 """One agent alone on the labels: it plays the derived protocol in which it decides at once, and learns from what was right.
 
-The loss is in `nip_ray.learning.supervised`.
+The loss is in `nip_ray.learning.policy`.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -14,7 +14,7 @@ from ray.rllib.core.learner import Learner
 from ray.rllib.utils.annotations import override
 from torch import Tensor
 
-from nip_ray.learning.supervised import accuracy, decision_loss
+from nip_ray.learning.policy import accuracy, decision_loss
 from nip_ray.play.rollout import AgentRows, Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.players import agent_settings, rounds_of
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError

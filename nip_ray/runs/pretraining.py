@@ -29,7 +29,7 @@ from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
-from nip_ray.learning.supervised import accuracy, decision_loss
+from nip_ray.learning.policy import accuracy, decision_loss
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.seeding import generator, stable_seed

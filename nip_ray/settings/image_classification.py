@@ -6,8 +6,102 @@ from pathlib import Path
 from typing import Literal
 
 from nip_ray.settings.heads import HeadSettings
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings, data_faults
 from nip_ray.settings.options import FILE, FORBID_UNKNOWN, FREE, option
+
+
+@dataclass(frozen=True)
+class ImageSource:
+    """A source in short. repository: on the hub, with its `subset` (None: embedded, or files alone). size: (channels, height, width),
+    None where the files say. num_classes likewise. image, label: its columns. pair: the classes of `select_two`. merge_seed: the seed
+    that `merge` permutes its classes by. With both, and the split of their own hub, they are the published library's."""
+
+    repository: str | None
+    size: tuple[int, int, int] | None
+    num_classes: int | None
+    image: str = "image"
+    label: str = "label"
+    subset: str | None = None
+    pair: tuple[int, int] = (0, 1)
+    merge_seed: int = 0
+
+
+SOURCES: dict[str, ImageSource] = {
+    "digits": ImageSource(None, (1, 8, 8), 10),
+    "mnist": ImageSource("ylecun/mnist", (1, 28, 28), 10),
+    "fashion_mnist": ImageSource("zalando-datasets/fashion_mnist", (1, 28, 28), 10),
+    "kmnist": ImageSource("tanganke/kmnist", (1, 28, 28), 10),
+    "svhn": ImageSource("ufldl-stanford/svhn", (3, 32, 32), 10, subset="cropped_digits", merge_seed=2),
+    "cifar10": ImageSource("uoft-cs/cifar10", (3, 32, 32), 10, image="img", pair=(3, 5)),
+    "cifar100": ImageSource("uoft-cs/cifar100", (3, 32, 32), 100, image="img", label="fine_label"),
+    "files": ImageSource(None, None, None),
+}
+"""By name."""
+
+
+@dataclass(frozen=True)
+class ImageDataSettings:
+    """Images with classes, made into two labels. Splits, labels and what balancing leaves out are functions of the seeds here alone."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    source: Literal["digits", "mnist", "fashion_mnist", "kmnist", "svhn", "cifar10", "cifar100", "files"] = option(
+        "digits",
+        "digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. files: parquet files of your own. The others come from the "
+        "Hugging Face hub (extra `hf`), or from parquet files of the same layout.",
+    )
+    train: str | None = option(None, "Parquet file, or folder of them, with the training images (none: from the source).", meaning=FILE)
+    test: str | None = option(
+        None,
+        "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`).",
+        meaning=FILE,
+    )
+    num_train: int | None = option(None, "Keep so many training images, half of either label where balanced (none: all).", ge=2)
+    num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)
+    test_share: float = option(0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1)
+    seed: int = option(0, "Seed of splits and of which images are left out.", ge=0)
+    binarisation: Literal["merge", "select_two", "random"] = option(
+        "merge", "How classes become labels: half of the classes against the other half, one class against another, or by chance."
+    )
+    selected_classes: tuple[int, ...] | None = option(
+        None, "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1)."
+    )
+    binarisation_seed: int | None = option(None, "Seed of merge and random (none: 2 for svhn, otherwise 0).", ge=0)
+    balanced: bool = option(True, "Leave out images of the more frequent label until both are as frequent.")
+
+
+def data_faults(data: ImageDataSettings) -> Iterator[str]:
+    """What cannot be, each beginning with its key; files are looked for, not into."""
+    if data.source == "files" and data.train is None:
+        yield "train: missing, the source files needs a parquet file or a folder of them"
+    for split in ("train", "test"):
+        path = getattr(data, split)
+        if path is not None and not Path(path).exists():
+            yield f"{split}: {path}: no such file or folder, name a parquet file of images or a folder of them"
+    both = data.train is not None and data.test is not None
+    if both and Path(str(data.train)).is_file() and Path(str(data.train)).resolve() == Path(str(data.test)).resolve():
+        yield f"test: {data.test}: this is the training file, hold other images out or leave this out"
+    if data.test_share != ImageDataSettings.test_share:
+        if data.test is not None:
+            yield "test_share: counts where no held-out images are named only (test is), leave one of the two out"
+        elif data.train is None and SOURCES[data.source].repository is not None:
+            yield f"test_share: counts where a source has no held-out images of its own only ({data.source} has), leave it out"
+    if data.binarisation == "select_two" and data.binarisation_seed is not None:
+        yield "binarisation_seed: counts with merge and random only (binarisation is select_two), leave it out"
+    yield from _class_faults(data)
+
+
+def _class_faults(data: ImageDataSettings) -> Iterator[str]:
+    chosen, count = data.selected_classes, SOURCES[data.source].num_classes
+    if chosen is None:
+        return
+    if data.binarisation != "select_two":
+        yield f"selected_classes: counts with select_two only (binarisation is {data.binarisation}), leave it out"
+    if len(chosen) != 2 or chosen[0] == chosen[1]:
+        yield f"selected_classes: got {list(chosen)}, expected two classes, that of label 0 first"
+    wrong = [number for number in chosen if number < 0 or (count is not None and number >= count)]
+    if wrong:
+        known = "numbers from 0 on" if count is None else f"0 to {count - 1}"
+        yield f"selected_classes: got {wrong[0]}, but the classes of {data.source} are {known}"
 
 
 @dataclass(frozen=True)

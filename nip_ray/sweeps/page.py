@@ -22,10 +22,9 @@ from nip_ray.evaluation.report.contents import seconds, short
 from nip_ray.evaluation.report.describe import describe
 from nip_ray.evaluation.report.pictures import GRID, PALETTE, Drawing, picture, plain
 from nip_ray.evaluation.report.source import MAX_TEXT
-from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
-from nip_ray.sweeps.summary import SettingSummary, Summary, figure_of, headline, label, short_names, show, table_rows
+from nip_ray.sweeps.summary import SettingSummary, Summary, TrialRecord, figure_of, headline, label, short_names, show, table_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

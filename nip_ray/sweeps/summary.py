@@ -14,12 +14,38 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
 from nip_ray.evaluation.intervals import Mean, mean
 from nip_ray.settings.sweep import SweepSettings
-from nip_ray.sweeps.records import STATUSES, TrialRecord
+
+Status = Literal["done", "stopped", "failed", "unfinished"]
+STATUSES: tuple[Status, ...] = ("done", "stopped", "failed", "unfinished")
+"""Ran to its end; stopped early by the scheduler; broke down for good; neither yet (the sweep was interrupted, or out of time)."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial.
+
+    trial_id: its name below `trials/`. values: dotted key -> value of every space (under PBT: the newest). run_dir: its run folder, None
+    where it has none yet. iterations: how many were done. metrics: the last known value of each figure. curve: (iteration, metric) pairs
+    in order. seconds: of wall clock in which it ran. error: why it failed, in one line.
+    """
+
+    trial_id: str
+    values: Mapping[str, Any]
+    seed: int
+    status: Status
+    run_dir: Path | None = None
+    iterations: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    curve: Sequence[tuple[int, float]] = ()
+    seconds: float = 0.0
+    error: str | None = None
+
 
 _LONGEST = 48  # characters of a value in a table
 _SHARES = {

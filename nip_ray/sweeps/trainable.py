@@ -26,8 +26,8 @@ from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT
 
 from nip_ray.cluster.resources import trial_bundles
+from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_to_yaml
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check

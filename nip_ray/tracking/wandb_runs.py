@@ -7,11 +7,14 @@ Decisions that matter here:
   the machine. Those may hold secrets, and what matters of them is in the run folder;
 - a resumed run has the same id. Steps that are there already, on the server or in earlier offline files, are not sent again: a run that
   is resumed makes the same numbers, and twice the same step is drawn twice;
+- which steps an offline run has is read from its files. Their format is LevelDB's log: a header of 7 bytes, blocks of 32 KiB, each with
+  records of (checksum 4, length 2, kind 1) bytes before their data; a split record says so by its kind; one protocol buffer a record;
 - artifacts are copied when they are told of, since checkpoints are pruned while the upload continues.
 """
 
 import os
-from collections.abc import Mapping
+import struct
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,6 @@ from nip_ray.settings.tracking import WandbSettings
 from nip_ray.storage.folder import CONFIG
 from nip_ray.storage.wandb_source import kept_in, require_key, require_library
 from nip_ray.tracking.base import RunInfo, Tracker, values
-from nip_ray.tracking.wandb_files import last_step
 
 FOLDER = "wandb"
 
@@ -113,3 +115,49 @@ class _Wandb:
                 artifact.add_file(str(path), name=name, skip_cache=True)
             aliases = ["latest"] if iteration is None else ["latest", f"iteration-{iteration}"]
             self._run.log_artifact(artifact, aliases=aliases)
+
+
+_HEADER, _BLOCK, _RECORD = 7, 32 * 1024, struct.Struct("<IHB")
+_FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
+
+
+def last_step(folder: Path) -> int:
+    """The largest step in the offline files of earlier processes below the `wandb/` folder of a run; 0 if there is none."""
+    steps = [step for file in sorted(folder.glob("offline-run-*/*.wandb")) for record in records(file) if (step := _step(record))]
+    return max(steps, default=0)
+
+
+def records(file: Path) -> Iterator[Any]:
+    """The records of a .wandb file, as far as it is whole: the last one may be torn where a process was killed."""
+    from google.protobuf.message import DecodeError
+    from wandb.proto import wandb_internal_pb2
+
+    for data in _chunks(file.read_bytes()):
+        record = wandb_internal_pb2.Record()  # pyright: ignore[reportAttributeAccessIssue]  # made at run time
+        try:
+            record.ParseFromString(data)
+        except DecodeError:
+            return
+        yield record
+
+
+def _chunks(data: bytes) -> Iterator[bytes]:
+    place, parts = _HEADER, b""
+    while place < len(data):
+        left = _BLOCK - place % _BLOCK
+        if left < _RECORD.size:  # padding
+            place += left
+            continue
+        if place + _RECORD.size > len(data):
+            return
+        _, length, kind = _RECORD.unpack_from(data, place)
+        begin, place = place + _RECORD.size, place + _RECORD.size + length
+        if kind not in (_FULL, _FIRST, _MIDDLE, _LAST) or place > len(data):
+            return
+        parts = data[begin:place] if kind in (_FULL, _FIRST) else parts + data[begin:place]
+        if kind in (_FULL, _LAST):
+            yield parts
+
+
+def _step(record: Any) -> int:
+    return record.history.step.num if record.WhichOneof("record_type") == "history" else 0

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nip_ray.cluster import doctor
-from nip_ray.cluster.doctor import cgroups, keys, machine, places
+from nip_ray.cluster.doctor import keys, machine, places
 from nip_ray.cluster.doctor.finding import Finding
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,14 +293,14 @@ def test_limits_of_control_groups_are_read_at_every_level(tmp_path: Path) -> Non
     group.mkdir(parents=True)
     membership = tmp_path / "cgroup"
     membership.write_text("0::/a/b\n")
-    assert cgroups.limits(tmp_path, membership) == cgroups.Limits()
+    assert machine.limits(tmp_path, membership) == machine.Limits()
     (group / "cpu.max").write_text("max 100000\n")
     (group / "memory.max").write_text("max\n")
     (tmp_path / "a" / "cpu.max").write_text("150000 100000\n")
     (tmp_path / "a" / "memory.max").write_text(f"{4 * GIB}\n")
     (tmp_path / "a" / "memory.current").write_text(f"{3 * GIB}\n")
     (tmp_path / "a" / "memory.stat").write_text(f"anon 5\ninactive_file {GIB}\n")
-    assert cgroups.limits(tmp_path, membership) == cgroups.Limits(cpus=1.5, memory=4 * GIB, free=2 * GIB)
+    assert machine.limits(tmp_path, membership) == machine.Limits(cpus=1.5, memory=4 * GIB, free=2 * GIB)
 
 
 def test_limits_of_the_older_control_groups_are_read_too(tmp_path: Path) -> None:
@@ -312,10 +312,10 @@ def test_limits_of_the_older_control_groups_are_read_too(tmp_path: Path) -> None
     (tmp_path / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("50000\n")
     (tmp_path / "cpu,cpuacct" / "cpu.cfs_period_us").write_text("100000\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
-    assert cgroups.limits(tmp_path, membership) == cgroups.Limits(cpus=0.5)
+    assert machine.limits(tmp_path, membership) == machine.Limits(cpus=0.5)
     (tmp_path / "cpu,cpuacct" / "cpu.cfs_quota_us").write_text("-1\n")
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text(f"{GIB}\n")
-    assert cgroups.limits(tmp_path, membership) == cgroups.Limits(memory=GIB, free=GIB)
+    assert machine.limits(tmp_path, membership) == machine.Limits(memory=GIB, free=GIB)
 
 
 def test_the_sandbox_is_tried_out_and_its_level_told() -> None:

@@ -17,8 +17,8 @@ from nip_ray.protocols import Protocol, build
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.scenarios.registry import build_agents
+from nip_ray.settings.experiment import MessageRegressionSettings
 from nip_ray.settings.message_game import MessageGameSettings
-from nip_ray.settings.message_regression import MessageRegressionSettings
 from tests.builders import graph_scenario, one_thread, random_pairs
 from tests.runs.small import GRAPHS, MESSAGES, small
 

@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from nip_ray.evaluation.examine import Examination
-from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
-from nip_ray.evaluation.simulation import simulation_values, symbol_distance
+from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, simulation_values, symbol_distance
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin

@@ -11,8 +11,8 @@ import torch
 from nip_ray.evaluation.calibration import calibration, calibration_error, graded_verdicts
 from nip_ray.evaluation.examine import Examination
 from nip_ray.evaluation.message_value import WAYS, message_value
+from nip_ray.evaluation.metrics import worst_case
 from nip_ray.evaluation.staged import Staged, stage_all
-from nip_ray.evaluation.worst_case import worst_case
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.rollout import Rollout
 from tests.builders import graph_scenario, one_thread

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.learning.policy import Policy
-from nip_ray.learning.supervised import accuracy, decision_loss
+from nip_ray.learning.policy import Policy, accuracy, decision_loss
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, check
 from nip_ray.protocols.solo import solo_protocol

@@ -9,7 +9,7 @@ from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from nip_ray.rllib.compat import PRIVATE, local_learner, runners_by_value
-from nip_ray.rllib.distribution import Layout, distribution_class
+from nip_ray.rllib.module import Layout, distribution_class
 from tests.rllib.experiments import built, message_game
 
 

@@ -14,8 +14,8 @@ import torch
 
 import nip_ray
 from nip_ray import progress
+from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_from_dict, parse_yaml
 from nip_ray.config.paths import absolute_paths, with_absolute_paths
 from nip_ray.errors import UserError

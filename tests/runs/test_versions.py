@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import FORMAT_VERSION
-from nip_ray.config.fingerprint import run_fingerprint
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.rerun import read_rerun, rerun_tests

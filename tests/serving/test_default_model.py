@@ -10,8 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nip_ray.serving.default_model import SPECIAL, VOCABULARY, default_model, default_tokenizer, save_default_model
-from nip_ray.serving.vocabulary import learn_vocabulary
+from nip_ray.serving.default_model import SPECIAL, VOCABULARY, default_model, default_tokenizer, learn_vocabulary, save_default_model
 
 TOKENIZER = default_tokenizer()
 

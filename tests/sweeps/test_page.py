@@ -13,9 +13,8 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.report.pictures import Drawing
 from nip_ray.sweeps import page as page_module
 from nip_ray.sweeps.page import write_sweep_page
-from nip_ray.sweeps.records import Status, TrialRecord
 from nip_ray.sweeps.spec import SweepSpec, draw_settings, parse_sweep
-from nip_ray.sweeps.summary import summarise
+from nip_ray.sweeps.summary import Status, TrialRecord, summarise
 
 METRIC = "eval/verifier/accuracy"
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"

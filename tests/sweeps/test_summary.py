@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nip_ray.settings.sweep import SweepSettings
-from nip_ray.sweeps.records import Status, TrialRecord
-from nip_ray.sweeps.summary import Summary, as_json, headline, short_names, summarise, table_rows
+from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, headline, short_names, summarise, table_rows
 
 METRIC = "eval/verifier/accuracy"
 SETTINGS = SweepSettings(metric=METRIC)

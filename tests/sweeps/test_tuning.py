@@ -14,9 +14,9 @@ from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.storage.folder import RunFolder
-from nip_ray.sweeps.records import TrialRecord
 from nip_ray.sweeps.run import resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
+from nip_ray.sweeps.summary import TrialRecord
 from nip_ray.sweeps.tuning import bounded, tune_config
 from tests.runs.small import MESSAGES
 

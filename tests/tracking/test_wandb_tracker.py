@@ -18,7 +18,7 @@ from nip_ray.errors import UserError
 from nip_ray.settings.tracking import TrackingSettings, WandbSettings
 from nip_ray.storage import wandb_source
 from nip_ray.tracking import check_trackers
-from nip_ray.tracking.wandb_files import last_step
+from nip_ray.tracking.wandb_runs import last_step
 from tests.tracking.tracked import CONFIG, ROOT, files_news, row, run_folder, track
 from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service
 

@@ -69,7 +69,7 @@ def player_of(role: "Role", text: str, dimension: int) -> "Player":
 
     if (name := text.replace("-", "_")) in SCRIPTED[role]:
         return scripted(role, name, dimension)
-    from nip_ray.config.fingerprint import run_fingerprint
+    from nip_ray.config.changes import run_fingerprint
     from nip_ray.config.plugins import import_plugins
     from nip_ray.scenarios.hironaka.scenario import Hironaka
     from nip_ray.scenarios.registry import played_scenario

@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from nip_ray.config.fingerprint import run_fingerprint
+from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import bench, examine, flat_figures

@@ -14,8 +14,7 @@ from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.seeding import stable_seed
-from nip_ray.settings.graph_data import GraphDataSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 
 _DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
 

@@ -12,12 +12,11 @@ from nip_ray.play.game import position_at
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.hironaka import encode
-from nip_ray.scenarios.hironaka.figures import rho_figures
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.network import HironakaAgent
 from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.scenarios.hironaka.positions import Rules
-from nip_ray.scenarios.hironaka.records import host_of, positions_of, tree_of
+from nip_ray.scenarios.hironaka.records import host_of, positions_of, rho_figures, tree_of
 from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent
 from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSettings, hironaka_faults
 

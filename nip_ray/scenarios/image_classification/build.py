@@ -16,8 +16,7 @@ from nip_ray.scenarios.image_classification.labels import labelled, num_classes_
 from nip_ray.scenarios.image_classification.network import RandomAgent
 from nip_ray.scenarios.image_classification.scenario import ImageClassification, LabelledImages
 from nip_ray.scenarios.seat import agents_of
-from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
-from nip_ray.settings.image_data import ImageDataSettings
+from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
 
 
 def build_image_classification(

@@ -5,26 +5,29 @@ Decisions that matter here:
   data goes the same way, so one reader serves both, and no code of a data set is ever run;
 - pixels stay whole numbers from 0 to `levels`: a quarter of the memory, and equal images are equal;
 - all images of a set have one size. One that is damaged or of another size is named by file and row;
-- of one's own files, all images have three colours if any has.
+- of one's own files, all images have three colours if any has;
+- a parquet file's split is told by its name, or else by the nearest folder below the one that is named, so that data sets can be named
+  as they are downloaded (``data/train-00000-of-00001.parquet``, ``train/0000.parquet``). Where any file of a folder has a split, files
+  of others, and those without, are not taken, and no file serves both splits: what is held out never slips in.
 """
 
 import io
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.splits import files_of
 from nip_ray.scenarios.marks import Mark, marks
 from nip_ray.seeding import generator
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource, data_faults
+from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, ImageSource, data_faults
 
 _MAX_BYTES = 2**32  # of the pixels of a set, which are kept in memory
 _MAX_CLASSES = 10_000
@@ -242,3 +245,69 @@ def _pixels(
     if sides is not None and made.shape[:2] != sides:
         fail(f"is {made.shape[0]} x {made.shape[1]}", f"{sides[0]} x {sides[1]}, as all of them")
     return made
+
+
+Split = Literal["train", "test"]
+
+_WORD = re.compile(r"(?:^|[^a-z])(train|test|valid|val(?![a-z])|extra(?![a-z]))", re.IGNORECASE)
+
+
+def files_of(settings: ImageDataSettings) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """The parquet files of the (training, held-out) images; none for what is not from files, or is a share of the training images.
+
+    Raises UserError for what is missing, for a folder without files of the split, and for a file that would be of both.
+    """
+    subset = SOURCES[settings.source].subset
+    train = () if settings.train is None else parquet_files(settings.train, "train", subset)
+    if settings.test is not None:
+        test = parquet_files(settings.test, "test", subset)
+    elif settings.train is not None and Path(settings.train).is_dir():
+        below = _below(Path(settings.train), subset)
+        test = tuple(file for file in _parquets(below) if split_of(file, below) == "test")
+    else:
+        test = ()
+    both = {file.resolve() for file in train} & {file.resolve() for file in test}
+    if both:
+        raise UserError(f"scenario.data.test: {min(both)} is a training file too, hold other images out or leave this out")
+    return train, test
+
+
+def parquet_files(path: str | Path, split: Split, subset: str | None = None) -> tuple[Path, ...]:
+    """`path` itself, or of a folder the files of `split`; all, where none is of any split. subset: look into this folder of it, if it is
+    there.
+
+    Raises UserError where there is no such file.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"{path}: no such file or folder; name a parquet file with images, or a folder of them")
+    if path.is_file():
+        return (path,)
+    path = _below(path, subset)
+    found = {file: split_of(file, path) for file in _parquets(path)}
+    if not found:
+        raise UserError(f"{path}: has no .parquet files; name a parquet file with images, or a folder of them")
+    if not any(found.values()):
+        return tuple(found)
+    taken = tuple(file for file, of in found.items() if of == split)
+    if not taken:
+        other = next(file for file, of in found.items() if of is not None).relative_to(path)
+        raise UserError(f"{path}: has no {split} files (but {other}); call them {split}-….parquet, or name a single file as data.{split}")
+    return taken
+
+
+def split_of(file: Path, below: Path) -> str | None:
+    """What a word of the file's name, else of its folders' from the nearest on, begins with: "train", "test", "valid" or "extra"."""
+    for part in (file.stem, *reversed(file.relative_to(below).parts[:-1])):
+        if found := _WORD.search(part):
+            word = found.group(1).lower()
+            return "valid" if word == "val" else word
+    return None
+
+
+def _below(path: Path, subset: str | None) -> Path:
+    return path / subset if subset is not None and (path / subset).is_dir() else path
+
+
+def _parquets(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.parquet"))

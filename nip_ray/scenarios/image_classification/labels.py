@@ -12,7 +12,7 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings
+from nip_ray.settings.image_classification import SOURCES, ImageDataSettings
 
 
 def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> tuple[Tensor, Tensor]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.protocols import Judgement
-from nip_ray.scenarios.matrix_games.games import Figures, Game
-from nip_ray.scenarios.matrix_games.solve import Tables
+from nip_ray.scenarios.matrix_games.games import Figures, Game, Tables
 
 CARDS = ("jack", "queen", "king")
 DEALS = ((0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1))

@@ -6,7 +6,10 @@ Decisions that matter here:
 - the verifier's guesses are replaced before selection, and selection sees the other dialogues only;
 - an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one. Invalid replies are
   in no example: scenarios do not show an agent its own (`LearnableScenario.training_chat`), and none is a completion;
-- where all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
+- where all rewards are equal, weights are uniform (normalising them would divide 0 by 0);
+- guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own. The schedule is the published
+  one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the whole share, and of n dialogues int(share * n) are
+  replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is replaced depends on (seed, iteration, agent) alone.
 Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and Tree Search", NeurIPS 2017.
 """
 
@@ -20,8 +23,7 @@ import numpy.typing as npt
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.seeding import stable_seed
-from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.guess_replacement import share, split_for_replacement
+from nip_ray.settings.text_training import ExpertIterationSettings, TextTrainingSettings
 
 ROUNDING = 1e-6
 """Rewards this far below the threshold reach it: protocols pay in single precision."""
@@ -134,3 +136,32 @@ def last_usable_round(dialogue: Dialogue, agent: str) -> int | None:
     """The last round in which the agent gave a usable reply, None if there is none."""
     rounds = [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
     return rounds[-1] if rounds else None
+
+
+def share(settings: TextTrainingSettings, iteration: int) -> float:
+    """The share of dialogues, in [0, 1], in which the verifier's guess is replaced in `iteration` (from 0).
+
+    p = guess_replacement: none: p; linear: max(p - iteration * rate, 0); exponential: p * (1 - rate) ** iteration.
+    Raises ValueError for a negative iteration.
+    """
+    if iteration < 0:
+        raise ValueError(f"iteration is {iteration}, expected 0 or more")
+    start, rate = settings.guess_replacement, settings.guess_replacement_rate
+    if settings.guess_replacement_annealing == "linear":
+        return max(start - iteration * rate, 0.0)
+    if settings.guess_replacement_annealing == "exponential":
+        return start * (1 - rate) ** iteration
+    return start
+
+
+def split_for_replacement(num: int, share: float, seed: int, iteration: int, agent: str) -> tuple[list[int], list[int]]:
+    """(indices to replace, indices to keep) of `num` dialogues, each in ascending order: the first int(share * num) of a permutation.
+
+    Raises ValueError for a share outside [0, 1].
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"share is {share}, expected between 0 and 1")
+    random = np.random.default_rng(stable_seed(seed, "guess_replacement", iteration, agent))
+    order = random.permutation(num).tolist()
+    count = int(share * num + 1e-9)
+    return sorted(order[:count]), sorted(order[count:])

@@ -19,7 +19,7 @@ from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_
 from nip_ray.text.providers.fine_tuning import dpo_line, supervised_line
 from nip_ray.text.training.expert_iteration import examples
 from nip_ray.text.training.malt import Node, label_tree, mid_points, preference_pairs
-from nip_ray.text.training.malt_figures import pair_statistics
+from nip_ray.text.training.metrics import pair_statistics
 
 METHODS: dict[type, Method] = {ExpertIterationSettings: "supervised", MaltSettings: "dpo"}
 """By which method the agents of a trainer are fine-tuned."""
@@ -28,7 +28,7 @@ METHODS: dict[type, Method] = {ExpertIterationSettings: "supervised", MaltSettin
 @dataclass(frozen=True)
 class FineTuningSet:
     """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for malt also which share of the
-    pairs was left out (`nip_ray.text.training.malt_figures.pair_statistics`).
+    pairs was left out (`nip_ray.text.training.metrics.pair_statistics`).
     """
 
     lines: list[dict[str, Any]]

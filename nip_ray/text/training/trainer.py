@@ -43,8 +43,7 @@ from nip_ray.text.providers.fine_tuning import encode
 from nip_ray.text.training.fine_tuning_sets import METHODS, FineTuningSet, fine_tuning_set, format_warmup_set
 from nip_ray.text.training.last_test import last_test
 from nip_ray.text.training.malt import label_tree, mid_points
-from nip_ray.text.training.malt_figures import tree_statistics
-from nip_ray.text.training.metrics import dialogue_metrics
+from nip_ray.text.training.metrics import dialogue_metrics, tree_statistics
 from nip_ray.text.training.state import STATE, Stage, TextState, save_state
 from nip_ray.tracking import Tracker
 

@@ -7,7 +7,7 @@ import torch
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
-from nip_ray.settings.graph_data import GraphDataSettings
+from nip_ray.settings.graph_isomorphism import GraphDataSettings
 
 SMALL = GeneratorSettings(graph_sizes=(7,))
 

@@ -28,8 +28,7 @@ from nip_ray.scenarios.image_classification.build import build_image_classificat
 from nip_ray.scenarios.image_classification.embeddings import PretrainedModel, embeddings, feature_maps, find_model, load_weights
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.seeding import generator
-from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
-from nip_ray.settings.image_data import ImageDataSettings
+from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
 from tests.builders import one_thread
 from tests.scenarios.image_classification.files import TINY, random_images
 

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.images import from_files, from_hub, load_images
-from nip_ray.scenarios.image_classification.splits import Split, parquet_files
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings, ImageSource
+from nip_ray.scenarios.image_classification.images import Split, from_files, from_hub, load_images, parquet_files
+from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, ImageSource
 from tests.scenarios.image_classification.files import encoded, random_pixels, table, write
 
 COLUMNS = {name: dict(image=source.image, label=source.label) for name, source in SOURCES.items()}

@@ -11,7 +11,7 @@ from nip_ray.scenarios.image_classification.build import image_data
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.labels import class_labels, num_classes_of
 from nip_ray.scenarios.image_classification.labels import labelled as labelled_of
-from nip_ray.settings.image_data import SOURCES, ImageDataSettings
+from nip_ray.settings.image_classification import SOURCES, ImageDataSettings
 from tests.scenarios.image_classification.files import random_images, random_pixels, write
 
 

@@ -19,8 +19,7 @@ from nip_ray.scenarios.image_classification.build import build_image_classificat
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
 from nip_ray.scenarios.registry import observation_statistics
 from nip_ray.seeding import generator
-from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings
-from nip_ray.settings.image_data import ImageDataSettings
+from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
 from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images, random_pixels, write
 
 SPEECH: dict[str, int] = dict(message_size=2, linear_symbols=3)

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.images import load_images
-from nip_ray.scenarios.image_classification.splits import files_of, split_of
-from nip_ray.settings.image_data import ImageDataSettings
+from nip_ray.scenarios.image_classification.images import files_of, load_images, split_of
+from nip_ray.settings.image_classification import ImageDataSettings
 from tests.scenarios.image_classification.files import random_pixels, write
 
 SIDE = (1, 5, 5)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from nip_ray.play.core import BatchedPlay
 from nip_ray.protocols import build
+from nip_ray.scenarios.matrix_games.games import Tables
 from nip_ray.scenarios.matrix_games.kuhn import DEALS, KuhnPoker, best_response_value, deal_values
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
-from nip_ray.scenarios.matrix_games.solve import Tables
 from nip_ray.settings.matrix_games import MatrixGameSettings
 
 LINES: dict[str, tuple[int, bool]] = {"pp": (1, True), "pbp": (-1, False), "pbb": (2, True), "bp": (1, False), "bb": (2, True)}

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.scenarios.matrix_games.games import PRISONERS_DILEMMA
-from nip_ray.scenarios.matrix_games.solve import Tables, repeated_best_response, repeated_values
+from nip_ray.scenarios.matrix_games.games import PRISONERS_DILEMMA, Tables, repeated_best_response, repeated_values
 
 SHAPES = [(2, 2), (2, 3), (3, 2), (1, 2)]
 

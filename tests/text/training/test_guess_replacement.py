@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.guess_replacement import share, split_for_replacement
+from nip_ray.text.training.expert_iteration import share, split_for_replacement
 
 
 def settings(start: float, annealing: str = "none", rate: float = 0.1) -> ExpertIterationSettings:
@@ -64,7 +64,7 @@ def test_each_dialogue_is_replaced_equally_often() -> None:
 
 def test_split_does_not_depend_on_the_process() -> None:
     """Python's salted string hash, which the published code used, differs between processes."""
-    source = "from nip_ray.text.training.guess_replacement import split_for_replacement as s; print(s(20, 0.5, 4, 2, 'verifier'))"
+    source = "from nip_ray.text.training.expert_iteration import split_for_replacement as s; print(s(20, 0.5, 4, 2, 'verifier'))"
     found = {
         subprocess.run(
             [sys.executable, "-c", source], env={"PYTHONHASHSEED": salt, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=True

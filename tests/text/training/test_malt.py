@@ -19,7 +19,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.training.malt import LabelledNode, Node, grow, label_tree, mid_points, preference_pairs
-from nip_ray.text.training.malt_figures import tree_statistics
+from nip_ray.text.training.metrics import tree_statistics
 from tests.text.small_dialogues import Item, tiny
 
 AGENTS = ("prover", "verifier")

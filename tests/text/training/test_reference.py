@@ -16,8 +16,7 @@ import pytest
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.expert_iteration import examples
-from nip_ray.text.training.guess_replacement import share, split_for_replacement
+from nip_ray.text.training.expert_iteration import examples, share, split_for_replacement
 from nip_ray.text.training.metrics import dialogue_metrics
 from tests.text.small_dialogues import TinyScenario, random_dialogues, tiny
 
