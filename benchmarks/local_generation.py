@@ -18,7 +18,8 @@ import torch
 from _common import ROOT, machine, show, timed
 
 from nip_ray.serving.default_model import save_default_model
-from nip_ray.serving.engine import Engine, GenerationRequest
+from nip_ray.serving.engine import Engine
+from nip_ray.serving.generation import GenerationRequest
 
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md")))
 
@@ -47,8 +48,7 @@ def run(engine: Engine, wanted: list[GenerationRequest], clients: int) -> float:
 
 def forget(engine: Engine) -> None:
     """Nothing that was computed before is reused."""
-    for tokens in engine._slots.tokens:
-        tokens.clear()
+    engine.batch.forget()
 
 
 def ratio(engine: Engine, clients: int, count: int, user_bytes: int, max_tokens: int) -> dict[str, float]:

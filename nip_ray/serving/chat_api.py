@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from nip_ray.errors import UserError
-from nip_ray.serving.engine import Generation, GenerationRequest, TooLong
+from nip_ray.serving.generation import Generation, GenerationRequest, TooLong
 from nip_ray.serving.grammar import parts_of
 from nip_ray.serving.protocol import ApiError
 from nip_ray.serving.shelf import Shelf

@@ -3,42 +3,63 @@
 Decisions that matter here: a reply's uniform numbers come from its own seed, one for each token, and are turned into tokens by inverting
 the distribution function (over tokens in the order of their probability where a nucleus is asked for, else of their number). So
 neighbours in the batch have no say in what is drawn, and float noise in the logits changes a token only where a number falls on a border.
-Temperature 0 takes the likeliest token.
+Streams are those of SplitMix64 (Steele, Lea and Flood, 2014), whose n-th number is a function of seed and n: no generator is kept for a
+reply, and the next numbers of all rows are computed together. Temperature 0 takes the likeliest token.
 """
 
+from collections.abc import Sequence
+
+import numpy as np
 import torch
 from torch import Tensor
 
-from nip_ray.seeding import generator
+from nip_ray.seeding import stable_seed
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def uniforms(seed: int, count: int) -> Tensor:
-    """`count` numbers in [0, 1) that depend on `seed` alone (double precision, on the CPU)."""
-    return torch.rand(count, generator=generator(seed, "reply"), dtype=torch.float64)
+def stream(seed: int) -> int:
+    """The state in which the stream of a reply with this seed begins."""
+    return stable_seed(seed, "reply")
 
 
-def draw(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> Tensor:
-    """One token for each row. top_p: of the tokens, the likeliest are kept that have this probability together (Holtzman et al., 2020)."""
-    token_B = logits_BV.argmax(-1)
+def uniforms(stream_N: Sequence[int], position_N: Sequence[int]) -> Tensor:
+    """The number in [0, 1) at a position (from 0) of a stream, for each of N (double precision, on the CPU)."""
+    with np.errstate(over="ignore"):
+        bits_N = np.array(stream_N, dtype=np.uint64) + (np.array(position_N, dtype=np.uint64) + np.uint64(1)) * _GOLDEN
+        bits_N = (bits_N ^ (bits_N >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        bits_N = (bits_N ^ (bits_N >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy(((bits_N ^ (bits_N >> np.uint64(31))) >> np.uint64(11)) * 2.0**-53)
+
+
+def draw(logits_BV: Tensor, temperature_B: Tensor, top_p_B: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """One token for each row, and its log-probability in the distribution that it was drawn from.
+
+    top_p: of the tokens, the likeliest are kept that have this probability together (Holtzman et al., 2020).
+    """
     plain_B, nucleus_B = (temperature_B > 0) & (top_p_B >= 1), (temperature_B > 0) & (top_p_B < 1)
+    if plain_B.all():
+        return _inverse(_probabilities(logits_BV, temperature_B), uniform_B)
+    token_B, logprob_B = logits_BV.argmax(-1), logits_BV.new_zeros(len(logits_BV), dtype=torch.float32)
     if plain_B.any():
         prob_BV = _probabilities(logits_BV[plain_B], temperature_B[plain_B])
-        token_B[plain_B] = _inverse(prob_BV, uniform_B[plain_B])
+        token_B[plain_B], logprob_B[plain_B] = _inverse(prob_BV, uniform_B[plain_B])
     if nucleus_B.any():
         prob_BV, order_BV = torch.sort(_probabilities(logits_BV[nucleus_B], temperature_B[nucleus_B]), dim=-1, descending=True, stable=True)
         kept_BV = (prob_BV.cumsum(-1, dtype=torch.float64) - prob_BV) < top_p_B[nucleus_B, None]
-        rank_B = _inverse(prob_BV * kept_BV, uniform_B[nucleus_B])
+        rank_B, logprob_B[nucleus_B] = _inverse(prob_BV * kept_BV, uniform_B[nucleus_B])
         token_B[nucleus_B] = order_BV.gather(1, rank_B[:, None])[:, 0]
-    return token_B
+    return token_B, logprob_B
 
 
 def _probabilities(logits_BV: Tensor, temperature_B: Tensor) -> Tensor:
     return (logits_BV.float() / temperature_B[:, None].float()).softmax(-1)
 
 
-def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> Tensor:
-    """Where the distribution functions reach `uniform`; never a token without weight."""
+def _inverse(weight_BV: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the distribution functions reach `uniform` (never a token without weight), and the log-probabilities there."""
     total_BV = weight_BV.cumsum(-1, dtype=torch.float64)
     found_B = torch.searchsorted(total_BV, (uniform_B * total_BV[:, -1])[:, None], right=True)[:, 0]
     last_B = torch.searchsorted(total_BV, total_BV[:, -1:].contiguous())[:, 0]
-    return torch.minimum(found_B, last_B)
+    token_B = torch.minimum(found_B, last_B)
+    return token_B, (weight_BV.gather(1, token_B[:, None])[:, 0].double() / total_BV[:, -1]).log().float()

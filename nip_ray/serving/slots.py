@@ -8,6 +8,9 @@ Decisions that matter here:
   with any slot (agents ask again and again under the same instructions), and computes the rest only.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,13 +23,16 @@ BLOCK = 256
 
 
 class Slots:
-    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds."""
+    """S slots of T columns. `tokens[s]` are the tokens whose keys and values slot s holds; whoever changes one of these lists calls
+    `changed`.
+    """
 
     def __init__(self, num_slots: int, context: int) -> None:
         self.num_slots, self.context = num_slots, context
         self.columns = 0
         self.tokens: list[list[int]] = [[] for _ in range(num_slots)]
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sorted: list[int] | None = None
         self._rows = torch.zeros(0, dtype=torch.long)
         self._columns = torch.zeros(0, 0, dtype=torch.long)
         self._first, self._width = 0, 0
@@ -42,19 +48,82 @@ class Slots:
             self.layers[index] = (self._grown(pair[0], old), self._grown(pair[1], old))
 
     def shared_beginning(self, prompt: list[int]) -> tuple[int, int]:
-        """(slot, number of tokens) of the longest beginning of `prompt` held anywhere; at least one token is left to compute."""
-        lengths = [_common(prompt, held) for held in self.tokens]
-        best = max(range(self.num_slots), key=lengths.__getitem__)
-        return best, min(lengths[best], len(prompt) - 1)
+        """(slot, number of tokens) of the longest beginning of `prompt` held anywhere; at least one token is left to compute.
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Let slot `target` hold the first `length` tokens of slot `source`."""
-        self.tokens[target] = self.tokens[source][:length]
-        if source == target:
+        In the order of their tokens, one of the two neighbours of `prompt` shares most with it.
+        """
+        if self._sorted is None:
+            self._sorted = sorted((slot for slot, held in enumerate(self.tokens) if held), key=self.tokens.__getitem__)
+        at = bisect_left(self._sorted, prompt, key=self.tokens.__getitem__)
+        near = [(_common(prompt, self.tokens[slot]), -slot) for slot in self._sorted[max(at - 1, 0) : at + 1]]
+        length, slot = max(near, default=(0, 0))
+        return -slot, min(length, len(prompt) - 1)
+
+    def changed(self) -> None:
+        """Some of `tokens` are others now."""
+        self._sorted = None
+
+    def hold(self, slot: int, tokens: list[int]) -> None:
+        """Slot `slot` holds these tokens now."""
+        self.tokens[slot] = tokens
+        self.changed()
+
+    def forget(self) -> None:
+        """Hold nothing."""
+        self.tokens = [[] for _ in range(self.num_slots)]
+        self.changed()
+
+    def bring(self, first: int, wanted: Sequence[tuple[int, int]]) -> None:
+        """Let the slots from `first` on hold, each, the first `length` tokens of a slot, for (slot, length) in `wanted`.
+
+        Slots before `first` stay as they are. Of the others, what a wanted slot held before moves to where its tokens come from, or to
+        an empty slot, so that as much as possible is still there for those who ask next.
+        """
+        at, holds = {}, {}  # where the content of a slot is by now, and whose content a slot has by now; others: where they were
+        swaps, copies, given = [], [], set()
+        empty = [slot for slot in range(first + len(wanted), self.num_slots) if not self.tokens[slot]]
+        for target, (source, length) in enumerate(wanted, first):
+            moved = source
+            if length and source >= first and source not in given:
+                given.add(source)
+            else:
+                copies.append((target, source, length))
+                moved = empty.pop() if empty else holds.get(target, target)
+            place, other = at.get(moved, moved), holds.get(target, target)
+            if place != target:
+                swaps.append((target, place))
+                at[moved], at[other], holds[target], holds[place] = target, place, moved, other
+        self.swap(swaps)
+        copies = [(target, at.get(source, source), length) for target, source, length in copies]
+        copied = [self.tokens[source][:length] for _, source, length in copies]
+        self._copy([copy for copy in copies if copy[2]])
+        for (target, *_), tokens in zip(copies, copied, strict=True):
+            self.tokens[target] = tokens
+        for target, (_, length) in enumerate(wanted, first):
+            del self.tokens[target][length:]
+        self.changed()
+
+    def swap(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Exchange what the two slots of each pair hold, one pair after the other."""
+        if not pairs:
             return
-        for keys, values in self.layers.values():
-            keys[target, :, :length] = keys[source, :, :length]
-            values[target, :, :length] = values[source, :, :length]
+        holds: dict[int, int] = {}
+        for one, other in pairs:
+            holds[one], holds[other] = holds.get(other, other), holds.get(one, one)
+        length = max(len(self.tokens[slot]) for slot in holds)
+        self._copy([(target, source, length) for target, source in holds.items()])
+        moved = [self.tokens[source] for source in holds.values()]
+        for target, tokens in zip(holds, moved, strict=True):
+            self.tokens[target] = tokens
+        self.changed()
+
+    def _copy(self, copies: Sequence[tuple[int, int, int]]) -> None:
+        """Copy the first `length` columns, for (target, source, length), all at once."""
+        if not copies:
+            return
+        target, source, length = zip(*copies)
+        for buffer in chain.from_iterable(self.layers.values()):
+            buffer[torch.tensor(target), :, : max(length)] = buffer[torch.tensor(source), :, : max(length)]
 
     def place(self, first: int, position_BQ: Tensor, width: int) -> None:
         """Where the next forward pass writes: rows from slot `first`, at these positions (negative: padding); it reads `width` columns."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import load_format
-from nip_ray.serving.engine import Generation, GenerationRequest, OnText, TooLong
+from nip_ray.serving.generation import Generation, GenerationRequest, OnText, TooLong
 
 
 def vllm_is_usable() -> bool:
@@ -48,6 +48,7 @@ class VllmEngine:
             max_num_seqs=max_batch_size,
             max_model_len=max_context,
             enable_prefix_caching=True,
+            logprobs_mode="processed_logprobs",
             trust_remote_code=False,
         )
 
@@ -81,6 +82,7 @@ class VllmEngine:
             temperature=request.temperature,
             top_p=request.top_p,
             seed=request.seed,
+            logprobs=0,
             stop=list(request.stop),
             structured_outputs=None if request.schema is None else StructuredOutputsParams(json=dict(request.schema)),
         )
@@ -92,4 +94,6 @@ class VllmEngine:
                 told = len(output.text)
         assert output is not None
         reason = "length" if output.finish_reason == "length" else "stop"
-        return Generation(output.text, list(output.token_ids), reason, len(request.prompt))
+        tokens = list(output.token_ids)
+        logprobs = [known[token].logprob for token, known in zip(tokens, output.logprobs, strict=True)]
+        return Generation(output.text, tokens, reason, len(request.prompt), logprobs)

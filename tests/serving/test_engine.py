@@ -11,8 +11,9 @@ import torch
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.chat_format import load_model
-from nip_ray.serving.engine import Engine, GenerationRequest, TooLong
-from nip_ray.serving.sampling import draw, uniforms
+from nip_ray.serving.engine import Engine
+from nip_ray.serving.generation import GenerationRequest, TooLong
+from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.slots import Slots
 
 
@@ -27,24 +28,34 @@ def request(number: int, max_tokens: int = 12, **changes: object) -> GenerationR
 
 @torch.inference_mode()
 def by_transformers(model: torch.nn.Module, wanted: GenerationRequest) -> list[int]:
-    """The same reply, by computing the whole text again for every token."""
-    tokens, numbers = list(wanted.prompt), uniforms(wanted.seed, wanted.max_tokens)
-    for number in numbers:
+    """The tokens of the same reply, by computing the whole text again for every token."""
+    return with_logprobs(model, wanted)[0]
+
+
+@torch.inference_mode()
+def with_logprobs(model: torch.nn.Module, wanted: GenerationRequest) -> tuple[list[int], list[float]]:
+    tokens, logprobs = list(wanted.prompt), []
+    for number in uniforms([stream(wanted.seed)] * wanted.max_tokens, range(wanted.max_tokens)):
         logits = model(torch.tensor([tokens])).logits[:, -1]
         options = torch.tensor([[wanted.temperature], [wanted.top_p], [float(number)]], dtype=torch.float64)
-        tokens.append(int(draw(logits, *options)))
+        drawn, logprob = draw(logits, *options)
+        tokens.append(int(drawn))
+        logprobs.append(float(logprob))
         if tokens[-1] == 1:
             break
-    return tokens[len(wanted.prompt) :]
+    return tokens[len(wanted.prompt) :], logprobs
 
 
 @pytest.mark.parametrize("changes", [{}, {"temperature": 0.0}, {"temperature": 0.7, "top_p": 0.5}], ids=["plain", "greedy", "nucleus"])
 def test_replies_are_those_of_transformers(engine: Engine, default_dir: Path, changes: dict[str, float]) -> None:
-    """Ten requests through four slots: they wait, join, leave, and reuse one another's beginnings."""
+    """Ten requests and two with the prompt of the last through four slots: they wait, join, leave, and reuse one another's beginnings."""
     model = load_model(default_dir)
     wanted = [request(number, max_tokens=5 + number % 7, **changes) for number in range(10)]
+    wanted += [replace(wanted[-1], seed=seed) for seed in (30, 31)]
     made = engine.generate(wanted)
-    assert [reply.tokens for reply in made] == [by_transformers(model, one) for one in wanted]
+    expected = [with_logprobs(model, one) for one in wanted]
+    assert [reply.tokens for reply in made] == [tokens for tokens, _ in expected]
+    assert all(reply.logprobs == pytest.approx(logprobs, abs=1e-5) for reply, (_, logprobs) in zip(made, expected, strict=True))
     assert [reply.prompt_tokens for reply in made] == [len(one.prompt) for one in wanted]
     assert all(reply.finish_reason == ("stop" if reply.tokens[-1] == 1 else "length") for reply in made)
 
@@ -58,7 +69,7 @@ def test_neighbours_do_not_matter(engine: Engine) -> None:
 
 def test_long_prompts_are_computed_in_pieces(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load_model(default_dir)
-    monkeypatch.setattr("nip_ray.serving.engine.PREFILL", 16)
+    monkeypatch.setattr("nip_ray.serving.batch.PREFILL", 16)
     wanted = [request(number) for number in range(5)]
     with Engine(default_dir, max_batch_size=3) as small:
         assert [reply.tokens for reply in small.generate(wanted)] == [by_transformers(model, one) for one in wanted]
@@ -68,8 +79,8 @@ def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.Mon
     """What a later prompt shares with an earlier one is not computed again."""
     with Engine(default_dir, max_batch_size=2) as small:
         computed: list[int] = []
-        forward = small._forward
-        monkeypatch.setattr(small, "_forward", lambda ids, *rest: computed.append(ids.shape[1]) or forward(ids, *rest))
+        forward = small.batch._forward
+        monkeypatch.setattr(small.batch, "_forward", lambda ids, *rest: computed.append(ids.shape[1]) or forward(ids, *rest))
         prompt = list(range(50, 250))
         first = small.generate([GenerationRequest(prompt, 1)])[0]
         second = small.generate([GenerationRequest(prompt, 1)])[0]
@@ -133,7 +144,7 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
     with pytest.raises(TrainingError, match="closed"):
         closed.submit(request(1))
     broken = Engine(default_dir)
-    monkeypatch.setattr(broken, "_forward", lambda *_: 1 / 0)
+    monkeypatch.setattr(broken.batch, "_forward", lambda *_: 1 / 0)
     with pytest.raises(TrainingError, match="ZeroDivisionError"):
         broken.submit(request(1)).result(60)
     broken.close()
@@ -180,7 +191,32 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
 
 def test_slots_find_the_longest_beginning() -> None:
     slots = Slots(3, 64)
-    slots.tokens = [[1, 2, 3], [1, 2, 3, 4, 9], []]
+    for slot, tokens in enumerate([[1, 2, 3], [1, 2, 3, 4, 9], []]):
+        slots.hold(slot, tokens)
     assert slots.shared_beginning([1, 2, 3, 4, 5]) == (1, 4)
     assert slots.shared_beginning([1, 2, 3]) == (0, 2), "one token is left to compute"
     assert slots.shared_beginning([7, 7])[1] == 0
+
+
+def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:
+    """Against copies by hand, for random wishes: every wanted slot has its tokens' keys, and whoever is not asked stays."""
+    source = Random(5)
+    for _ in range(200):
+        slots = Slots(6, 64)
+        slots.columns = 4
+        slots.place(0, torch.arange(4).expand(6, 4), 4)
+        slots.write(torch.arange(24.0).view(6, 1, 4, 1), torch.zeros(6, 1, 4, 1), 0)
+        held = [[10 * slot + at for at in range(source.randrange(1, 5))] for slot in range(6)]
+        for slot in range(6):
+            slots.hold(slot, list(held[slot]))
+        first = source.randrange(3)
+        wanted = [(slot, source.randrange(len(held[slot]) + 1)) for slot in source.choices(range(6), k=source.randrange(1, 7 - first))]
+        slots.bring(first, wanted)
+        expected = held[:first] + [held[slot][:length] for slot, length in wanted]
+        assert slots.tokens[: len(expected)] == expected
+        keys = slots.layers[0][0][:, 0, :, 0]
+        for slot, tokens in enumerate(slots.tokens):
+            assert keys[slot, : len(tokens)].tolist() == [4.0 * (token // 10) + token % 10 for token in tokens]
+        free = [slot for slot in range(first, 6) if slot not in {slot for slot, length in wanted if length}]
+        kept = sum(tokens in (held[slot] for slot in free) for tokens in slots.tokens[len(expected) :])
+        assert kept == 6 - len(expected) - sum(tokens == [] for tokens in slots.tokens[len(expected) :])

@@ -31,7 +31,7 @@ class LocalChat:
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient.complete`. Raises UserError for a model that is not here."""
-        from nip_ray.serving.engine import GenerationRequest
+        from nip_ray.serving.generation import GenerationRequest
 
         seed = stable_seed(0, "reply", request.key) if request.seed is None else request.seed
         temperature = 1.0 if request.temperature is None else request.temperature

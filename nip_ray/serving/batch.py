@@ -1,0 +1,279 @@
+"""Continuous batching: replies join and leave the running batch at every token. One thread may use a batch.
+
+Decisions that matter here:
+- our own loop over transformers' models, because its own continuous batching draws every reply from one global generator: here the
+  same request and seed give the same reply whatever its neighbours are (up to float noise);
+- a waiting request joins as soon as a slot is free. Its prompt is computed beside the running replies, in pieces of at most
+  `PREFILL` tokens over all rows, starting from what any slot already holds of it (see `nip_ray.serving.slots`). Equal prompts that join
+  together are computed once;
+- what is done once for each row and token is plain Python on numbers; tensors are made for all rows together. Tokens become text when
+  a reply is done, or at each token where somebody listens.
+"""
+
+import json
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.serving.chat_format import ChatFormat
+from nip_ray.serving.generation import Generation, GenerationRequest, OnText, TooLong
+from nip_ray.serving.grammar import Grammar, Writer
+from nip_ray.serving.sampling import draw, stream, uniforms
+from nip_ray.serving.slots import Slots
+from nip_ray.serving.stream import TextStream
+
+PREFILL = 4096
+"""The most tokens of prompts in one forward pass."""
+
+_MOST_GRAMMARS = 16
+
+
+@dataclass(eq=False, slots=True)
+class Row:
+    """A reply in the making. future: who waits for it elsewhere; done early, it takes the row out. reply: once it is whole."""
+
+    request: GenerationRequest
+    stream: int
+    text: TextStream
+    writer: Writer | None = None
+    on_text: OnText | None = None
+    future: "Future[Generation] | None" = None
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    reply: Generation | None = None
+
+    def given_up(self) -> bool:
+        """Cancelled, or its listener failed."""
+        return self.future is not None and self.future.done()
+
+
+class ContinuousBatch:
+    """Generates for many at once with a model in memory. waiting: rows that were not begun; rows: those in the making, one to a slot.
+
+    The model may be shared: whoever changes its weights calls `forget` before more is generated.
+    """
+
+    def __init__(self, model: Any, chat: ChatFormat, num_slots: int) -> None:
+        """Raises UserError for a model that it cannot run."""
+        _check_attention(model, chat.tokenizer.name_or_path)
+        self.model, self.chat = model, chat
+        self.waiting: deque[Row] = deque()
+        self.rows: list[Row] = []
+        self._ends = chat.ends | _ends_of(model)
+        self._slots = Slots(num_slots, chat.context)
+        self._grammars: OrderedDict[str, Grammar] = OrderedDict()
+        self._making = threading.Lock()
+
+    def row(self, request: GenerationRequest, on_text: OnText | None = None, future: "Future[Generation] | None" = None) -> Row:
+        """A row to put into `waiting`; may be called from any thread.
+
+        Raises TooLong for a request that does not fit into the model's context, UserError for one without sense, and for a schema that
+        the model's vocabulary does not have.
+        """
+        if not request.prompt or request.max_tokens < 1:
+            raise UserError("a request needs a prompt of at least one token, and max_tokens of at least 1")
+        if len(request.prompt) + request.max_tokens > self.chat.context:
+            raise TooLong(
+                f"the prompt has {len(request.prompt)} tokens and the reply may have {request.max_tokens}, "
+                f"but the context of this model is {self.chat.context} tokens; shorten either"
+            )
+        writer = None if request.schema is None else Writer(self._grammar(request.schema), request.max_tokens, bool(self.chat.opened))
+        return Row(request, stream(request.seed), TextStream(self.chat.text, request.stop), writer, on_text, future)
+
+    def generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """All replies, in the order of the requests, computed in the calling thread. Raises as `row` does."""
+        rows = [self.row(request) for request in requests]
+        self.waiting.extend(rows)
+        try:
+            while self.rows or self.waiting:
+                self.advance()
+        finally:
+            self.rows.clear()
+            self.waiting.clear()
+        return [row.reply for row in rows if row.reply is not None]
+
+    def forget(self) -> None:
+        """Reuse nothing that was computed so far: the weights are others now."""
+        self._slots.forget()
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """Admit those for whom there are slots, compute one token for every row, let those that are done go."""
+        self._leave([index for index, row in enumerate(self.rows) if row.given_up()])
+        if len(self.rows) < self._slots.num_slots:
+            self._line_up()
+        while self.waiting and len(self.rows) < self._slots.num_slots:
+            self._prefill()
+        if self.rows:
+            self._step()
+
+    def _grammar(self, schema: Mapping[str, Any]) -> Grammar:
+        key = json.dumps(schema)
+        with self._making:
+            found = self._grammars.pop(key, None) or Grammar(schema, self.chat.pieces)
+            self._grammars[key] = found
+            while len(self._grammars) > _MOST_GRAMMARS:
+                self._grammars.popitem(last=False)
+        return found
+
+    def _line_up(self) -> None:
+        """Drop who gave up; those who will join are put in the order of what there is to compute of their prompts."""
+        waiting = [row for row in self.waiting if not row.given_up()]
+        room = self._slots.num_slots - len(self.rows)
+        joining = waiting[:room]
+        if len(joining) > 1:
+            joining.sort(key=lambda row: len(row.request.prompt) - self._slots.shared_beginning(row.request.prompt)[1])
+        self.waiting = deque([*joining, *waiting[room:]])
+
+    def _prefill(self) -> None:
+        """Compute the prompts of the first who wait, as many as `PREFILL` and the slots allow, and draw the first token of each reply."""
+        first, count, longest = len(self.rows), 0, 0
+        alike: dict[tuple[int, ...], list[Row]] = {}
+        sources: list[tuple[int, int]] = []
+        for row in islice(self.waiting, self._slots.num_slots - first):
+            prompt = row.request.prompt
+            if (key := tuple(prompt)) not in alike:
+                source, shared = self._slots.shared_beginning(prompt)
+                length = max(longest, len(prompt) - shared)
+                if sources and length * (len(sources) + 1) > PREFILL:
+                    break
+                sources.append((source, shared))
+                longest, alike[key] = length, []
+            alike[key].append(row)
+            count += 1
+        self._slots.reserve(max(len(rows[0].request.prompt) + row.request.max_tokens for rows in alike.values() for row in rows))
+        self._slots.bring(first, sources)
+        parts = [list(prompt[shared:]) for prompt, (_, shared) in zip(alike, sources, strict=True)]
+        ids, positions = _aligned(parts, [shared for _, shared in sources], longest)
+        piece = max(PREFILL // len(parts), 1)
+        logits = [self._forward(ids[:, at : at + piece], positions[:, at : at + piece], first) for at in range(0, longest, piece)][-1]
+        for slot, prompt in enumerate(alike, first):
+            self._slots.hold(slot, list(prompt))
+        for _ in range(count):
+            self.waiting.popleft()
+        self.rows.extend(rows[0] for rows in alike.values())
+        further = [(first + index, row) for index, rows in enumerate(alike.values()) for row in rows[1:]]
+        if further:
+            self._slots.bring(len(self.rows), [(slot, len(row.request.prompt)) for slot, row in further])
+            self.rows.extend(row for _, row in further)
+            logits = torch.cat([logits, logits[torch.tensor([slot - first for slot, _ in further], device=logits.device)]])
+        self._take(logits, first)
+
+    def _step(self) -> None:
+        """One more token for every row."""
+        last = torch.tensor([row.tokens[-1] for row in self.rows])
+        lengths = torch.tensor([len(self._slots.tokens[slot]) for slot in range(len(self.rows))])
+        logits = self._forward(last[:, None], lengths[:, None], 0)
+        for slot, row in enumerate(self.rows):
+            self._slots.tokens[slot].append(row.tokens[-1])
+        self._slots.changed()
+        self._take(logits, 0)
+
+    def _forward(self, ids_BQ: Tensor, position_BQ: Tensor, first: int) -> Tensor:
+        """Logits (B, V) after the last of these tokens, whose rows are the slots from `first` on. Negative positions are padding."""
+        width, device = int(position_BQ.max()) + 1, self.model.device
+        ids_BQ, position_BQ = ids_BQ.to(device), position_BQ.to(device)
+        self._slots.place(first, position_BQ, width)
+        seen_BQ = position_BQ.clamp(min=0)
+        mask = torch.arange(width, device=device) <= seen_BQ[:, None, :, None]  # (B, 1, Q, T)
+        out = self.model(
+            input_ids=ids_BQ,
+            attention_mask=mask,
+            position_ids=seen_BQ,
+            past_key_values=self._slots.as_cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return out.logits[:, -1]
+
+    def _take(self, logits_BV: Tensor, first: int) -> None:
+        """Draw a token for each row from slot `first` on, and let those rows go that are done."""
+        rows, device = self.rows[first:], logits_BV.device
+        for index, row in enumerate(rows):
+            if row.writer and (allowed := row.writer.allowed()) is not None:
+                kept = logits_BV[index, allowed.to(device)].clone()
+                logits_BV[index] = -torch.inf
+                logits_BV[index, allowed.to(device)] = kept
+        uniform_B = uniforms([row.stream for row in rows], [len(row.tokens) for row in rows])
+        temperature_B = torch.tensor([row.request.temperature for row in rows], dtype=torch.float64)
+        top_p_B = torch.tensor([row.request.top_p for row in rows], dtype=torch.float64)
+        token_B, logprob_B = draw(logits_BV, temperature_B.to(device), top_p_B.to(device), uniform_B.to(device))
+        drawn = zip(rows, token_B.tolist(), logprob_B.tolist(), strict=True)
+        self._leave([index for index, (row, *one) in enumerate(drawn, first) if self._extend(row, *one)])
+
+    def _extend(self, row: Row, token: int, logprob: float) -> bool:
+        """Add a token to a reply; True when that was its last."""
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        if row.writer:
+            row.writer.add(token, lambda: self.chat.text(row.tokens))
+        complete = row.writer is not None and row.writer.complete
+        ended = token in self._ends
+        full = len(row.tokens) >= row.request.max_tokens
+        final = ended or full or complete
+        if row.on_text or row.request.stop or final:
+            piece = row.text.advance(row.tokens[:-1] if ended else row.tokens, final=final)
+            if row.on_text and piece:
+                _tell(row, piece)
+        if not (final or row.text.stopped):
+            return False
+        cut = row.writer.hurried if row.writer and complete else full and not ended
+        reason = "length" if cut and not row.text.stopped else "stop"
+        row.reply = Generation(row.text.text, row.tokens, reason, len(row.request.prompt), row.logprobs)
+        if row.future is not None:
+            with suppress(Exception):  # cancelled in the meantime
+                row.future.set_result(row.reply)
+        return True
+
+    def _leave(self, done: list[int]) -> None:
+        """Free these slots (in order); the last rows move into them, so that occupied slots stay the first ones."""
+        left = len(self.rows) - len(done)
+        gone = set(done)
+        moves = list(zip(done, (index for index in range(left, len(self.rows)) if index not in gone)))
+        for hole, index in moves:
+            self.rows[hole] = self.rows[index]
+        self._slots.swap(moves)
+        del self.rows[left:]
+
+
+def _tell(row: Row, piece: str) -> None:
+    """Pass on a piece of text. A listener that fails ends its own reply, and nobody else's."""
+    assert row.on_text is not None
+    assert row.future is not None
+    try:
+        row.on_text(piece)
+    except Exception as error:
+        with suppress(Exception):  # cancelled in the meantime
+            row.future.set_exception(error)
+
+
+def _aligned(parts: list[list[int]], starts: list[int], longest: int) -> tuple[Tensor, Tensor]:
+    """Token ids and positions (B, Q), aligned at the right; padding has position -1."""
+    length_B1 = torch.tensor([[len(part)] for part in parts])
+    place_BQ = torch.arange(longest) - longest + length_B1
+    ids_BQ = torch.zeros_like(place_BQ)
+    ids_BQ[place_BQ >= 0] = torch.tensor(list(chain.from_iterable(parts)))
+    return ids_BQ, torch.where(place_BQ >= 0, place_BQ + torch.tensor(starts)[:, None], -1)
+
+
+def _ends_of(model: Any) -> frozenset[int]:
+    """The end tokens that the model's own generation settings name."""
+    named = model.generation_config.eos_token_id
+    return frozenset(named if isinstance(named, list) else [named]) - {None}
+
+
+def _check_attention(model: Any, folder: Path | str) -> None:
+    """Slots hold all keys of all layers: layers that forget (sliding windows, recurrent states) are another engine's business."""
+    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UserError(f"{folder}: this engine runs models with full attention, not {sorted(kinds - {'full_attention'})}; use engine vllm")
