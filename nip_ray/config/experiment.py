@@ -30,6 +30,7 @@ from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
 from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.ppo import PPOSettings, ReinforceSettings
 from nip_ray.settings.protocol import ProtocolSettings
 from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvider, OpenAIProvider, TrainingServiceProvider
@@ -48,7 +49,7 @@ AlgorithmSettings = Annotated[
 ]
 
 LanguageScenarioSettings = Annotated[CodeValidationSettings | LanguageMatrixGameSettings, Field(discriminator="name")]
-TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings, Field(discriminator="name")]
+TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings | PolicyGradientSettings, Field(discriminator="name")]
 AnyProvider = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 
 

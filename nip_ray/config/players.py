@@ -35,7 +35,7 @@ def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
     return {name: (f"scenario.agents.{source_of(config, name)}", agent_settings(config, name)) for name in names}
 
 
-def source_of(config: ExperimentConfig, agent: str) -> str:
+def source_of(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str:
     """The key in `scenario.agents` that an agent's settings come from."""
     return agent if agent in config.scenario.agents else DEFAULT
 

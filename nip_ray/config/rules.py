@@ -17,6 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.players import players, playing, rounds_of, without_verifier
+from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED, parameter_faults, table_of
@@ -46,7 +47,7 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
     training: also refuse an experiment in which nobody learns.
     """
     text = isinstance(config, TextExperimentConfig)
-    rules: list[Callable[[Any], Iterator[str]]] = [*_SHARED_RULES, *TEXT_RULES] if text else [*_RULES]
+    rules: list[Callable[[Any], Iterator[str]]] = [*_SHARED_RULES, *TEXT_RULES, policy_gradient] if text else [*_RULES]
     if training:
         rules.append(nobody_to_fine_tune if text else nothing_to_train)
     faults = [fault for rule in rules for fault in rule(config)]

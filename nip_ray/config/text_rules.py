@@ -9,13 +9,14 @@ from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, playing, without_verifier
+from nip_ray.config.players import DEFAULT, playing, source_of, without_verifier
+from nip_ray.errors import UserError
 from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.settings.text_training import MaltSettings
+from nip_ray.settings.text_training import MaltSettings, TextTrainingSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts of code validation."""
@@ -42,6 +43,13 @@ def groups(config: TextExperimentConfig) -> dict[str, list[str]]:
     return made
 
 
+def fine_tuning_rule(config: TextExperimentConfig) -> TextTrainingSettings:
+    """The rule of a run whose agents learn by fine-tuning jobs. Raises UserError where they do not."""
+    if not isinstance(config.algorithm, TextTrainingSettings):
+        raise UserError(f"algorithm.name: {config.algorithm.name} learns without fine-tuning jobs, use expert_iteration or malt here")
+    return config.algorithm
+
+
 def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
     """Provider name -> settings, of those that speak."""
     names = {agent.provider for agent in language_agents(config).values()}
@@ -59,7 +67,7 @@ def chat_shapes(config: TextExperimentConfig) -> dict[str, Shape]:
 
 
 def _place(config: TextExperimentConfig, agent: str) -> str:
-    return f"scenario.agents.{agent if agent in config.scenario.agents else DEFAULT}"
+    return f"scenario.agents.{source_of(config, agent)}"
 
 
 def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
@@ -101,9 +109,10 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
 
 def provider_options(config: TextExperimentConfig) -> Iterator[str]:
     """What providers say of their own options."""
-    tuning = (config.algorithm.fine_tuning, config.algorithm.format_warmup_tuning)
+    rule = config.algorithm
+    tuning = (rule.fine_tuning, rule.format_warmup_tuning) if isinstance(rule, TextTrainingSettings) else ()
     for name, provider in config.providers.items():
-        for fault in provider.faults({rule.batch_size or 8 for rule in tuning}):
+        for fault in provider.faults({settings.batch_size or 8 for settings in tuning}):
             yield f"providers.{name}.{fault}"
 
 
@@ -188,7 +197,7 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
         yield f"base_run.run_dir: {base.run_dir}: not a run of language models (it has no state.json), name the folder of one"
     if config.algorithm.format_warmup:
         yield f"algorithm.format_warmup: got {config.algorithm.format_warmup}, but models of a base run know the form already, leave it out"
-    if base.kind == "rerun_tests" and config.algorithm.test_scheme == "none":
+    if base.kind == "rerun_tests" and getattr(config.algorithm, "test_scheme", None) == "none":
         yield "algorithm.test_scheme: none, but base_run.kind rerun_tests does nothing but test, choose all, last or first_and_last"
 
 

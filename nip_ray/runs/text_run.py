@@ -11,6 +11,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
+from nip_ray.config.text_rules import fine_tuning_rule
 from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.runs.ended import ended_run
@@ -83,6 +84,6 @@ def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
     if not state.over or state.iteration == config.iterations:
         return state
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
-    if rerun or config.algorithm.fine_tune_after_last:
+    if rerun or fine_tuning_rule(config).fine_tune_after_last:
         return replace(state, over=False)
     return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")

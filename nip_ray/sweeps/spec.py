@@ -31,6 +31,7 @@ from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings
+from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_like_space, parse_space
 
 SWEEP = "sweep"
@@ -395,18 +396,20 @@ def _evaluation_faults(scheduler: AshaScheduler | PbtScheduler, config: AnyConfi
     """A figure of held-out instances is there when trials are compared."""
     key, every = _rhythm(scheduler)
     if isinstance(config, TextExperimentConfig):
-        if config.algorithm.test_scheme != "all":
-            scheme = config.algorithm.test_scheme
-            yield f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way, use all"
-        return
-    interval = config.evaluation.interval
+        if isinstance(config.algorithm, TextTrainingSettings):
+            if (scheme := config.algorithm.test_scheme) != "all":
+                yield f"algorithm.test_scheme: got {scheme}, but {scheduler.name} compares held-out figures on the way, use all"
+            return
+        name, interval = "algorithm.evaluate_every", config.algorithm.evaluate_every
+    else:
+        name, interval = "evaluation.interval", config.evaluation.interval
     if interval == 0:
-        yield f"evaluation.interval: got 0 (at the end only), but {scheduler.name} compares on the way, use at most {every}"
+        yield f"{name}: got 0 (at the end only), but {scheduler.name} compares on the way, use at most {every}"
     elif isinstance(scheduler, AshaScheduler) and interval > every:
         where = f"from iteration {every} on (sweep.scheduler.{key})"
-        yield f"evaluation.interval: got {interval}, but {scheduler.name} compares {where}, use at most that"
+        yield f"{name}: got {interval}, but {scheduler.name} compares {where}, use at most that"
     elif isinstance(scheduler, PbtScheduler) and every % interval:
-        yield f"sweep.scheduler.{key}: got {every}, expected a multiple of evaluation.interval, which is {interval}"
+        yield f"sweep.scheduler.{key}: got {every}, expected a multiple of {name}, which is {interval}"
 
 
 def _metric_fault(metric: str, config: AnyConfig) -> str | None:
@@ -448,7 +451,7 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         return f"but {protocol} has no verifier, name another figure, for example {example}"
     if isinstance(config, TextExperimentConfig):
-        untested = prefix == "eval_sampled" and config.algorithm.test_scheme == "none"
+        untested = prefix == "eval_sampled" and getattr(config.algorithm, "test_scheme", None) == "none"
         return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None
     played = rest.startswith("verifier/") or rest.endswith(("/return", "episode_length"))
     if prefix == "eval" and played and not config.evaluation.greedy:

@@ -33,6 +33,7 @@ from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.providers import ProviderSettings
+from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.bills import bills, under_way
 from nip_ray.text.costs.brake import Brake
@@ -196,7 +197,9 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
     known: what earlier checks gave back, which is not asked again: a provider is asked for a method by a job that it has to refuse.
     """
     settings, found = language_agents(config), list(known)
-    methods: list[Method] = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.format_warmup else [])]
+    methods: list[Method] = []
+    if isinstance(config.algorithm, TextTrainingSettings):
+        methods = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.format_warmup else [])]
     for name, provider in speaking_providers(config).items():
         if not provider.hosted:
             continue
@@ -241,7 +244,11 @@ def _to_be_tuned(config: TextExperimentConfig, provider: str) -> set[str]:
     """The base models of a provider that will be fine-tuned."""
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
     rule = config.algorithm
-    if rerun or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.format_warmup):
+    if (
+        not isinstance(rule, TextTrainingSettings)
+        or rerun
+        or (config.iterations == 1 and not rule.fine_tune_after_last and not rule.format_warmup)
+    ):
         return set()
     return {agent.model for agent in language_agents(config).values() if agent.provider == provider and not agent.frozen}
 

@@ -89,7 +89,7 @@ def attack_config(
 ) -> TextExperimentConfig:
     """The config of an attack by `agents` on all others, who speak by `models`. Raises UserError for one that cannot be run."""
     from nip_ray.config.rules import check
-    from nip_ray.config.text_rules import language_agents
+    from nip_ray.config.text_rules import fine_tuning_rule, language_agents
 
     def changed(agent: str, own: Any) -> Any:
         attacks = agent in agents
@@ -97,7 +97,7 @@ def attack_config(
             own, model=models[agent], group=None, frozen=not attacks, fine_tune_from_scratch=own.fine_tune_from_scratch and not attacks
         )
 
-    rule = config.algorithm
+    rule = fine_tuning_rule(config)
     own = ExpertIterationSettings()
     algorithm = replace(
         own,

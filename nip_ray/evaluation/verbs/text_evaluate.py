@@ -38,7 +38,9 @@ def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[s
     import_plugins(config.plugins)
     document = text_document(folder.path, config)
     if document is None:
-        raise UserError(f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme says when there are some")
+        raise UserError(
+            f"{folder.path}: this run has no test dialogues to examine; algorithm.test_scheme or evaluate_every says when there are some"
+        )
     return document
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import chat_shapes
+from nip_ray.config.text_rules import chat_shapes, fine_tuning_rule
 from nip_ray.play.chats import shape_chat
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.serving.fine_tuning_job import Method
@@ -39,7 +39,7 @@ def fine_tuning_set(
     config: TextExperimentConfig, scenario: Any, run_dir: Path, items: Mapping[int, Any], iteration: int, agents: Sequence[str]
 ) -> FineTuningSet:
     """What `agents`, who share a model, learn after `iteration` (from 0). items: the training items by id."""
-    first = 0 if config.algorithm.fine_tune_on_all_previous_rollouts else iteration
+    first = 0 if fine_tuning_rule(config).fine_tune_on_all_previous_rollouts else iteration
     files = [rollout_file(run_dir, "train", i) for i in range(first, iteration + 1)]
     if isinstance(config.algorithm, MaltSettings):
         return _from_trees(config, scenario, [tree for file in files for tree in read_trees(file, items)], agents)

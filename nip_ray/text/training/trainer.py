@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.text_rules import fine_tuning_rule, groups, language_agents
 from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.progress import say
@@ -62,7 +62,7 @@ class TextTrainer:
     def __init__(self, config: TextExperimentConfig, folder: RunFolder, parts: Parts, state: TextState, tracker: Tracker) -> None:
         self.config, self.folder, self.parts, self.state, self.tracker = config, folder, parts, state, tracker
         self.finished = False
-        self.groups = groups(config)
+        self.groups, self.rule = groups(config), fine_tuning_rule(config)
         self.progress: Progress | None = None
         self._reserved: dict[str, Reservation] = {}
         self._runner = asyncio.Runner()
@@ -113,19 +113,19 @@ class TextTrainer:
 
     async def _format_warmup(self) -> TextState:
         """Teach every model the form of replies, by dialogues that nobody thought about; made again after a crash, they are the same."""
-        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.config.algorithm.format_warmup)
+        tasks = training_tasks(self.parts.items["train"], self.config.seed, 0, self.rule.format_warmup)
         drawn_as = replace(self._context("train"), split="rehearsal")  # seeds come from this name: another one gives other replies
         dialogues = await self.parts.invented(drawn_as, tasks)
         state = self.state
         scenario = self.parts.scenario
         sets = {group: format_warmup_set(self.config, scenario, dialogues, self.groups[group]) for group in self.trained_groups()}
-        jobs = await self._start(sets, FORMAT_WARMUP, "supervised", self.config.algorithm.format_warmup_tuning)
+        jobs = await self._start(sets, FORMAT_WARMUP, "supervised", self.rule.format_warmup_tuning)
         for group, job in (await self._finish(jobs)).items():
             state = state.group(group, base=job.model, model=job.model)
         return state
 
     async def _sample(self) -> TextState:
-        state, rule = self.state, self.config.algorithm
+        state, rule = self.state, self.rule
         tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
         context, path = self._context("train"), rollout_file(self.folder.path, "train", state.iteration)
         if isinstance(rule, MaltSettings):
@@ -161,7 +161,7 @@ class TextTrainer:
         return replace(self.state, history=(*self.state.history[:iteration], self.state.models()))
 
     async def _create_jobs(self) -> TextState:
-        state, rule = self.state, self.config.algorithm
+        state, rule = self.state, self.rule
         sets = {group: self._fine_tuning_set(group) for group in self.trained_groups()}
         for group, made in list(sets.items()):
             state = state.group(group, job_key=None)
@@ -216,17 +216,17 @@ class TextTrainer:
         return [group for group, agents in self.groups.items() if not settings[agents[0]].frozen]
 
     def _is_trained(self, last: bool) -> bool:
-        return bool(self.trained_groups()) and (not last or self.config.algorithm.fine_tune_after_last)
+        return bool(self.trained_groups()) and (not last or self.rule.fine_tune_after_last)
 
     def _is_tested(self, iteration: int) -> bool:
         last = iteration + 1 >= self.config.iterations
-        return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.config.algorithm.test_scheme]
+        return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.rule.test_scheme]
 
     def _context(self, split: str) -> StageContext:
         return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration)
 
     def _test_tasks(self) -> list[Task]:
-        rule = self.config.algorithm
+        rule = self.rule
         return test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats)
 
     async def _play_tests(self) -> None:
@@ -271,8 +271,8 @@ class TextTrainer:
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
-        if isinstance(self.config.algorithm, MaltSettings):
-            thresholds, agents = mid_points(self.protocol, self.config.algorithm), self.protocol.agents
+        if isinstance(self.rule, MaltSettings):
+            thresholds, agents = mid_points(self.protocol, self.rule), self.protocol.agents
             trees = read_trees(rollout_file(self.folder.path, "train", self.state.iteration), self.parts.by_id["train"])
             figures = tree_statistics([label_tree(tree, agents, thresholds) for tree in trees], agents)
             found |= {f"train/{name}": value for name, value in figures.items()}

@@ -1,0 +1,147 @@
+"""Rules about policy gradient with language models: groups of dialogues, who learns and by whom, keys without an effect."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import keys_of, suggest
+from nip_ray.config.players import DEFAULT, playing, source_of
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.settings.policy_gradient import PolicyGradientAgentSettings, PolicyGradientSettings
+
+_JOBS_ALONE = ("gradient_accumulation_steps", "num_training_workers", "save_merged")
+"""Options of providers that are for fine-tuning jobs."""
+
+
+def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
+    """All that has to hold where the rule is policy gradient."""
+    rule = config.algorithm
+    if not isinstance(rule, PolicyGradientSettings):
+        return
+    yield from _numbers(rule)
+    yield from _dialogue_groups(rule)
+    yield from _without_effect(rule)
+    yield from _own_settings(config, rule)
+    yield from _learners(config, rule)
+    yield from _warmup(config, rule)
+    yield from _of_other_rules(config)
+
+
+def _numbers(rule: PolicyGradientSettings) -> Iterator[str]:
+    parts = {"algorithm": rule, **{f"algorithm.agents.{agent}": own for agent, own in rule.agents.items()}}
+    for place, part in parts.items():
+        for field in fields(part):
+            value = getattr(part, field.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"{place}.{field.name}: got {value}, expected {keys_of(type(part))[field.name].expects}"
+
+
+def _dialogue_groups(rule: PolicyGradientSettings) -> Iterator[str]:
+    size, total = rule.group_size, rule.rollouts_per_iteration
+    if total % size:
+        near = max(size, total - total % size)
+        yield f"algorithm.group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near} rollouts"
+    if size == 1 and rule.advantage in ("group", "leave_one_out"):
+        yield f"algorithm.group_size: got 1, but advantage {rule.advantage} compares dialogues about one item, use at least 2"
+
+
+def _without_effect(rule: PolicyGradientSettings) -> Iterator[str]:
+    """Keys that are set and that nothing reads. (Clipping on-policy, where all ratios are 1, is the ordinary case and no fault.)"""
+    keys, own = keys_of(PolicyGradientSettings), rule.agents.values()
+    if rule.normalise_advantage and rule.advantage != "group":
+        yield f"algorithm.normalise_advantage: is for advantage group, not {rule.advantage}, set it to false"
+    if rule.role_baseline_decay != keys["role_baseline_decay"].default and rule.advantage != "role":
+        yield f"algorithm.role_baseline_decay: is for advantage role, not {rule.advantage}, leave it out"
+    if rule.kl_estimator != keys["kl_estimator"].default and not rule.kl_coefficient and not any(one.kl_coefficient for one in own):
+        yield "algorithm.kl_estimator: kl_coefficient is 0, leave it out or raise that"
+    for key in ("warmup_batch_size", "warmup_learning_rate"):
+        if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):
+            yield f"algorithm.{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
+    if rule.warmup_agents is not None and not rule.warmup_steps:
+        yield "algorithm.warmup_agents: warmup_steps is 0, leave it out or raise that"
+
+
+def _own_settings(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+    """They are for agents that play and learn, and agents of one group agree."""
+    known, settings, unset = playing(config), language_agents(config), PolicyGradientAgentSettings()
+    for agent, own in rule.agents.items():
+        place = f"algorithm.agents.{agent}"
+        if known is not None and agent not in (*known, DEFAULT):
+            yield f"{place}: no agent of {config.protocol.name}, {suggest(agent, (*known, DEFAULT))}"
+            continue
+        if agent in settings and settings[agent].frozen and own != unset:
+            frozen = f"scenario.agents.{source_of(config, agent)}.frozen"
+            yield f"{place}: {agent} is frozen ({frozen}) and learns nothing, leave it out or set that to false"
+        last = config.iterations if own.until_iteration is None else own.until_iteration
+        if own.until_iteration is not None and own.from_iteration > last:
+            yield f"{place}.until_iteration: got {last}, but from_iteration is {own.from_iteration}, use at least that"
+        elif own.from_iteration > config.iterations:
+            yield f"{place}.from_iteration: got {own.from_iteration}, but there are {config.iterations} iterations, so it would never learn"
+    for group, members in groups(config).items():
+        first = members[0]
+        for other in members[1:]:
+            for key in keys_of(PolicyGradientAgentSettings):
+                ours, theirs = getattr(rule.of_agent(other), key), getattr(rule.of_agent(first), key)
+                if ours != theirs:
+                    place = other if other in rule.agents else DEFAULT if DEFAULT in rule.agents else first
+                    yield (
+                        f"algorithm.agents.{place}.{key}: {other} has {_show(ours)}, but {first}, whose weights it shares "
+                        f"(group {group!r}), has {_show(theirs)}, make them equal"
+                    )
+
+
+def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+    """Their providers can give what the rule needs, and their tokens are drawn from the model's own distribution."""
+    able = [name for name, provider in config.providers.items() if provider.gives_gradients]
+    for agent, settings in language_agents(config).items():
+        place, provider = f"scenario.agents.{source_of(config, agent)}", config.providers.get(settings.provider)
+        if not settings.fine_tune_from_scratch:
+            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, policy_gradient goes on from its last weights, leave it out"
+        if settings.frozen or provider is None:
+            continue
+        if not provider.gives_gradients:
+            hint = f"name {' or '.join(able)}" if able else "add a provider named local"
+            yield f"{place}.provider: {settings.provider} gives no gradients, which policy_gradient needs, {hint}, or set frozen to true"
+        if rule.max_staleness and not provider.gives_log_probs:
+            yield (
+                f"algorithm.max_staleness: got {rule.max_staleness}, but {settings.provider} (of {agent}) gives no log-probabilities of "
+                "earlier weights, set it to 0"
+            )
+        if settings.temperature == 0:
+            yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
+        if settings.top_p not in (None, 1):
+            yield f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave it out"
+        if agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json":
+            yield (
+                "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
+                "it learns, set it to text or freeze the verifier"
+            )
+
+
+def _warmup(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+    settings = language_agents(config)
+    for agent in rule.warmup_agents or ():
+        if settings and agent not in settings:
+            yield f"algorithm.warmup_agents: no agent {agent!r} of {config.protocol.name}, {suggest(agent, list(settings))}"
+        elif agent in settings and settings[agent].frozen:
+            frozen = f"scenario.agents.{source_of(config, agent)}.frozen"
+            yield f"algorithm.warmup_agents: {agent} is frozen ({frozen}), leave it out or set that to false"
+
+
+def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:
+    """What only rules with fine-tuning jobs and with clients read."""
+    for name, key in keys_of(type(config.talk)).items():
+        if getattr(config.talk, name) != key.default:
+            yield f"talk.{name}: policy_gradient plays where it learns, without talkers and clients, leave it out"
+    for provider, settings in config.providers.items():
+        for name in _JOBS_ALONE if settings.gives_gradients else ():
+            key = keys_of(type(settings)).get(name)
+            if key is not None and getattr(settings, name) != key.default:
+                yield f"providers.{provider}.{name}: is for fine-tuning jobs, leave it out (algorithm.micro_batch_tokens bounds memory)"
+    if config.base_run is not None:
+        yield "base_run: policy_gradient starts from the models of scenario.agents, name folders there (scenario.agents.<agent>.model)"
+
+
+def _show(value: object) -> str:
+    return "nothing of its own" if value is None else str(value)

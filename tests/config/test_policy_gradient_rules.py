@@ -1,0 +1,123 @@
+"""Configs of policy gradient with language models: which are refused, and by which key."""
+
+from typing import Any
+
+import pytest
+
+from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.rules import check
+from nip_ray.errors import UserError
+
+OPENAI = {"providers": {"local": {"name": "local"}, "remote": {"name": "openai"}}}
+REMOTE = {"provider": "remote", "model": "gpt-x"}
+SHARED = {"agents": {"_default": {"group": "all"}}}
+
+
+def config(change: dict[str, Any]) -> Any:
+    """`change`, whose part `algorithm` is of policy gradient."""
+    parts = {"scenario": {}, **change}
+    return config_from_dict(
+        {
+            **parts,
+            "scenario": {"name": "code_validation", **parts["scenario"]},
+            "algorithm": {"name": "policy_gradient", **parts.get("algorithm", {})},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"algorithm": {"advantage": "role", "role_baseline_decay": 0.9, "group_size": 1, "clip_low": None, "clip_high": None}},
+        {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "agents": {"prover": {"kl_coefficient": 0.1}}}},
+        {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
+        {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
+        {**OPENAI, "scenario": {"agents": {"verifier": {**REMOTE, "frozen": True}}}, "algorithm": {"max_staleness": 1}},
+    ],
+)  # fmt: skip
+def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> None:
+    made = config(change)
+    check(made)
+    assert config_from_dict(parse_yaml(config_to_yaml(made), "")) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        ({"algorithm": {"group_size": 7}}, ["algorithm.group_size: got 7, but rollouts_per_iteration is 128, use a divisor"]),
+        ({"algorithm": {"group_size": 1}}, ["algorithm.group_size: got 1, but advantage group compares"]),
+        ({"algorithm": {"group_size": 1, "advantage": "leave_one_out"}}, ["algorithm.group_size: got 1"]),
+        ({"algorithm": {"advantage": "role", "normalise_advantage": True}}, ["algorithm.normalise_advantage: is for advantage group"]),
+        ({"algorithm": {"role_baseline_decay": 0.5}}, ["algorithm.role_baseline_decay: is for advantage role"]),
+        ({"algorithm": {"kl_estimator": "k2"}}, ["algorithm.kl_estimator: kl_coefficient is 0"]),
+        ({"algorithm": {"warmup_learning_rate": 0.1}}, ["algorithm.warmup_learning_rate: there is no warm-up"]),
+        ({"algorithm": {"warmup_agents": ["prover"]}}, ["algorithm.warmup_agents: warmup_steps is 0"]),
+        ({"algorithm": {"warmup_agents": ["provr"], "warmup_steps": 1}}, ["algorithm.warmup_agents: no agent 'provr' of nip, did"]),
+        (
+            {"algorithm": {"warmup_agents": ["prover"], "warmup_steps": 1}, "scenario": {"agents": {"prover": {"frozen": True}}}},
+            ["algorithm.warmup_agents: prover is frozen (scenario.agents.prover.frozen)"],
+        ),
+        ({"algorithm": {"learning_rate": float("inf")}}, ["algorithm.learning_rate: got inf"]),
+        ({"algorithm": {"agents": {"prover": {"kl_coefficient": float("inf")}}}}, ["algorithm.agents.prover.kl_coefficient: got inf"]),
+        ({"algorithm": {"agents": {"provr": {}}}}, ["algorithm.agents.provr: no agent of nip, did you mean prover"]),
+        (
+            {"algorithm": {"agents": {"prover": {"learning_rate": 0.1}}}, "scenario": {"agents": {"prover": {"frozen": True}}}},
+            ["algorithm.agents.prover: prover is frozen (scenario.agents.prover.frozen)"],
+        ),
+        (
+            {"algorithm": {"agents": {"prover": {"from_iteration": 4, "until_iteration": 3}}}},
+            ["algorithm.agents.prover.until_iteration: got 3, but from_iteration is 4"],
+        ),
+        (
+            {"algorithm": {"agents": {"prover": {"from_iteration": 4}}}, "iterations": 3},
+            ["algorithm.agents.prover.from_iteration: got 4, but there are 3 iterations"],
+        ),
+        (
+            {"algorithm": {"agents": {"prover": {"learning_rate": 0.1}}}, "scenario": SHARED},
+            ["algorithm.agents.prover.learning_rate: verifier has nothing of its own, but prover, whose weights it shares (group 'all')"],
+        ),
+        (
+            {**OPENAI, "scenario": {"agents": {"prover": REMOTE}}, "algorithm": {"max_staleness": 1}},
+            ["scenario.agents.prover.provider: remote gives no gradients", "name local", "algorithm.max_staleness: got 1"],
+        ),
+        (
+            {"providers": {"none": {"name": "dummy"}}, "scenario": {"agents": {"_default": {"provider": "none"}}}},
+            ["scenario.agents._default.provider: none gives no gradients", "add a provider named local"],
+        ),
+        (
+            {
+                "providers": {"one": {"name": "local"}, "other": {"name": "local", "lora_rank": 4}},
+                "scenario": {"agents": {"_default": {"group": "all", "provider": "one"}, "prover": {"group": "all", "provider": "other"}}},
+            },
+            ["scenario.agents._default.provider: got one, but prover of group 'all' has other"],
+        ),
+        ({"scenario": {"agents": {"prover": {"temperature": 0}}}}, ["scenario.agents.prover.temperature: got 0"]),
+        ({"scenario": {"agents": {"prover": {"top_p": 0.5}}}}, ["scenario.agents.prover.top_p: got 0.5"]),
+        ({"scenario": {"agents": {"prover": {"fine_tune_from_scratch": False}}}}, ["scenario.agents.prover.fine_tune_from_scratch: is"]),
+        ({"scenario": {"decision_format": "json"}}, ["scenario.decision_format: json, but under a schema"]),
+        ({"talk": {"num_talkers": 2, "max_in_flight": 3}}, ["talk.num_talkers: policy_gradient plays where", "talk.max_in_flight"]),
+        ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
+        ({"base_run": {"run_dir": "."}}, ["base_run: policy_gradient starts from the models of scenario.agents"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_by_its_key(change: dict[str, Any], faults: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        check(config(change))
+    for fault in faults:
+        assert fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"clip_low": 1}, "algorithm.clip_low: got 1, expected number > 0 and < 1 or null"),
+        ({"fine_tuning": {}}, "algorithm.fine_tuning: unknown key"),
+        ({"max_staleness": 2}, "algorithm.max_staleness: got 2"),
+        ({"agents": {"prover": {"clip_low": 0.1}}}, "algorithm.agents.prover.clip_low: unknown key, did you mean algorithm.clip_low?"),
+    ],
+)
+def test_keys_of_other_rules_and_out_of_bounds(given: dict[str, Any], fault: str) -> None:
+    with pytest.raises(UserError) as caught:
+        config({"algorithm": given})
+    assert fault in str(caught.value)
