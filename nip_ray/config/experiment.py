@@ -37,11 +37,17 @@ from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvi
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
+from nip_ray.settings.state_tracking import StateTrackingSettings
 from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
 from nip_ray.settings.tracking import TrackingSettings
 
 ScenarioSettings = Annotated[
-    GraphIsomorphismSettings | ImageClassificationSettings | MessageGameSettings | MatrixGameSettings | HironakaSettings,
+    GraphIsomorphismSettings
+    | ImageClassificationSettings
+    | MessageGameSettings
+    | MatrixGameSettings
+    | HironakaSettings
+    | StateTrackingSettings,
     Field(discriminator="name"),
 ]
 AlgorithmSettings = Annotated[

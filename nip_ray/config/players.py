@@ -8,8 +8,11 @@ from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
 from nip_ray.settings.image_classification import ImageAgentSettings
 from nip_ray.settings.matrix_games import MatrixAgentSettings
 from nip_ray.settings.message_game import MessageAgentSettings
+from nip_ray.settings.state_tracking import StateAgentSettings
 
-AgentSettings = GraphAgentSettings | ImageAgentSettings | MessageAgentSettings | MatrixAgentSettings | HironakaAgentSettings
+AgentSettings = (
+    GraphAgentSettings | ImageAgentSettings | MessageAgentSettings | MatrixAgentSettings | HironakaAgentSettings | StateAgentSettings
+)
 
 DEFAULT = "_default"
 """The key of the settings of all agents that have none of their own."""

@@ -28,6 +28,7 @@ from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, h
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.solo import SoloSettings
+from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings, chain_faults
 
 Rule = Callable[[ExperimentConfig], Iterator[str]]
 
@@ -114,6 +115,12 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
         yield f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or random"
 
 
+def state_tracking(config: ExperimentConfig) -> Iterator[str]:
+    """Chains have the length that the protocol comes down to."""
+    if isinstance(config.scenario, StateTrackingSettings):
+        yield from chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0)
+
+
 def games(config: ExperimentConfig) -> Iterator[str]:
     """A small game makes sense, and is played under its own protocol."""
     scenario, name = config.scenario, config.protocol.name
@@ -178,12 +185,18 @@ def manual_agents(config: ExperimentConfig) -> Iterator[str]:
 def attention_heads(config: ExperimentConfig) -> Iterator[str]:
     """Heads share a token's width evenly."""
     for source, agent in players(config).values():
-        if not isinstance(agent, GraphAgentSettings) or agent.kind != "learned" or not agent.num_transformer_layers:
+        if agent.kind != "learned":
             continue
-        if agent.d_transformer % agent.num_heads:
+        if isinstance(agent, GraphAgentSettings) and agent.num_transformer_layers:
+            key, width = "d_transformer", agent.d_transformer
+        elif isinstance(agent, StateAgentSettings):
+            key, width = "d", agent.d
+        else:
+            continue
+        if width % agent.num_heads:
             yield (
-                f"{source}.num_heads: got {agent.num_heads}, which does not divide d_transformer {agent.d_transformer}, "
-                f"use {_nearest_divisor(agent.d_transformer, agent.num_heads)} heads or another width"
+                f"{source}.num_heads: got {agent.num_heads}, which does not divide {key} {width}, "
+                f"use {_nearest_divisor(width, agent.num_heads)} heads or another width"
             )
 
 
@@ -340,6 +353,7 @@ _RULES: tuple[Rule, ...] = (
     protocol_parameters,
     zero_knowledge,
     games,
+    state_tracking,
     agent_names,
     shared_bodies,
     manual_agents,

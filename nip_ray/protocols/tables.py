@@ -70,13 +70,7 @@ def bisection(params: ProtocolParams) -> Protocol:
     k halvings take 2k + 1 rounds. Who keeps a half may be the verifier instead; there is one prover then. Source: Canetti, Riva and
     Rothblum, "Practical delegation of computation using multiple servers", CCS 2011 (binary search for the step that two servers dispute).
     """
-    rounds = 9 if params.max_rounds is None else params.max_rounds
-    if rounds < 3 or rounds % 2 == 0:
-        near = max(3, rounds - 1)
-        raise UserError(
-            f"protocol.max_rounds: got {rounds}, but bisection takes two rounds for each halving and one for the verdict, "
-            f"use an odd number such as {near} or {near + 2}"
-        )
+    rounds = max(3, 9 if params.max_rounds is None else params.max_rounds | 1)
     opposed = params.half_chosen_by == "opponent"
     provers = ("prover0", "prover1") if opposed else ("prover",)
     commit: Round = ((provers[-1], "main"),)
@@ -186,6 +180,11 @@ SHIPPED = tuple(PROTOCOLS)
 BOUND_TO_SCENARIO = {"message_game": "message_game", "matrix_game": "matrix_game", "kuhn_poker": "matrix_game", "hironaka": "hironaka"}
 """Protocol -> the one scenario that it is played in, and that is played under no protocols but these."""
 _LIMITS = ("max_rounds", "min_rounds")
+_LENGTHS = {
+    "hironaka": "as many as scenario.max_rounds makes",
+    "bisection": "an odd number (two for each halving, one for the verdict, such as 7 or 9)",
+}
+"""How many rounds there are, of protocols that have no one number."""
 _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
 
 
@@ -244,7 +243,7 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     for key in _LIMITS:
         asked, own = getattr(params, key), getattr(table, key)
         if asked not in (None, own):
-            always = "as many as scenario.max_rounds makes" if name == "hironaka" and key == "max_rounds" else own
+            always = _LENGTHS.get(name, own) if key == "max_rounds" else own
             yield f"{key}: got {asked}, but {name} always has {always}, leave it out"
     for field in fields(ProtocolParams):
         key = field.name

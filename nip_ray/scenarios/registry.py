@@ -22,6 +22,7 @@ from nip_ray.scenarios.image_classification.build import random_twin as random_i
 from nip_ray.scenarios.image_classification.network import ImageAgent
 from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
 from nip_ray.scenarios.message_game.scenario import build_message_game
+from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings
@@ -33,6 +34,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "message_game": build_message_game,
     "matrix_game": build_matrix_game,
     "hironaka": build_hironaka,
+    "state_tracking": build_state_tracking,
 }
 _RANDOM_AGENTS: dict[str, Callable[[Scenario], dict[str, nn.Module]]] = {
     "graph_isomorphism": random_graph_agents,

@@ -1,7 +1,10 @@
 """State tracking: chains of moves and the claim where they end."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
+from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
@@ -15,3 +18,43 @@ class ChainSettings:
     num_generators: int = option(4, "Different moves, each a permutation of the states; the first two generate all 120.", ge=2, le=8)
     num_train: int = option(20_000, "Training chains.", ge=2)
     num_test: int = option(500, "Held-out chains.", ge=2)
+
+
+@dataclass(frozen=True)
+class StateAgentSettings:
+    """The network of one agent: a small transformer over states, moves and places."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    kind: Literal["learned", "random"] = option("learned", "A learned network, or a uniform random agent.")
+    d: int = option(64, "Width of a token.", ge=4)
+    num_layers: int = option(2, "Layers of the transformer.", ge=1)
+    num_heads: int = option(4, "Attention heads of a layer; they divide the width.", ge=1)
+    agent_lr_factor: LrFactors = option(LrFactors, "Learning-rate factors of the agent; 0 freezes.")
+
+
+@dataclass(frozen=True)
+class StateTrackingSettings(ChainSettings):
+    """Where does a chain of permutations lead? The provers know its states, the verifier checks a move."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["state_tracking"] = option("state_tracking", "The task.")
+    item_seed: int = option(0, "Seed of the chains.", ge=0)
+    num_exact: int = option(64, "Held-out chains whose worst case evaluations compute (bisection, nip with one question; 0: none).", ge=0)
+    agents: dict[str, StateAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
+
+
+PROTOCOLS = ("solo_verifier", "adp", "nip", "debate", "bisection")
+"""Those under which chains are argued about."""
+
+
+def chain_faults(settings: ChainSettings, protocol: str, max_rounds: int) -> Iterator[str]:
+    """What is wrong with chains of this length under a protocol of so many rounds; each fault begins with its key."""
+    if protocol not in PROTOCOLS:
+        yield f"protocol.name: got {protocol}, but state_tracking is played under {', '.join(PROTOCOLS[:-1])} or {PROTOCOLS[-1]} only"
+    elif protocol == "bisection" and settings.length != 2 ** (max_rounds // 2):
+        yield (
+            f"scenario.length: got {settings.length}, but bisection in {max_rounds} rounds comes down to one move of "
+            f"{2 ** (max_rounds // 2)}, make it so or set protocol.max_rounds to 2 log2(length) + 1"
+        )

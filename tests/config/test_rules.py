@@ -96,6 +96,9 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "sequential": True}}, "protocol.sequential", "no use"),
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "message_game always has 8"),
+        (protocol("mnip") | {"scenario": {"name": "state_tracking"}}, "protocol.name", "state_tracking is played under solo_verifier"),
+        (protocol("bisection") | {"scenario": {"name": "state_tracking", "length": 8}}, "scenario.length", "one move of 16"),
+        (protocol("bisection", max_rounds=8), "protocol.max_rounds", "an odd number (two for each halving"),
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
         (agents(prover0={}), "scenario.agents.prover0", "no agent of nip"),
@@ -112,6 +115,11 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (gi(message_size=2, agents={"prover": {"kind": "manual"}}), "scenario.message_size", "use 1"),
         (gi(linear_symbols=3, agents={"verifier": {"kind": "manual"}}), "scenario.linear_symbols", "use 0"),
         (agents(prover={"num_heads": 3}), "scenario.agents.prover.num_heads", "does not divide d_transformer 16, use 2 heads"),
+        (
+            protocol("adp") | {"scenario": {"name": "state_tracking", "agents": {"prover": {"num_heads": 3}}}},
+            "scenario.agents.prover.num_heads",
+            "does not divide d 64, use 2 heads",
+        ),
         (agents(_default={"kind": "random"}), "scenario.agents", "nobody learns (prover, verifier)"),
         (agents(_default={"agent_lr_factor": {"actor": 0, "critic": 0}}), "scenario.agents", "agent_lr_factor above 0"),
         (

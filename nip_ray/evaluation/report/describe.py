@@ -11,6 +11,7 @@ TASKS = {
     "image_classification": "does an image belong to the second of two groups of classes (accept) or to the first (reject)?",
     "code_validation": "is a program a correct solution of its problem (accept) or not (reject)?",
     "message_game": "does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
+    "state_tracking": "does a chain of permutations lead where it is claimed to (accept) or elsewhere (reject)?",
     "hironaka": "Hironaka's polyhedra game: the host chooses coordinates, the agent one of them; the host wins when one point is left.",
 }
 _LABELS = {
@@ -18,6 +19,7 @@ _LABELS = {
     "image_classification": ("of the first group", "of the second group"),
     "code_validation": ("incorrect program", "correct program"),
     "message_game": ("lower half", "upper half"),
+    "state_tracking": ("false claim", "true claim"),
 }
 GAMES_WITHOUT_SPLIT = ("message_game", "matrix_game")  # test instances are those of training
 _DECISIONS = ("rejection", "acceptance")

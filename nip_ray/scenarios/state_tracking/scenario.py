@@ -1,0 +1,255 @@
+"""State tracking as tensors: messages are symbols (a state, a half, or the number of a move), observations are tokens.
+
+Decisions that matter here:
+- under bisection a turn sees the interval in dispute with its two committed states and nothing older: positions are few, so the worst
+  case over all lies is exact (`exact_figures`);
+- under nip, adp and debate the prover's first message commits to all states between start and claim. It is not told what the verifier
+  asks, so a question asked before binds it as well. Whoever points names a move; the latest one named is shown to the verifier with
+  the two committed states around it. Where nobody points (adp) it reads them all;
+- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true states.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.play.core import turn_masks
+from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import ACCEPT, Protocol
+from nip_ray.scenarios.seat import agents_of
+from nip_ray.scenarios.state_tracking.chains import NUM_STATES, draw_chains
+from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, StateAgent
+from nip_ray.scenarios.state_tracking.seats import seats_of
+from nip_ray.scenarios.state_tracking.worst_case import (
+    Chances,
+    Positions,
+    acceptance_of_truth,
+    least_acceptance,
+    worst_acceptance,
+    worst_acceptance_of_chain,
+)
+from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings
+
+_ROWS = 4096  # positions that networks are asked about at once
+
+
+@dataclass(frozen=True)
+class Said:
+    """What N dialogues have come to. low_N, high_N: the places in dispute (0 and 0 before anybody pointed at a move). low_state_N,
+    high_state_N, middle_N: the states committed there, -1 for none. committed_NP: all committed states, -1 for none."""
+
+    low_N: Tensor
+    high_N: Tensor
+    low_state_N: Tensor
+    high_state_N: Tensor
+    middle_N: Tensor
+    committed_NP: Tensor
+
+
+class StateTracking(Scenario):
+    """Ids are rows of the table of chains: first those of training, then those held out."""
+
+    name = "state_tracking"
+
+    def __init__(self, protocol: Protocol, settings: StateTrackingSettings, agents: Mapping[str, StateAgentSettings]) -> None:
+        self.protocol, self.settings, self.agents = protocol, settings, dict(agents)
+        self.seats = seats_of(protocol, settings)
+        self.chains = draw_chains(settings, settings.item_seed)
+        self.label_I = self.chains.label_I
+        whole = self.seats.committer is not None and not self.seats.bisects
+        self.num_symbols = max(NUM_STATES, settings.length if whole else 0)
+        self.message_size = settings.length - 1 if whole else 1
+
+    def to(self, device: str) -> "StateTracking":
+        """This scenario, its tables moved to `device` in place."""
+        self.chains = self.chains.to(device)
+        self.label_I = self.chains.label_I
+        return self
+
+    def ids(self, split: str) -> Tensor:
+        """Chains of "train" or "test"."""
+        first, count = (0, self.settings.num_train) if split == "train" else (self.settings.num_train, self.settings.num_test)
+        return torch.arange(first, first + count, device=self.label_I.device)
+
+    def occurring(self) -> Tensor:
+        """Counted by start and moves, whatever is claimed."""
+        contents = self.chains.contents()
+        trained = set(contents[: self.settings.num_train])
+        return torch.tensor([content in trained for content in contents[self.settings.num_train :]])
+
+    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """ "token" and "place" (N, L): see `nip_ray.scenarios.state_tracking.network`."""
+        now = self._bisected(id_N, said, round_N) if self.seats.bisects else self._pointed_at(id_N, said)
+        obs = self._tokens(agent, id_N, now)
+        masks = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
+        if agent == self.seats.committer:
+            in_play_N = now.committed_NP[:, 1] < 0  # a chain is committed to once
+            masks["speaks"] = masks["speaks"] & in_play_N[:, None]
+        else:
+            in_play_N = (round_N < self.protocol.max_rounds - 1) & (agent == self.seats.pointer)
+            masks["speaks"] = masks["speaks"] & in_play_N[:, None]
+            masks["speaks"][:, 1:] = False
+        return {**masks, **obs}
+
+    def build_agent(self, agent: str, seed: int) -> nn.Module:
+        """A small transformer, initialised from `seed`."""
+        role_L = torch.tensor([role for role, _, _ in self._layout(agent)])
+        says, slots = None, torch.zeros(0, dtype=torch.int64)
+        if agent in (self.seats.committer, self.seats.pointer) and self.seats.bisects:
+            says, slots = "state" if agent == self.seats.committer else "half", (role_L == MIDDLE).nonzero().flatten()
+        elif agent == self.seats.committer:
+            says, slots = "state", (role_L == TRUTH).nonzero().flatten()[1:-1]
+        elif agent == self.seats.pointer:
+            says, slots = "move", (role_L == MOVE).nonzero().flatten()
+            if agent != self.protocol.verifier:
+                slots = (role_L == COMMITTED).nonzero().flatten()[1:]
+        shape = (len(self.protocol.writes[agent]) * self.message_size, self.num_symbols)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, agent in self.protocol.deciders)
+
+    @torch.no_grad()
+    def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
+        """Under bisection, and under nip with one question: soundness against every lie and completeness against every opponent, of the
+        sampled policies on the first `num_exact` held-out chains."""
+        protocol, seats, id_I = self.protocol, self.seats, self.ids("test")[: self.settings.num_exact]
+        one_question = protocol.name == "nip" and protocol.verifier_turns == 2 and protocol.min_rounds == protocol.max_rounds
+        false_I, true_I = (id_I[self.label_I[id_I] == label] for label in (0, 1))
+        if not (seats.bisects or one_question) or not len(false_I) or not len(true_I):
+            return {}
+        false, true = self.chains.rows(false_I), self.chains.rows(true_I)
+
+        def chances(agent: str | None, ids: Tensor) -> Chances:
+            return partial(self._chances, networks[agent or ""], agent or "", ids)
+
+        verifier = protocol.verifier
+        if seats.bisects:
+            worst = worst_acceptance(false, chances(seats.pointer, false_I), chances(verifier, false_I))
+            least = least_acceptance(true, chances(seats.committer, true_I), chances(verifier, true_I))
+        else:
+            asks_F, asks_T = (self._questions(networks[verifier or ""], ids) for ids in (false_I, true_I))
+            worst = worst_acceptance_of_chain(false, asks_F, chances(verifier, false_I))
+            least = acceptance_of_truth(true, asks_T, chances(verifier, true_I))
+        return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
+
+    def _chances(self, network: nn.Module, agent: str, id_I: Tensor, at: Positions) -> Tensor:
+        """What `network` does at positions of the chains `id_I`; see `Chances`."""
+        id_N = id_I[at.item_N]
+        now = Said(at.low_N, at.high_N, at.low_state_N, at.high_state_N, at.middle_N, self._ends(id_N))
+        final = agent == self.protocol.verifier and bool((at.high_N - at.low_N == 1).all())
+        policy = self._asked(network, agent, id_N, now)
+        if final:
+            return policy[1][:, ACCEPT]
+        return policy[0][:, :NUM_STATES] if agent == self.seats.committer else policy[0][:, 1]
+
+    def _questions(self, verifier: nn.Module, id_I: Tensor) -> Tensor:
+        """(I, n): how probably the verifier asks for each move."""
+        nowhere_I, nothing_I = torch.zeros_like(id_I), torch.full_like(id_I, -1)
+        now = Said(nowhere_I, nowhere_I, nothing_I, nothing_I, nothing_I, self._ends(id_I))
+        return self._asked(verifier, self.protocol.verifier or "", id_I, now)[0][:, : self.settings.length]
+
+    def _asked(self, network: nn.Module, agent: str, id_N: Tensor, now: Said) -> tuple[Tensor, Tensor]:
+        """Probabilities (N, S) of the first symbol that `agent` says and (N, 3) of its decisions (of none: empty). Equal observations, such
+        as those of one move, are looked at once."""
+        tokens = self._tokens(agent, id_N, now)
+        width = tokens["token"].shape[1]
+        seen_UX, place_N = torch.unique(torch.cat([tokens["token"], tokens["place"]], 1), dim=0, return_inverse=True)
+        said, decided = [], []
+        for seen_KX in seen_UX.split(_ROWS):
+            count, factors = len(seen_KX), len(self.protocol.writes[agent]) * self.message_size
+            masks = {"speaks": seen_KX.new_ones(count, factors).bool(), "may_decide": seen_KX.new_ones(count).bool()}
+            policy, _ = network({**masks, "token": seen_KX[:, :width], "place": seen_KX[:, width:]}, True, False)
+            said.append(torch.softmax(policy.message[:, 0].double(), -1))
+            decided.append(said[-1][:, :0] if policy.decision is None else torch.softmax(policy.decision.double(), -1))
+        return torch.cat(said)[place_N], torch.cat(decided)[place_N]
+
+    def _layout(self, agent: str) -> list[tuple[int, str, int]]:
+        """What `agent` sees: (what a token is, where it comes from, its place); a place of -1 is part of what was said."""
+        places, verifier = range(self.settings.length + 1), agent == self.protocol.verifier
+        made: list[tuple[int, str, int]] = []
+        if not verifier:
+            made += [(TRUTH, "truth", p) for p in places]
+        elif not self.seats.bisects:
+            made += [(MOVE, "moves", p) for p in places[:-1]]
+        if not self.seats.bisects:
+            points_out = agent == self.seats.pointer and not verifier
+            reads_all = points_out or (verifier and self.seats.committer is not None and self.seats.pointer is None)
+            made += [(COMMITTED, "committed", p) for p in (places if reads_all else (0, places[-1]))]
+        if self.seats.bisects or (verifier and self.seats.pointer is not None):
+            made += [(LOW, "low", -1), (HIGH, "high", -1)]
+            made += [(MIDDLE, "middle", -1)] if agent in (self.seats.committer, self.seats.pointer) else []
+            made += [(DISPUTED, "disputed", -1)] if verifier else []
+        return made
+
+    def _tokens(self, agent: str, id_N: Tensor, now: Said) -> dict[str, Tensor]:
+        """The tokens of `_layout` and their places."""
+        state_NP, move_NT = self.chains.state_IP[id_N], self.chains.move_IT[id_N] + NUM_STATES
+        left_N = now.high_N - now.low_N == 1
+        disputed_N = torch.where(left_N, move_NT.gather(1, now.low_N.clamp(max=move_NT.shape[1] - 1)[:, None]).squeeze(1), NOTHING)
+        sources = {
+            "truth": state_NP,
+            "moves": move_NT,
+            "committed": now.committed_NP,
+            "low": now.low_state_N,
+            "high": now.high_state_N,
+            "middle": now.middle_N,
+            "disputed": disputed_N,
+        }
+        blind = self.seats.bisects and agent == self.protocol.verifier  # it knows nothing of places
+        places = {"low": now.low_N, "high": now.high_N, "middle": (now.low_N + now.high_N) // 2, "disputed": now.low_N}
+        layout = self._layout(agent)
+        token_NL = torch.stack([sources[source] if p < 0 else sources[source][:, p] for _, source, p in layout], 1)
+        place_NL = torch.stack([places[source] * (not blind) if p < 0 else torch.full_like(id_N, p) for _, source, p in layout], 1)
+        return {"token": torch.where(token_NL < 0, NOTHING, token_NL), "place": place_NL}
+
+    def _bisected(self, id_N: Tensor, said: Dialogue, round_N: Tensor) -> Said:
+        """The interval that is left before `round_N`."""
+        committed_NR, chosen_NR = self._by(self.seats.committer, said), self._by(self.seats.pointer, said)
+        low_N, high_N = torch.zeros_like(id_N), torch.full_like(id_N, self.settings.length)
+        low_state_N, high_state_N = self.chains.state_IP[id_N, 0], self.chains.claim_I[id_N]
+        for r in range(1, self.protocol.max_rounds - 1, 2):
+            middle_N, half_N = committed_NR[:, r - 1], (low_N + high_N) // 2
+            over_N, right_N = round_N > r, chosen_NR[:, r] == 1
+            low_N, low_state_N = (torch.where(over_N & right_N, new, old) for new, old in ((half_N, low_N), (middle_N, low_state_N)))
+            high_N, high_state_N = (torch.where(over_N & ~right_N, new, old) for new, old in ((half_N, high_N), (middle_N, high_state_N)))
+        just_N = (round_N % 2 == 1) & (round_N < self.protocol.max_rounds)
+        middle_N = committed_NR.gather(1, (round_N - 1).clamp(min=0)[:, None]).squeeze(1)
+        return Said(low_N, high_N, low_state_N, high_state_N, torch.where(just_N, middle_N, -1), self._ends(id_N))
+
+    def _pointed_at(self, id_N: Tensor, said: Dialogue) -> Said:
+        """The committed chain, and the move of it that was pointed at last."""
+        n, rows = self.settings.length, torch.arange(len(id_N), device=id_N.device)
+        nowhere_N, nothing_N = torch.zeros_like(id_N), torch.full_like(id_N, -1)
+        committed_NP = self._ends(id_N)
+        if self.seats.committer is None:
+            return Said(nowhere_N, nowhere_N, nothing_N, nothing_N, nothing_N, committed_NP)
+        whole_NRM = said.main[:, :, self.protocol.agents.index(self.seats.committer)].amax(2)
+        first_N = (whole_NRM[..., 0] >= 0).long().argmax(1)
+        committed_NP[:, 1:n] = whole_NRM[rows, first_N]
+        if self.seats.pointer is None:
+            return Said(nowhere_N, nowhere_N, nothing_N, nothing_N, nothing_N, committed_NP)
+        move_NR = self._by(self.seats.pointer, said)
+        spoken_NR = move_NR >= 0
+        last_N = (spoken_NR * torch.arange(1, move_NR.shape[1] + 1, device=id_N.device)).argmax(1)
+        move_N, shown_N = move_NR[rows, last_N].clamp(0, n - 1), spoken_NR.any(1) & (committed_NP[:, 1] >= 0)
+        low_state_N, high_state_N = (torch.where(shown_N, committed_NP[rows, move_N + step], -1) for step in (0, 1))
+        return Said(move_N * shown_N, (move_N + 1) * shown_N, low_state_N, high_state_N, nothing_N, committed_NP)
+
+    def _ends(self, id_N: Tensor) -> Tensor:
+        """(N, P): start and claim, to which everyone is bound, and -1 between them."""
+        committed_NP = torch.full((len(id_N), self.settings.length + 1), -1, device=id_N.device)
+        committed_NP[:, 0], committed_NP[:, -1] = self.chains.state_IP[id_N, 0], self.chains.claim_I[id_N]
+        return committed_NP
+
+    def _by(self, agent: str | None, said: Dialogue) -> Tensor:
+        """(N, R): the first symbol of each message of `agent`, -1 where it was silent."""
+        return said.main[:, :, self.protocol.agents.index(agent or ""), :, 0].amax(-1)
+
+
+def build_state_tracking(protocol: Protocol, settings: Any) -> StateTracking:
+    """The scenario of `settings` (StateTrackingSettings). Raises UserError for a protocol under which it is not played."""
+    return StateTracking(protocol, settings, agents_of(protocol, settings.agents, StateAgentSettings))
