@@ -26,7 +26,7 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSett
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
-from nip_ray.settings.matrix_games import MatrixGameSettings, game_faults, protocol_of
+from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings, chain_faults
 
@@ -121,18 +121,18 @@ def state_tracking(config: ExperimentConfig) -> Iterator[str]:
         yield from chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0)
 
 
-def games(config: ExperimentConfig) -> Iterator[str]:
+def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """A small game makes sense, and is played under its own protocol."""
     scenario, name = config.scenario, config.protocol.name
     if isinstance(scenario, HironakaSettings):
         yield from (f"scenario.{fault}" for fault in hironaka_faults(scenario))
-    if not isinstance(scenario, MatrixGameSettings):
+    if not isinstance(scenario, MatrixGameSettings | LanguageMatrixGameSettings):
         return
     own = protocol_of(scenario.game)
     if BOUND_TO_SCENARIO.get(name) == scenario.name and name != own:
         yield f"protocol.name: got {name}, but {scenario.game} is played under {own}"
-    for fault in game_faults(scenario):
-        yield f"scenario.{fault}"
+    if isinstance(scenario, MatrixGameSettings):
+        yield from (f"scenario.{fault}" for fault in game_faults(scenario))
 
 
 # -------------------------------------------------------------------------------------------------------------- agents
@@ -347,7 +347,7 @@ def _module_exists(name: str) -> bool:
         return False
 
 
-_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (protocol_name, protocol_parameters, agent_names, plugins)
+_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (protocol_name, protocol_parameters, games, agent_names, plugins)
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,

@@ -71,10 +71,14 @@ def _place(config: TextExperimentConfig, agent: str) -> str:
 
 
 def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
-    """It has no zero knowledge; for code validation it has prompts, and random stances only where a stance can differ."""
+    """It has no zero knowledge, and a verifier where that is to learn the truth; for code validation it has prompts, and random stances
+    only where a stance can differ.
+    """
     name = config.protocol.name
     if config.protocol.zero_knowledge and not without_verifier(config):
         yield "protocol.zero_knowledge: not available for language models, set it to false"
+    if without_verifier(config) and (share := getattr(config.algorithm, "guess_replacement", 0)):
+        yield f"algorithm.guess_replacement: got {share}, but {name} has no verifier whose guesses could be replaced, leave it out"
     if not isinstance(config.scenario, CodeValidationSettings):
         return
     if name in SHIPPED and name not in PROTOCOLS:

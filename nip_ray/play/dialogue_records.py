@@ -64,17 +64,18 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
 
 def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
     """`dialogue` for readers: instance, label, seed, length (rounds), verdict, correct, reward (agent -> sum) and rounds, a list of
-    {round, turns}. A turn has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence
-    (of a verdict), reasoning, retries, truncated and invalid where there is something to say.
+    {round, turns}. A game without a verifier has no label, verdict and correct. A turn has agent, channel ("" where nothing was
+    written), message, and for the verifier decision; further confidence (of a verdict), reasoning, retries, truncated and invalid where
+    there is something to say.
     """
     label, verdict = dialogue.item.y, dialogue.verdict
+    judged = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
     return {
         "instance": dialogue.item.id,
-        "label": label,
+        **({"label": label} if judged else {}),
         "seed": dialogue.seed,
         "length": len(dialogue.rounds),
-        "verdict": VERDICTS[verdict],
-        "correct": verdict == label,
+        **judged,
         "reward": {agent: round(dialogue.total(agent), 6) for agent in scenario.protocol.agents},
         "rounds": [
             {"round": r, "turns": [row for turn in turns for row in _transcript_turns(scenario, turn)]}

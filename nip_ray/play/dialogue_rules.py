@@ -79,7 +79,9 @@ def verdict_of(confidence: float) -> int:
 
 
 def rulebook(protocol: Protocol) -> Rulebook:
-    """The rulebook of `protocol`, which must have a verifier and no zero knowledge; made at the first call for this very object."""
+    """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without a verifier it has
+    no outcomes.
+    """
     found = _RULEBOOKS.get(id(protocol))
     if found is None:
         if len(_RULEBOOKS) >= _MOST_KEPT:

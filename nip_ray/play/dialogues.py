@@ -7,12 +7,13 @@ Decisions that matter here:
   made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
 - those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
   cancelled and the error is raised as it is;
+- in a game without a verifier the scenario says what a round pays and whether it was the last (`Judges`); there is no verdict;
 - a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, an
   empty message stands in the channels where the agent has its turn, marked invalid, and play continues.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -67,6 +68,15 @@ class Patient(Protocol):
         ...
 
 
+@runtime_checkable
+class Judges(Protocol):
+    """What the scenario of a game without a verifier has besides: its rules."""
+
+    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
+        """What these turns of the dialogue's next round pay each agent, and whether the game is over."""
+        ...
+
+
 def start_dialogue(item: Any, seed: int) -> Dialogue:
     """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor play."""
     return Dialogue(item, seed % NUM_SEEDS)
@@ -93,6 +103,16 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
     """`dialogue` after these turns of its next round: who is paid, and whether it is over."""
     turns = tuple(turns)
     protocol = scenario.protocol
+    if protocol.verifier is None:
+        if not isinstance(scenario, Judges):
+            raise TypeError(f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round")
+        rewards, over = scenario.judge(dialogue, turns)
+        return replace(
+            dialogue,
+            rounds=(*dialogue.rounds, turns),
+            rewards=(*dialogue.rewards, dict(rewards)),
+            ended=over or len(dialogue.rounds) + 1 >= protocol.max_rounds,
+        )
     confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
     stances = _stances(scenario, dialogue.item)
     outcome = rulebook(protocol).settle(len(dialogue.rounds), dialogue.seed, dialogue.item.y, confidence, stances)

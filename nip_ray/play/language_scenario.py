@@ -1,10 +1,11 @@
 """What the text room asks of a scenario that language models play: what `TextScenario` has, and what asking models and learning need."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nip_ray.play.dialogue import Chat, Dialogue, Parsed, beginning
+from nip_ray.play.dialogue import Chat, Dialogue, Parsed, Turn, beginning
 from nip_ray.protocols import DECISIONS, Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
@@ -42,6 +43,17 @@ class LanguageScenario(ABC):
     def reply_schema(self, agent: str) -> dict[str, Any] | None:
         """The JSON schema of `agent`'s replies, None for one that replies in text."""
         return None
+
+    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
+        """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
+        raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
+
+    def exact_figures(self, probability: Callable[[str, Chat, str], float]) -> dict[str, float]:
+        """Figures that are computed instead of sampled, where the game is small enough.
+
+        probability: that an agent replies to a chat with this text and nothing else.
+        """
+        return {}
 
     def agent_settings(self, agent: str) -> LanguageAgentSettings:
         """The settings of `agent`: its own, those of `_default`, or the built-in ones."""

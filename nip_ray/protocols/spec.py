@@ -187,8 +187,10 @@ class Protocol:
     def reward_mid_point(self, agent: str) -> float:
         """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples.
 
-        Provers who share the verifier's reward are measured on its scale.
+        Provers who share the verifier's reward are measured on its scale; in a game without a verifier it is 0.
         """
+        if self.verifier is None:
+            return 0.0
         if agent == self.verifier or (self.payment.shared_reward and agent in self.provers):
             return (self.payment.verifier_reward + self.payment.verifier_incorrect_penalty) / 2
         return self.payment.prover_reward / 2 if agent in self.provers else 0.0

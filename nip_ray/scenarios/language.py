@@ -10,7 +10,9 @@ from nip_ray.protocols import Protocol
 from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
+from nip_ray.scenarios.matrix_games.language import ITEMS, Deal, build_language_game
 from nip_ray.settings.code_validation import CodeValidationSettings
+from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
 
 SPLITS = ("train", "test")
 
@@ -22,7 +24,7 @@ class LanguageScenarioKind:
     settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
     scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (0 or 1);
     the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item makes of it.
-    groups: name -> value of an item; accuracy is also told by these.
+    groups: name -> value of an item; accuracy is also told by these. held_out: whether no item of "test" is one of "train".
     """
 
     settings: type
@@ -31,6 +33,7 @@ class LanguageScenarioKind:
     read_item: Callable[[Mapping[str, Any]], Any]
     write_item: Callable[[Any], dict[str, Any]] = asdict
     groups: Mapping[str, Callable[[Any], str | int]] = field(default_factory=dict)
+    held_out: bool = True
 
 
 LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
@@ -40,6 +43,13 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
         lambda settings, seed: load_splits(settings.data, seed),
         lambda record: CodeItem(**record),
         groups={"difficulty": lambda item: item.difficulty},
+    ),
+    "matrix_game": LanguageScenarioKind(
+        LanguageMatrixGameSettings,
+        build_language_game,
+        lambda settings, seed: {split: list(ITEMS) for split in SPLITS},
+        lambda record: Deal(**record),
+        held_out=False,
     ),
 }
 """By name."""

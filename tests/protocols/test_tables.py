@@ -45,7 +45,7 @@ def test_names_limits_goals_and_amounts(name: str, agents: str, channels: str, l
 def test_reward_mid_points() -> None:
     protocol = build("debate", prover_reward=3.0, verifier_reward=2.0, verifier_incorrect_penalty=-5.0)
     assert [protocol.reward_mid_point(agent) for agent in protocol.agents] == [1.5, 1.5, -1.5]
-    assert build("nip").reward_mid_point("verifier") == 0.0
+    assert build("nip").reward_mid_point("verifier") == build("kuhn_poker").reward_mid_point("player0") == 0.0
 
 
 @pytest.mark.parametrize("name", ["adp", "merlin_arthur", "solo_verifier", "multi_channel_test"])

@@ -106,8 +106,10 @@ def shown(
 
 
 def _item(item: Record | None) -> list[tuple[str, str]]:
-    """(what it is, text) of the item that a dialogue of language agents is about."""
-    texts = [] if item is None else [(name, item.get(key)) for name, key in (("problem", "question"), ("program", "solution"))]
+    """(what it is, text) of the item that a dialogue of language agents is about; of a program, the problem and the program alone."""
+    texts = list((item or {}).items())
+    if item is not None and "solution" in item:
+        texts = [("problem", item.get("question")), ("program", item["solution"])]
     return [(name, short(text, TEXT_SHOWN)) for name, text in texts if isinstance(text, str)]
 
 

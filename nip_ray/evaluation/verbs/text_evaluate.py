@@ -30,7 +30,7 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
 
     kind = language_kind(config.scenario)
     items = {item.id: item for item in (stored_items(run_dir, kind) or {}).get("test", [])}
-    return last_test(run_dir, config.iterations, items, from_settings(config.protocol), kind.groups)
+    return last_test(run_dir, config.iterations, items, from_settings(config.protocol), kind)
 
 
 def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from nip_ray.config.load import load_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
+from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import price_list, usd
@@ -22,7 +23,7 @@ from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
 from nip_ray.text.jobs.journal import read_journal
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
-from nip_ray.text.parts import JOBS, Prepared, local_hosts, prepare, spent_before
+from nip_ray.text.parts import JOBS, local_hosts, prepare, spent_before
 from nip_ray.text.training.state import TextState, load_state
 
 
@@ -45,17 +46,20 @@ def judge_run(
         if not isinstance(config, TextExperimentConfig):
             raise UserError(f"{folder.path}: its agents are no language models; there is nothing to judge")
         prepared, state = prepare(config, folder.path), load_state(folder)
+        scenario = prepared.scenario
+        if not isinstance(scenario, CodeValidation):
+            raise UserError(f"{folder.path}: plays {config.scenario.name}, and what judges ask is of code_validation; name a run of that")
         number = _iteration(folder.path, state, iteration)
         dialogues = read_dialogues(rollout_file(folder.path, "train", number), {item.id: item for item in prepared.items["train"]})
-        chosen = fitting(prepared.scenario.protocol) if names is None else list(names)
+        chosen = fitting(scenario.protocol) if names is None else list(names)
         name, model = _judge(config, state, provider, model)
         prices = price_list(config.providers[name])
         options = JudgeOptions(seed=config.seed, run=state.run_id, max_in_flight=config.talk.max_in_flight)
         if dry_run:
-            made = plan(dialogues, prepared.scenario, chosen, model, options)
+            made = plan(dialogues, scenario, chosen, model, options)
             worst = usd(made.worst_cost_pusd(prices.of(model)))
             return {"calls": made.calls, "calls at most": made.worst_calls, "usd at most": worst}
-        found = asyncio.run(_judged(config, folder, prepared, dialogues, chosen, (name, model, number), options))
+        found = asyncio.run(_judged(config, folder, scenario, dialogues, chosen, (name, model, number), options))
         folder.write_json(f"judgements-{number + 1:06d}.json", found)
         return judge_figures(found)
 
@@ -63,7 +67,7 @@ def judge_run(
 async def _judged(
     config: TextExperimentConfig,
     folder: RunFolder,
-    prepared: Prepared,
+    scenario: CodeValidation,
     dialogues: Sequence[Dialogue],
     names: Sequence[str],
     who: tuple[str, str, int],
@@ -77,7 +81,7 @@ async def _judged(
         prices = price_list(config.providers[provider])
         client = RecordedChat(pool.client(provider), folder.path, iteration, "judge", prices)
         try:
-            return await judge(dialogues, prepared.scenario, names, client, model, options)
+            return await judge(dialogues, scenario, names, client, model, options)
         finally:
             await client.close()
             folder.write_json("cost.json", budget.summary())

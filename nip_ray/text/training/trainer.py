@@ -352,4 +352,4 @@ class TextTrainer:
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals; None if there was none."""
-        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol, self.parts.kind.groups)
+        return last_test(self.folder.path, self.state.iteration, self.parts.by_id["test"], self.protocol, self.parts.kind)
