@@ -29,6 +29,7 @@ from nip_ray.settings.hironaka import HironakaSettings
 from nip_ray.settings.image_classification import ImageClassificationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings
 from nip_ray.settings.message_game import MessageGameSettings
+from nip_ray.settings.opponents import OpponentSettings
 from nip_ray.settings.options import FREE, FREE_AND_RESUMABLE, RESUMABLE
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.ppo import PPOSettings, ReinforceSettings
@@ -111,6 +112,7 @@ class ExperimentConfig(Experiment):
     scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
     schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
+    opponents: OpponentSettings | None = Field(None, description="Earlier checkpoints of agents as opponents (none: current ones alone).")
     initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
     pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")

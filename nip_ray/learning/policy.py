@@ -9,8 +9,9 @@ Decisions that matter here:
   does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), with reject 0 for y = 0 and accept 1 for y = 1.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ class Policy:
     decision: Tensor | None
     speaks: Tensor
     may_decide: Tensor | None
+
+    def rows(self, row_K: Tensor) -> "Policy":
+        """Some turns."""
+        linear, decision, may_decide = (None if x is None else x[row_K] for x in (self.linear, self.decision, self.may_decide))
+        return Policy(self.message[row_K], linear, decision, self.speaks[row_K], may_decide)
 
     def silenced(self, action: Action) -> "Policy":
         """The same distribution without the message factors of turns in which `action` decides: nobody reads that message.
@@ -99,6 +105,12 @@ class Policy:
     def _logits(self) -> dict[str, Tensor]:
         named = {"message": self.message, "linear": self.linear, "decision": self.decision}
         return {name: logits for name, logits in named.items() if logits is not None}
+
+
+def joined(policies: Sequence[Policy]) -> Policy:
+    """The turns of several policies of one kind, in order."""
+    parts: dict[str, list[Any]] = {f.name: [getattr(policy, f.name) for policy in policies] for f in fields(Policy)}
+    return replace(policies[0], **{name: None if own[0] is None else torch.cat(own) for name, own in parts.items()})
 
 
 @dataclass(frozen=True)

@@ -32,12 +32,6 @@ def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Te
     return total
 
 
-def turns_of(policy: Policy, row_K: Tensor) -> Policy:
-    """Some turns of `policy`, by row."""
-    linear, decision, may_decide = (None if x is None else x[row_K] for x in (policy.linear, policy.decision, policy.may_decide))
-    return Policy(policy.message[row_K], linear, decision, policy.speaks[row_K], may_decide)
-
-
 def choice_distances(adversary: Policy, simulator: Policy) -> Tensor:
     """(N, 2) in [0, 1]: how far apart the two choose in N turns, as total variation: half the sum of |p - q| over all choices.
 

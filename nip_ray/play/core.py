@@ -8,13 +8,13 @@ Decisions that matter here:
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.policy import Action, Policy
-from nip_ray.learning.similarity import choice_distances, similarity, turns_of
+from nip_ray.learning.policy import Action, Policy, joined
+from nip_ray.learning.similarity import choice_distances, similarity
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, Judgement, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
@@ -160,6 +160,7 @@ class Player:
 
     network: its policy. noise: of sampled actions, None for the most likely ones. shown_B: the instances that it is shown (None: those that
     are judged). edit: replaces what it says before anybody hears it. scenario: the one through which it sees (None: the play's own).
+    version_B, past: (B,) int64 and networks by their number: who plays instead in copies whose version is not -1 (None: nobody).
     """
 
     network: nn.Module
@@ -167,6 +168,21 @@ class Player:
     shown_B: Tensor | None = None
     edit: Edit | None = None
     scenario: Scenario | None = None
+    version_B: Tensor | None = None
+    past: Mapping[int, nn.Module] = field(default_factory=dict)
+
+    def policy(self, play: BatchedPlay, agent: str, copy_N: Tensor) -> Policy:
+        """How the player chooses in its turns as `agent`."""
+        obs = self.observe(play, agent, copy_N)
+        if self.version_B is None:
+            return self.network(obs, True, False)[0]
+        version_N, found, places = self.version_B[copy_N], [], []
+        for version, network in ((-1, self.network), *self.past.items()):
+            place_K = (version_N == version).nonzero().flatten()
+            if len(place_K):
+                found.append(network({name: value[place_K] for name, value in obs.items()}, True, False)[0])
+                places.append(place_K)
+        return found[0] if len(found) == 1 else joined(found).rows(torch.cat(places).argsort())
 
     def observe(self, play: BatchedPlay, agent: str, copy_N: Tensor) -> dict[str, Tensor]:
         """What the player sees before its turn as `agent`."""
@@ -181,11 +197,7 @@ class Player:
 def policies(play: BatchedPlay, players: Mapping[str, Player]) -> dict[str, tuple[Tensor, Policy]]:
     """Agent -> (copies N in which it has the turn, its policy there), for every agent that has one."""
     copies = {agent: play.turn_B(agent).nonzero().flatten() for agent in play.protocol.agents}
-    return {
-        agent: (copy_N, players[agent].network(players[agent].observe(play, agent, copy_N), True, False)[0])
-        for agent, copy_N in copies.items()
-        if len(copy_N)
-    }
+    return {agent: (copy_N, players[agent].policy(play, agent, copy_N)) for agent, copy_N in copies.items() if len(copy_N)}
 
 
 def play_round(play: BatchedPlay, players: Mapping[str, Player]) -> tuple[list[Turn], Tensor, Tensor | None]:
@@ -264,7 +276,7 @@ def compared(extra: ZeroKnowledge, policies: Mapping[str, tuple[Tensor, Policy]]
     row_B[other_N] = torch.arange(len(other_N), device=like_B.device)
     both_N = row_B[copy_N] >= 0
     copy_K = copy_N[both_N]
-    pair = turns_of(adversary, both_N), turns_of(simulator, row_B[copy_K])
+    pair = adversary.rows(both_N), simulator.rows(row_B[copy_K])
     similarity_B[copy_K] = similarity(*pair, legacy=extra.legacy)
     distance_B2[copy_K] = choice_distances(*pair)
     return similarity_B, distance_B2

@@ -28,6 +28,8 @@ class Rollout:
     verdict_B: the verifier's decision that counted, 2 if the copy ended undecided. simulation_BR2: under zero knowledge, how far the
     simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
     cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
+    version_BA: int64, the iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
+    current networks did is learned from.
     """
 
     id_B: Tensor
@@ -43,6 +45,7 @@ class Rollout:
     verdict_B: Tensor
     simulation_BR2: Tensor | None = None
     cut_B: Tensor | None = None
+    version_BA: Tensor | None = None
 
     @property
     def num_copies(self) -> int:
@@ -58,6 +61,15 @@ class Rollout:
     def dialogue(self) -> Dialogue:
         """All that was said."""
         return Dialogue(self.main_BRACM, self.linear_BRACM)
+
+    def learned_BR(self, index: int) -> Tensor:
+        """(B, R) bool: the turns that the current network of the agent with this index took."""
+        turn_BR = self.turn_BRA[:, :, index]
+        return turn_BR if self.version_BA is None else turn_BR & (self.version_BA[:, index] < 0)[:, None]
+
+    def among_current(self) -> "Rollout":
+        """The copies in which current networks alone played."""
+        return self if self.version_BA is None else self.copies((self.version_BA < 0).all(1))
 
     def env_steps(self) -> int:
         """Rounds played in all copies, without those after an end."""
@@ -90,7 +102,7 @@ def concatenate(rollouts: Sequence[Rollout]) -> Rollout:
 
 @dataclass(frozen=True)
 class AgentRows:
-    """One agent's N own turns in a rollout of B copies, ordered by copy and round.
+    """One agent's N own turns in a rollout of B copies, ordered by copy and round; those of its snapshots are left out.
 
     copy_N, round_N: where each row stands. obs: observations, each (N, ...). action: what was done. log_prob_N: its log-probability
     when it was done. row_BR: (B, R) int64, the row at (copy, round), -1 where the agent had no turn.
@@ -132,7 +144,7 @@ class AgentRows:
 
 def own_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
     """The rows of `agent` in `rollout`, on the rollout's device."""
-    return _rows(scenario, rollout, agent, rollout.turn_BRA[:, :, scenario.protocol.agents.index(agent)])
+    return _rows(scenario, rollout, agent, rollout.learned_BR(scenario.protocol.agents.index(agent)))
 
 
 def live_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
@@ -168,6 +180,8 @@ def final_rows(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor
     if rollout.cut_B is None:
         return rollout.id_B.new_zeros(0), {}
     next_B = scenario.protocol.would_act(agent, rollout.length_B, rollout.seed_B)
+    if rollout.version_BA is not None:
+        next_B = next_B & (rollout.version_BA[:, scenario.protocol.agents.index(agent)] < 0)
     copy_K = (rollout.cut_B & next_B).nonzero().flatten()
     return copy_K, _observations(scenario, rollout, agent, copy_K, rollout.length_B[copy_K]) if len(copy_K) else {}
 

@@ -32,12 +32,14 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
+from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
 from nip_ray.progress import say
 from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, first_words, reason_of_death, said, unwrap
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
+from nip_ray.rllib.past import PastOpponents, PastPlay
 from nip_ray.rllib.shared import networks_of, scenario_of
 
 if TYPE_CHECKING:
@@ -56,14 +58,23 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """Build runners and learners; a local runner plays with the local learner's networks."""
         self.train_iteration = 0
         self.env_steps_total = 0
-        self.row: dict[str, float] = {}
+        self.row: dict[str, Any] = {}
+        self.past: PastOpponents | None = None
         logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
         with runners_by_value(store=self._needs_ray(config)), _learners_said():
             super().setup(config)
         self._refuse_broken_runners()
         self.scenario = scenario_of(self.config.env_config["experiment"])
+        self.past = self._past_opponents()
         self._share_modules()
         self.send_weights()
+
+    def _past_opponents(self) -> PastOpponents | None:
+        config = ExperimentConfig.model_validate(self.config.env_config["experiment"])
+        if config.opponents is None:
+            return None
+        learners = self._first_learner(methodcaller("learning_agents"))
+        return PastOpponents(config.opponents, config.seed, self.scenario.protocol.agents, learners)
 
     def __repr__(self) -> str:
         """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""
@@ -73,7 +84,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def training_step(self) -> None:
         """One iteration: play, learn, send weights. Its figures are in `self.row`; see docs/metrics.md."""
         started = time.perf_counter()
-        samples = self._play()
+        samples, met = self._play()
         played = time.perf_counter()
         results = self._learn(samples)
         learned = time.perf_counter()
@@ -90,6 +101,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             "env_steps": steps,
             "env_steps_total": self.env_steps_total,
             "episodes": self.rollout.num_copies,
+            **met,
             **results,
         }
 
@@ -124,15 +136,26 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     # ----------------------------------------------------------------------------------------------------------- play
 
-    def _play(self) -> list[RolloutSamples]:
-        """All shares of this iteration, ordered by worker."""
+    def _play(self) -> tuple[list[RolloutSamples], dict[str, Any]]:
+        """All shares of this iteration, ordered by worker, and figures of the opponents that were met."""
         iteration, group = self.train_iteration, self.env_runner_group
         assert group is not None
-        if group.num_remote_env_runners() == 0:
-            samples = group.local_env_runner.sample(iteration=iteration)
+        remote = group.num_remote_env_runners() > 0
+        plays = self._past_plays(range(1, self.config.num_env_runners + 1) if remote else (0,), remote)
+        if remote:
+            samples = self._all_shares(lambda workers: PlayShares(workers, iteration, plays))
+        else:
+            samples = group.local_env_runner.sample(iteration=iteration, past=plays.get(0))
             self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
-            return samples
-        return self._all_shares(lambda workers: PlayShares(workers, iteration))
+        return samples, {} if self.past is None else self.past.record(samples, plays)
+
+    def _past_plays(self, workers: Iterable[int], remote: bool) -> dict[int, PastPlay | None]:
+        """Worker -> whom its share meets of the past, once a snapshot is taken that is due."""
+        if self.past is None:
+            return {}
+        self.past.take(self.train_iteration, lambda: self._first_learner(methodcaller("weights")))
+        learning, copies = self.config.who_learns(self.train_iteration), self.config.num_envs_per_env_runner
+        return {w: self.past.play(learning, copies, self.train_iteration, max(0, w - 1), remote) for w in workers}
 
     def _all_shares(self, request: Callable[[tuple[int, ...]], Any]) -> list[RolloutSamples]:
         """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play their shares."""
@@ -276,28 +299,37 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
         state = self._first_learner(methodcaller("training_state"))
-        return {**state, "counters": self.counters()}
+        return {**state, "counters": self.counters(), **self._past_weights()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
         self._foreach_learner(methodcaller("load_training_state", {key: state[key] for key in ("modules", "optimizers", "extra")}))
         self.load_counters(state["counters"])
+        self._load_past(state, state["counters"])
         self.send_weights()
 
     def counters(self) -> dict[str, Any]:
         """What goes on beside tensors, as plain data."""
-        return {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total}
+        books = {} if self.past is None else {"opponent_pool": self.past.pool.state()}
+        return {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, **books}
 
     def load_counters(self, counters: Mapping[str, Any]) -> None:
         """The inverse of `counters`."""
         self.train_iteration, self.env_steps_total = int(counters["iteration"]), int(counters["env_steps_total"])
+
+    def _past_weights(self) -> dict[str, Any]:
+        return {} if self.past is None else {"opponent_weights": self.past.stored_weights()}
+
+    def _load_past(self, state: Mapping[str, Any], counters: Mapping[str, Any]) -> None:
+        if self.past is not None:
+            self.past.load(counters["opponent_pool"], state["opponent_weights"])
 
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
-        state["nip_ray"] = {**self.counters(), "extra": extra}
+        state["nip_ray"] = {**self.counters(), "extra": extra, **self._past_weights()}
         return state
 
     @override(Algorithm)
@@ -308,6 +340,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             super().set_state({key: value for key, value in state.items() if key != "nip_ray"})
         if ours is not None:
             self.load_counters(ours)
+            self._load_past(ours, ours)
             self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
         self._share_modules()
         self.send_weights()

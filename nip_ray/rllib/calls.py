@@ -18,6 +18,7 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.play.exploration import Exploration
 from nip_ray.play.rollout import RolloutSamples
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
+from nip_ray.rllib.past import PastPlay
 
 PROBE_S = 1.0
 """How long an iteration waits to see whether a lost env runner is back."""
@@ -141,14 +142,16 @@ def _alive(actor: Any) -> bool:
 
 
 class PlayShares:
-    """To an env runner: play these workers' shares of an iteration."""
+    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past."""
 
-    def __init__(self, workers: tuple[int, ...], iteration: int) -> None:
+    def __init__(self, workers: tuple[int, ...], iteration: int, past: Mapping[int, PastPlay | None]) -> None:
         self.workers, self.iteration = workers, iteration
+        self.past = {worker: own for worker in workers if (own := past.get(worker)) is not None}
 
     def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:
-        samples = [sample for worker in self.workers for sample in runner.sample(iteration=self.iteration, worker=worker)]
-        return samples, runner.get_metrics()
+        past = {worker: own.here() for worker, own in self.past.items()}
+        played = [runner.sample(iteration=self.iteration, worker=worker, past=past.get(worker)) for worker in self.workers]
+        return [sample for samples in played for sample in samples], runner.get_metrics()
 
 
 class TakeWeights:

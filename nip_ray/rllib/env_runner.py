@@ -10,9 +10,11 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import copy
 import math
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import gymnasium as gym
@@ -39,10 +41,11 @@ from ray.rllib.utils.metrics import (
 )
 from torch import Tensor, nn
 
-from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_episodes, play_rollout
 from nip_ray.play.exploration import Exploration, explore
 from nip_ray.play.rollout import Rollout, RolloutSamples
 from nip_ray.rllib.compat import wanted
+from nip_ray.rllib.past import PastPlay
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator, stable_seed
@@ -60,6 +63,7 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         self.env: ProtocolEnv | None = None
         self.module: Any = None
         self.play: BatchedPlay | None = None
+        self.frozen: dict[tuple[str, int], nn.Module] = {}  # who plays snapshots
         self.iteration = 0
         self.evaluated = 0  # episodes since an evaluation began
         self.weights_seq_no = 0
@@ -108,10 +112,11 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
         force_reset: bool = False,
         iteration: int | None = None,
         worker: int | None = None,
+        past: PastPlay | None = None,
     ) -> list[RolloutSamples]:
         """Play one share of an iteration: complete episodes, always.
 
-        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own).
+        iteration: which one (None: the one after the last). worker: whose share (None: this runner's own). past: whom it meets of the past.
         num_episodes: how many copies instead of ``num_envs_per_env_runner``; num_timesteps is met by whole episodes.
         In an evaluation episodes follow each other from the first, where ``force_reset`` begins again; so equal weights have equal results.
         """
@@ -126,20 +131,21 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
             self.evaluated = 0 if force_reset else self.evaluated
             rollout = self.play_evaluation(copies, explore)
         else:
-            rollout = self.play_share(self.iteration, worker, copies, explore)
+            rollout = self.play_share(self.iteration, worker, copies, explore, past)
         self.iteration += 1
         self._log(rollout)
         return self._called_back([RolloutSamples(rollout.to("cpu") if self.worker_index else rollout, worker)])
 
-    def play_share(self, iteration: int, worker: int, copies: int, explore: bool) -> Rollout:
-        """The episodes of one worker's share of an iteration."""
+    def play_share(self, iteration: int, worker: int, copies: int, explore: bool, past: PastPlay | None = None) -> Rollout:
+        """The episodes of one worker's share of an iteration; the last of them against the past, if there is any."""
         assert self.play is not None
         seed, num_workers = self.experiment["seed"], max(1, self.config.num_env_runners)
         share = max(0, worker - 1)
         first = (iteration * num_workers + share) * copies
         ids = instance_ids(self.play.scenario, self.config.split(), seed, first, copies)
         noise = generator(seed, "play", iteration, share, device=self.play.device) if explore else None
-        return self._played(ids, episode_seeds(seed, first, copies), noise)
+        seeds = episode_seeds(seed, first, copies)
+        return self._played(ids, seeds, noise) if past is None else self._played_against(past, ids, seeds, noise)
 
     def play_evaluation(self, copies: int, explore: bool) -> Rollout:
         """The next episodes of this runner in an evaluation: of all runners', every n-th one, whatever the others are asked for."""
@@ -154,6 +160,25 @@ class ProtocolEnvRunner(EnvRunner, Checkpointable):
     def _played(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
         with _evaluated(self.networks()) as networks:
             return play_rollout(self.play, networks, id_B, seed_B, noise, self.skip_silent_messages)
+
+    def _played_against(self, past: PastPlay, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
+        """As `_played`, with snapshots in the place of some networks."""
+        play, version_BA = self.play, past.versions(self.play.protocol.agents, len(id_B)).to(self.device)
+        with _evaluated(self.networks()) as networks:
+            players = {}
+            for index, (agent, network) in enumerate(networks.items()):
+                own = {number: weights[agent] for number, weights in past.weights.items() if agent in weights}
+                frozen = {number: self._frozen(agent, slot, weights) for slot, (number, weights) in enumerate(own.items())}
+                players[agent] = Player(network, noise, version_B=version_BA[:, index], past=frozen)
+            rollout = play_episodes(play, players, id_B, seed_B, self.skip_silent_messages)
+        return replace(rollout, version_BA=version_BA)
+
+    def _frozen(self, agent: str, slot: int, weights: Mapping[str, Tensor]) -> nn.Module:
+        """A network of this runner's own with other weights; there is one for every agent and slot."""
+        if (agent, slot) not in self.frozen:
+            self.frozen[agent, slot] = copy.deepcopy(self.networks()[agent]).eval().requires_grad_(False)
+        self.frozen[agent, slot].load_state_dict(weights)
+        return self.frozen[agent, slot]
 
     def roll_out(self, plan: Exploration, worker: int | None = None, opponents: Mapping[str, nn.Module] | None = None) -> RolloutSamples:
         """Play one share of a roll-out with exploration; its transitions come along. worker: whose share (None: this runner's own).

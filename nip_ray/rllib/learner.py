@@ -34,7 +34,7 @@ from nip_ray.errors import TrainingError
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
 from nip_ray.learning.policy import Policy
 from nip_ray.learning.policy_gradient import normalise, own_turn_advantages
-from nip_ray.learning.similarity import similarity, turns_of
+from nip_ray.learning.similarity import similarity
 from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
@@ -255,10 +255,18 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def training_state(self) -> dict[str, Any]:
         """All that learning needs to continue: weights and optimizers on the CPU, and what subclasses add."""
         return {
-            "modules": {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items()},
+            "modules": self.weights(),
             "optimizers": {agent: cpu_copy(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},
             "extra": self.extra_state(),
         }
+
+    def learning_agents(self) -> tuple[str, ...]:
+        """Those with something to train, in the protocol's order."""
+        return tuple(agent for agent in self.scenario.protocol.agents if agent in self.optimizers)
+
+    def weights(self) -> dict[str, dict[str, Tensor]]:
+        """A copy of all networks' states on the CPU."""
+        return {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`."""
@@ -476,4 +484,4 @@ def _policy(network: nn.Module, rows: AgentRows, row_K: Tensor, with_gradient: b
 def _constant(policy: Policy) -> Policy:
     everything = torch.arange(len(policy.message), device=policy.message.device)
     with torch.no_grad():
-        return turns_of(policy, everything)
+        return policy.rows(everything)

@@ -245,7 +245,7 @@ class Session:
 
         began = time.perf_counter()
         self.algorithm.train()
-        found = rollout_metrics(self.algorithm.scenario.protocol, self.algorithm.rollout, {})
+        found = rollout_metrics(self.algorithm.scenario.protocol, self.algorithm.rollout.among_current(), {})
         row = {"iteration": iteration, **self.algorithm.row, **{f"train/{name}": value for name, value in found.items()}}
         row["time/iteration_s"] = time.perf_counter() - began
         row["env_steps_per_s"] = row["env_steps"] / row["time/iteration_s"]

@@ -38,6 +38,10 @@ def pretrained(*names: str, **keys: Any) -> Data:
     return {"pretraining": {"agents": list(names), **keys}}
 
 
+def past(**keys: Any) -> Data:
+    return {"opponents": keys}
+
+
 def probe(**keys: Any) -> Data:
     return {"evaluation": {"message_regression": {"enabled": True, **keys}}}
 
@@ -96,6 +100,19 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (schedules(prover=CONTIGUOUS) | {"iterations": 1}, "schedules.prover", "would never learn within 1 iterations"),
     (schedules(prover=CONTIGUOUS) | agents(prover=RANDOM), "schedules.prover", "never learns, whatever its schedule"),
     (schedules(prover=CONTIGUOUS) | agents(_default=FROZEN, verifier={}), "schedules.prover", "scenario.agents._default"),
+    # opponents from the past
+    (past() | learning("solo"), "opponents", "not available with solo"),
+    (past() | learning("stackelberg"), "opponents", "use ppo or reinforce"),
+    (past() | {"protocol": {"name": "nip", "zero_knowledge": True}}, "opponents", "not available under protocol.zero_knowledge"),
+    (past(priority="even"), "opponents.priority", "counts with sampling prioritised only"),
+    (past(sampling="prioritised", priority="even", priority_exponent=3), "opponents.priority_exponent", "priority hard only"),
+    (past(every=50) | {"iterations": 50}, "opponents.every", "none is met within 50 iterations"),
+    (past(agents=["provr"]), "opponents.agents", "provr is no agent of nip, did you mean prover?"),
+    (past(agents=["prover"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover is no agent of debate"),
+    (past(agents=["prover0"]) | DEBATE | agents(prover0=FROZEN), "opponents.agents", "prover0 does not learn (scenario.agents.prover0)"),
+    (past(agents=["prover", "prover"]), "opponents.agents", "prover is named 2 times"),
+    (past() | agents(prover=RANDOM), "opponents", "only verifier learns"),
+    (past(draws=30), "opponents.latest", "leaves 51 of 256 copies for 60 opponents"),
     # first weights
     (weights(provr={"run_dir": "RUN"}), "initial_weights.provr", "did you mean prover?"),
     (weights(prover={"run_dir": "RUN"}) | agents(prover=RANDOM), "initial_weights.prover", "is random (scenario.agents.prover.kind)"),
@@ -174,6 +191,9 @@ LEGAL: list[Data] = [
     pretrained("anybody") | {"plugins": [__file__], "protocol": {"name": "mine"}},
     probe(),
     probe(agents=["verifier"]),
+    past(agents=["verifier"]),
+    KUHN | past(sampling="prioritised", priority="even", draws=4),
+    past(agents=["anybody"]) | {"plugins": [__file__], "protocol": {"name": "mine"}},
     KUHN,
 ]
 

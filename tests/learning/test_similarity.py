@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.policy import Policy
-from nip_ray.learning.similarity import choice_distances, similarity, turns_of
+from nip_ray.learning.similarity import choice_distances, similarity
 
 NO = -1e9
 
@@ -101,9 +101,9 @@ def test_distances_count_linear_messages_as_well() -> None:
     assert choice_distances(adversary, simulator)[:, 0].tolist() == [0.5]
 
 
-def test_turns_of() -> None:
+def test_rows_of_a_policy() -> None:
     whole, row_K = random_policy(9), torch.tensor([4, 0])
-    part = turns_of(whole, row_K)
+    part = whole.rows(row_K)
     assert all(torch.equal(getattr(part, f.name), getattr(whole, f.name)[row_K]) for f in fields(Policy))
-    bare = turns_of(replace(whole, linear=None, decision=None, may_decide=None), row_K)
+    bare = replace(whole, linear=None, decision=None, may_decide=None).rows(row_K)
     assert (bare.linear, bare.decision, bare.may_decide) == (None, None, None)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy, gumbel_noise
-from nip_ray.learning.similarity import similarity, turns_of
+from nip_ray.learning.similarity import similarity
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import concatenate, own_rows
 from nip_ray.protocols import CONTINUE, Protocol, build
@@ -313,7 +313,7 @@ def test_learners_can_compute_the_same_similarity_from_rows() -> None:
         assert torch.equal(rows[ADVERSARY].copy_N[mine], rows[SIMULATOR].copy_N[its])
         assert torch.equal(rows[ADVERSARY].round_N[mine], rows[SIMULATOR].round_N[its])
         assert len(mine) == int(rollout.turn_BRA[some][:, :, -2:].all(-1).sum())
-        found = similarity(turns_of(policies[ADVERSARY], mine), turns_of(policies[SIMULATOR], its), legacy)
+        found = similarity(policies[ADVERSARY].rows(mine), policies[SIMULATOR].rows(its), legacy)
         paid = rollout.reward_BRA[rows[ADVERSARY].copy_N[mine], rows[ADVERSARY].round_N[mine], -1]
         torch.testing.assert_close(found, paid, atol=1e-4, rtol=1e-4)
         assert bool(paid.any())

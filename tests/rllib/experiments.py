@@ -45,6 +45,10 @@ GAMES: list[dict[str, Any]] = [
 """Every protocol, nip, debate and mnip in all their orders."""
 
 
+PAST: dict[str, Any] = dict(every=1, latest=0.5, sampling="prioritised")
+"""Opponents from the past, from the second iteration on."""
+
+
 def game_id(protocol: Mapping[str, Any]) -> str:
     """A short name of an entry of `GAMES`."""
     return "-".join([protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key != "name")])

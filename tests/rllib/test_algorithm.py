@@ -17,7 +17,7 @@ from ray import tune
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
-from tests.rllib.experiments import Weights, built, distance, experiment, message_game, train, trained, weights
+from tests.rllib.experiments import PAST, Weights, built, distance, experiment, message_game, train, trained, weights
 
 FLOAT_SUMS = 2e-4  # float32 sums in another order, through Adam's division by the root of tiny squares; a step moves weights by 3e-3
 
@@ -35,20 +35,25 @@ def moved(config: ExperimentConfig, after: Weights) -> float:
 
 
 def test_a_remote_env_runner_gives_the_numbers_of_a_local_one(ray_session: None) -> None:
-    """Three iterations, rows of metrics included."""
+    """Three iterations, rows of metrics and opponents from the past included."""
     rows: list[list[dict[str, float]]] = []
     found: list[Weights] = []
+    met: list[list[str]] = []
     for runners in (0, 1):
-        algorithm = built(experiment(dict(name="nip"), play=dict(num_env_runners=runners)))
+        algorithm = built(experiment(dict(name="nip"), play=dict(num_env_runners=runners), opponents=PAST))
         rows.append([])
         for _ in range(3):
             algorithm.train()
-            rows[-1].append({key: value for key, value in algorithm.row.items() if not key.startswith("time/")})
+            row = {key: value for key, value in algorithm.row.items() if not key.startswith("time/")}
+            met.append([row.pop(key) for key in [*row] if key.endswith("/met")])
+            rows[-1].append(row)
         found.append(weights(algorithm))
         algorithm.stop()
     assert distance(*found) <= 1e-6
     for local, remote in zip(*rows, strict=True):
         assert local == pytest.approx(remote, rel=1e-4, abs=1e-6)
+    assert met[:3] == met[3:]
+    assert len(met[2]) == 2
     assert moved(experiment(dict(name="nip")), found[0]) > 1e-3
 
 
@@ -114,7 +119,7 @@ def _training_state(learner: Any) -> Any:
 @pytest.mark.crash
 def test_lost_env_runners_cost_time_and_no_numbers(ray_session: None, capsys: pytest.CaptureFixture[str]) -> None:
     """Two runners of 16 copies: one is killed, and the other stands in; then both, and the iteration waits for new ones."""
-    config = experiment(dict(name="nip"), play=dict(num_env_runners=2))
+    config = experiment(dict(name="nip"), play=dict(num_env_runners=2), opponents=PAST)
     algorithm = built(config)
     try:
         beginning = algorithm.training_state()

@@ -11,7 +11,7 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
-from tests.rllib.experiments import TINY, Weights, built, distance, experiment, message_game, runner_weights, train, trained, weights
+from tests.rllib.experiments import PAST, TINY, Weights, built, distance, experiment, message_game, runner_weights, train, trained, weights
 
 Travel = Callable[[ProtocolPPO, ProtocolPPO, Path], None]
 
@@ -55,6 +55,7 @@ def made() -> Any:
     [
         pytest.param(experiment(dict(name="nip"), dict(shared_body=False)), id="nip"),
         pytest.param(message_game(), id="message_game"),
+        pytest.param(message_game(opponents={**PAST, "size": 2}), id="opponents"),
     ],
 )
 def test_four_iterations_are_two_and_two(made: Any, tmp_path: Path, config: ExperimentConfig, travel: Travel) -> None:

@@ -29,6 +29,7 @@ def small(game: str, **changes: Any) -> Any:
     if game == "prisoners_dilemma":
         protocol["max_rounds"] = 4
     data = {
+        "opponents": {"every": 1} if game == "kuhn_poker" else None,
         "iterations": 4,
         "protocol": protocol,
         "scenario": {"name": "matrix_game", "game": game, "agents": {"_default": {"initial_scale": 1.0}}},
@@ -77,7 +78,7 @@ def test_the_command_line_shows_them(finished: tuple[str, ExperimentResult], tmp
     shown = CliRunner().invoke(app, ["evaluate", str(result.run_dir)])
     assert shown.exit_code == 0, shown.output
     assert "eval/exploitability" in shown.stdout
-    again = ["train", str(result.run_dir / "config.yaml"), "--run-dir", str(tmp_path / "run"), "--set", "iterations=1"]
+    again = ["train", str(result.run_dir / "config.yaml"), "--run-dir", str(tmp_path / "run"), "--set", "iterations=2"]
     trained = CliRunner().invoke(app, again)
     assert trained.exit_code == 0, trained.output
     assert "eval/player0/value" in trained.stdout

@@ -1,0 +1,142 @@
+"""Opponents from the past: the pool with its weights, what env runners are told of it, and what comes back from them.
+
+Decisions that matter here:
+- an env runner's copies are split: most are played among the current networks; in each of the blocks at their end one agent learns, and
+  all others that learn are one snapshot. So an iteration plays no more than without a pool, and learns from fewer turns;
+- a snapshot is all learning agents as they were after one iteration: they meet their opponent as they stood together;
+- who rests by its schedule has no block; its episodes are among the current networks.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.play.opponent_pool import Block, OpponentPool
+from nip_ray.play.rollout import Rollout, RolloutSamples
+from nip_ray.settings.opponents import OpponentSettings
+
+Weights = Mapping[str, Mapping[str, Tensor]]  # agent -> the state of its network
+
+
+@dataclass(frozen=True)
+class PastPlay:
+    """What an env runner is told of one share. weights: snapshot -> its weights, or, to a remote runner, [where they are]."""
+
+    blocks: Sequence[Block]
+    weights: Mapping[int, Any]
+
+    def here(self) -> "PastPlay":
+        """The same with the weights themselves, in a remote runner."""
+        return PastPlay(self.blocks, {number: ray.get(place[0]) for number, place in self.weights.items()})
+
+    def versions(self, agents: Sequence[str], copies: int) -> Tensor:
+        """(B, A) int64: the snapshot that plays each agent in each copy, -1 for its current network. The blocks are the last copies."""
+        version_BA = torch.full((copies, len(agents)), -1)
+        first = copies - sum(block.episodes for block in self.blocks)
+        for block in self.blocks:
+            for index, agent in enumerate(agents):
+                if agent != block.agent and agent in self.weights[block.snapshot]:
+                    version_BA[first : first + block.episodes, index] = block.snapshot
+            first += block.episodes
+        return version_BA
+
+
+class PastOpponents:
+    """The opponents of a run. agents: of the protocol, in order. learners: those that have something to learn."""
+
+    def __init__(self, settings: OpponentSettings, seed: int, agents: Sequence[str], learners: Sequence[str]) -> None:
+        self.pool, self.agents = OpponentPool(settings, seed), tuple(agents)
+        self.meet = tuple(agent for agent in learners if settings.agents is None or agent in settings.agents)
+        self.frozen = tuple(agent for agent in learners if any(agent != other for other in self.meet))
+        self.weights: dict[int, Weights] = {}
+        self.places: dict[int, list[ray.ObjectRef]] = {}
+        for agent in settings.agents or learners:
+            if agent not in learners or not any(agent != other for other in learners):
+                raise UserError(f"opponents.agents: {agent} does not learn, or nobody else does; learners are {', '.join(learners)}")
+
+    def take(self, iteration: int, current: Callable[[], Weights]) -> None:
+        """Take a snapshot if one is due. current: gives all weights of now."""
+        if not self.pool.due(iteration):
+            return
+        everyone = current()
+        self.weights[iteration] = {agent: everyone[agent] for agent in self.frozen}
+        for dropped in self.pool.add(iteration):
+            self.weights.pop(dropped)
+            self.places.pop(dropped, None)
+
+    def play(self, learning: Sequence[str], copies: int, iteration: int, share: int, remote: bool) -> PastPlay | None:
+        """What the env runner of this share plays against the past; None where there is nothing.
+
+        learning: who learns in this iteration. remote: the runner is another process.
+        """
+        blocks = self.pool.blocks([agent for agent in self.meet if agent in learning], copies, iteration, share)
+        if not blocks:
+            return None
+        drawn = {block.snapshot for block in blocks}
+        for number in drawn if remote else ():
+            if number not in self.places:
+                self.places[number] = [ray.put(self.weights[number])]
+        held = self.places if remote else self.weights
+        return PastPlay(blocks, {number: held[number] for number in sorted(drawn)})
+
+    def record(self, samples: Sequence[RolloutSamples], plays: Mapping[int, PastPlay | None]) -> dict[str, Any]:
+        """Take in what was played. plays: worker -> what it was told. Returns the figures of the iteration; see docs/metrics.md."""
+        met: dict[str, dict[int, list[float]]] = {}
+        for sample in samples:
+            rollout = sample.rollout.to("cpu")
+            return_BA = rollout.reward_BRA.sum(1, dtype=torch.float64)
+            current_BA = return_BA[: rollout.num_copies - sum(block.episodes for block in _blocks(plays.get(sample.worker)))]
+            for agent in self.meet if len(current_BA) else ():
+                own_B = current_BA[:, self.agents.index(agent)]
+                self.pool.saw(agent, [float(own_B.min()), float(own_B.max())])
+            for block, own in _by_block(rollout, plays.get(sample.worker)):
+                returns = return_BA[own, self.agents.index(block.agent)].tolist()
+                met.setdefault(block.agent, {}).setdefault(block.snapshot, []).extend(returns)
+        for agent, own in met.items():
+            for number in sorted(own):
+                self.pool.record(agent, number, own[number])
+        return self._figures(met)
+
+    def _figures(self, met: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Any]:
+        figures: dict[str, Any] = {"opponents/snapshots": len(self.pool.snapshots)}
+        for agent, own in met.items():
+            episodes = {number: len(own[number]) for number in sorted(own)}
+            total = sum(episodes.values())
+            figures |= {
+                f"opponents/{agent}/episodes": total,
+                f"opponents/{agent}/return": sum(map(sum, own.values())) / total,
+                f"opponents/{agent}/win_rate": sum(self.pool.win_rate(agent, number) * n for number, n in episodes.items()) / total,
+                f"opponents/{agent}/met": " ".join(f"{number}:{n}" for number, n in episodes.items()),
+            }
+        return figures
+
+    # ----------------------------------------------------------------------------------------------------------- state
+
+    def stored_weights(self) -> dict[str, Weights]:
+        """The weights of all snapshots, for checkpoints; `pool.state` is the rest."""
+        return {str(number): own for number, own in self.weights.items()}
+
+    def load(self, books: Mapping[str, Any], weights: Mapping[str, Weights]) -> None:
+        """Continue from `pool.state()` and `stored_weights()`. Raises KeyError where weights are missing."""
+        self.pool.load_state(books)
+        self.weights = {number: weights[str(number)] for number in self.pool.snapshots}
+        self.places = {}
+
+
+def _blocks(play: PastPlay | None) -> Sequence[Block]:
+    return () if play is None else play.blocks
+
+
+def _by_block(rollout: Rollout, play: PastPlay | None) -> list[tuple[Block, slice]]:
+    """Each block with its copies."""
+    blocks = _blocks(play)
+    first, found = rollout.num_copies - sum(block.episodes for block in blocks), []
+    for block in blocks:
+        found.append((block, slice(first, first + block.episodes)))
+        first += block.episodes
+    return found
