@@ -13,7 +13,6 @@ Decisions that matter here:
   rest from its end (what was said last). Callers that would rather refuse compare lengths first.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -24,6 +23,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.chats import MARK, OPENED, SHAPES, Shape, shape_chat
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import local_llm
+from nip_ray.serving.model_folder import first_line
 
 _TRIAL: Chat = [
     {"role": "system", "content": "sys0"},
@@ -34,8 +34,6 @@ _TRIAL: Chat = [
 ]
 """All that scenarios do and templates may mind."""
 _REPLY = {"role": "assistant", "content": "ass5"}
-ADAPTER, BASE = "adapter", "base.json"
-"""In a model's folder: its adapters; and, where the adapters are not merged, the base's folder, seen from this one."""
 _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
 
 
@@ -161,46 +159,5 @@ def load_format(folder: Path, context: int) -> ChatFormat:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"{folder}: no tokenizer can be loaded from here ({_first_line(error)})") from None
+        raise UserError(f"{folder}: no tokenizer can be loaded from here ({first_line(error)})") from None
     return ChatFormat(tokenizer, context)
-
-
-def base_of(folder: Path) -> Path | None:
-    """The model that the adapters in `folder` belong to, None for a folder with all of its weights. Raises UserError when it is gone."""
-    if not (folder / BASE).is_file():
-        return None
-    base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()
-    if not (base / "config.json").is_file():
-        raise UserError(f"{folder} holds adapters of the model in {base}, which is gone; put it back")
-    return base
-
-
-def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
-    """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for transformers.
-
-    Raises UserError where there is none, where its weights are pickled, and where it would need code of its own.
-    """
-    transformers = local_llm("transformers")
-    if not (folder / "config.json").is_file():
-        raise UserError(f"{folder}: no model here (config.json is missing); give a folder in the Hugging Face form")
-    if (base := base_of(folder)) is not None:
-        if not (folder / ADAPTER / "adapter_model.safetensors").is_file():
-            raise UserError(f"{folder}: no adapters here ({ADAPTER}/adapter_model.safetensors is missing)")
-        adapted = local_llm("peft").PeftModel.from_pretrained(load_model(base, dtype, **options), str(folder / ADAPTER))
-        return adapted.merge_and_unload().eval()
-    try:
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype, **options
-        ).eval()
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{folder}: the model cannot be loaded ({_first_line(error)})") from None
-
-
-def context_of(model: Any, limit: int | None = None) -> int:
-    """The most tokens the model can attend to, at most `limit`."""
-    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
-    return min(own, limit) if limit else own
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -16,8 +16,9 @@ import torch
 
 from nip_ray.errors import TrainingError
 from nip_ray.serving.batch import ContinuousBatch, Row
-from nip_ray.serving.chat_format import context_of, load_format, load_model
+from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.generation import Generation, GenerationRequest, OnText
+from nip_ray.serving.model_folder import context_of, load_model
 
 
 class Engine:

@@ -12,9 +12,7 @@ Decisions that matter here:
   on disk.
 """
 
-import json
 import math
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -22,11 +20,12 @@ from typing import Any
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.seeding import stable_seed
-from nip_ray.serving.chat_format import ADAPTER, BASE, ChatFormat, context_of, load_format, load_model
+from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.serving.model_folder import context_of, load_model, name_base, save_model
 from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
@@ -86,9 +85,7 @@ def fine_tune(
         else:
             trained = train(base_dir, data, aside / "model", recipe, checkpoints, on_step, should_stop)
         if recipe.adaptation == "lora" and not recipe.save_merged:
-            base, home = base_dir.resolve(), out_dir.resolve()
-            where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
-            (aside / "model" / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
+            name_base(aside / "model", out_dir, base_dir)
         shutil.rmtree(out_dir, ignore_errors=True)
         put_in_place(aside / "model", out_dir)
     finally:
@@ -116,7 +113,7 @@ def train(
     if trainer.is_world_process_zero():
         for form in kept.rglob("README.md"):  # forms for a hub, with this machine's paths in them
             form.unlink()
-        _save(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, recipe)
+        save_model(trainer.accelerator.unwrap_model(trainer.model), chat.tokenizer, target, recipe.save_merged)
     return Trained(trainer.state.global_step, watch.tokens(trainer) * recipe.num_epochs, watch.loss)
 
 
@@ -186,22 +183,6 @@ def _adapters(recipe: Recipe) -> Any:
         return None
     rank = recipe.lora_rank
     return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
-
-
-def _save(model: Any, tokenizer: Any, target: Path, recipe: Recipe) -> None:
-    target.mkdir(parents=True)
-    if recipe.adaptation == "lora":
-        model.save_pretrained(target / ADAPTER)
-        (target / ADAPTER / "README.md").unlink(missing_ok=True)  # as above
-    if recipe.adaptation == "lora" and not recipe.save_merged:
-        config = model.get_base_model().config
-        if recipe.quantize_base:
-            del config.quantization_config  # of the base in training, not of the one that answers
-        config.save_pretrained(target)
-    else:
-        model = model.merge_and_unload() if recipe.adaptation == "lora" else model
-        model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from nip_ray.serving.chat_format import context_of, load_format, load_model
+from nip_ray.serving.chat_format import load_format
+from nip_ray.serving.model_folder import context_of, load_model
 from nip_ray.serving.training_data import completion_tokens
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.serving.chat_format import load_model
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.generation import GenerationRequest, TooLong
+from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.slots import Slots
 

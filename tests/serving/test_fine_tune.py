@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.serving.chat_format import load_model
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.fine_tune import fine_tune, recipe
 from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.generation import GenerationRequest
+from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.recipe import Cancelled, Recipe
 from nip_ray.serving.scoring import Scorer, completion_logprob
 from nip_ray.serving.shelf import engine_factory

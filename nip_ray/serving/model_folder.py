@@ -1,0 +1,81 @@
+"""A language model as a folder in the Hugging Face form: with all of its weights, or with adapters alone and the name of their base."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.serving.extras import local_llm
+
+ADAPTER, BASE = "adapter", "base.json"
+"""In a model's folder: its adapters; and, where the adapters are not merged, the base's folder, seen from this one."""
+
+
+def base_of(folder: Path) -> Path | None:
+    """The model that the adapters in `folder` belong to, None for a folder with all of its weights. Raises UserError when it is gone."""
+    if not (folder / BASE).is_file():
+        return None
+    base = (folder / json.loads((folder / BASE).read_text(encoding="utf-8"))["base"]).resolve()
+    if not (base / "config.json").is_file():
+        raise UserError(f"{folder} holds adapters of the model in {base}, which is gone; put it back")
+    return base
+
+
+def load_model(folder: Path, dtype: Any = "auto", **options: Any) -> Any:
+    """The causal language model in `folder`, from its safetensors, in evaluation mode, adapters merged. options: for transformers.
+
+    Raises UserError where there is none, where its weights are pickled, and where it would need code of its own.
+    """
+    transformers = local_llm("transformers")
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no model here (config.json is missing); give a folder in the Hugging Face form")
+    if (base := base_of(folder)) is not None:
+        if not (folder / ADAPTER / "adapter_model.safetensors").is_file():
+            raise UserError(f"{folder}: no adapters here ({ADAPTER}/adapter_model.safetensors is missing)")
+        adapted = local_llm("peft").PeftModel.from_pretrained(load_model(base, dtype, **options), str(folder / ADAPTER))
+        return adapted.merge_and_unload().eval()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=dtype, **options
+        ).eval()
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"{folder}: the model cannot be loaded ({first_line(error)})") from None
+
+
+def context_of(model: Any, limit: int | None = None) -> int:
+    """The most tokens the model can attend to, at most `limit`."""
+    own = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 2048
+    return min(own, limit) if limit else own
+
+
+def save_model(model: Any, tokenizer: Any, target: Path, merged: bool = False) -> None:
+    """Write a model and its tokenizer to `target`, which is made: all weights, or of a model of PEFT its adapters (see `name_base`).
+
+    merged: besides the adapters, all weights with these merged in; the model is used up by that.
+    """
+    target.mkdir(parents=True)
+    if isinstance(model, local_llm("peft").PeftModel):
+        model.save_pretrained(target / ADAPTER)
+        (target / ADAPTER / "README.md").unlink(missing_ok=True)  # a form for a hub, with this machine's paths in it
+        if not merged:
+            config = model.get_base_model().config
+            if hasattr(config, "quantization_config"):
+                del config.quantization_config  # of the base in training, not of the one that answers
+            config.save_pretrained(target)
+        model = model.merge_and_unload() if merged else None
+    if model is not None:
+        model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+
+
+def name_base(written: Path, home: Path, base: Path) -> None:
+    """Write into the folder `written`, which will be called `home`, that the adapters in it belong to the model in `base`."""
+    base, home = base.resolve(), home.resolve()
+    where = os.path.relpath(base, home) if base.is_relative_to(home.parent) else str(base)
+    (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
+
+
+def first_line(error: Exception) -> str:
+    """What an error of a library says, without its further lines."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

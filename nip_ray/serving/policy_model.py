@@ -1,0 +1,247 @@
+"""A language model in this process that both samples, with log-probabilities, and learns: one set of weights, of a group of agents.
+
+Decisions that matter here:
+- sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both compute the same
+  log-probabilities up to float noise. A step makes the sampler forget what it computed before;
+- `trained` models learn all weights, or low-rank adapters. Adapters, and frozen models, use weights that everybody in this process
+  shares who names the same folder: a frozen model costs memory once, and no optimizer;
+- a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
+- before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
+- state is safetensors and JSON. On a CPU a model that is restored learns on as if nothing had been.
+"""
+
+import copy
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.token_losses import LossFigures, join, log_probs_and_entropy, token_loss, token_weights
+from nip_ray.learning.token_rows import Part, Turn, parts_of
+from nip_ray.play.dialogue import Chat
+from nip_ray.seeding import stable_seed
+from nip_ray.serving.batch import ContinuousBatch
+from nip_ray.serving.chat_format import load_format
+from nip_ray.serving.extras import local_llm
+from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, name_base, save_model
+from nip_ray.serving.training_data import completion_tokens
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.files import put_in_place
+
+_WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
+_BASES: "WeakValueDictionary[tuple[Any, ...], Any]" = WeakValueDictionary()
+
+
+class PolicyModel:
+    """One set of weights. steps: optimizer steps taken since its folder. chat: its `ChatFormat`."""
+
+    def __init__(self, model_dir: Path, settings: LocalProvider, *, trained: bool, seed: int = 0, device: str | None = None) -> None:
+        """seed: of the adapters' first weights. Raises UserError for a model that cannot be used."""
+        self.folder, self.trained, self.steps = model_dir, trained, 0
+        self._lora = trained and settings.method == "lora"
+        on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
+        self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
+        self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
+        self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
+        self._optimizer = torch.optim.AdamW(self._learned.values(), lr=0.0) if trained else None
+
+    # ------------------------------------------------------------------------------------------------------- sampling
+
+    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
+        """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
+        return self.chat.cut(self.chat.prompt(chat), self.chat.context - reply_tokens)
+
+    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
+        """The tokens by which it would say `reply` after a chat, with the one that ends it."""
+        return completion_tokens(chat, reply, self.chat)
+
+    def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does."""
+        made = self._batch.generate(requests)
+        return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
+
+    @torch.inference_mode()
+    def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
+        """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward pass."""
+        found: list[list[float]] = [[] for _ in turns]
+        for part in parts_of(turns, max_tokens):
+            drawn = iter(self._log_probs(part.to(self._model.device))[0].tolist())
+            for number in part.turns:
+                found[number] = [next(drawn) for _ in turns[number].reply]
+        return found
+
+    # ------------------------------------------------------------------------------------------------------- learning
+
+    def step(
+        self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int, start: "PolicyModel | None" = None
+    ) -> dict[str, float]:
+        """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm (before clipping).
+
+        max_tokens: the most that a reply may have. start: the model that the KL divergence is to; needed where `kl_coefficient` is not 0.
+        Raises TrainingError, with no weight changed, where loss or gradient are not finite.
+        """
+        num_tokens = sum(len(turn.reply) for turn in turns)
+        figures: list[LossFigures] = []
+
+        def loss_of(part: Part) -> Tensor:
+            log_prob_E, entropy_E = self._log_probs(part, bool(settings.entropy_coefficient))
+            start_NT = None
+            if start is not None and settings.kl_coefficient:
+                with torch.no_grad():
+                    start_NT = part.by_turn(start._log_probs(part)[0])
+            weight_NT = token_weights(part.mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
+            log_prob_NT, entropy_NT = part.by_turn(log_prob_E), part.by_turn(entropy_E)
+            drawn = (part.old_logprob_NT, part.advantage_N, part.mask_NT)
+            loss, told = token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT)
+            figures.append(told)
+            return loss
+
+        loss, norm = self._descend(turns, loss_of, settings, settings.learning_rate)
+        return {**join(figures).metrics(), "loss": loss, "grad_norm": norm}
+
+    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+        """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and grad_norm."""
+        num_tokens = sum(len(turn.reply) for turn in turns)
+        rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
+        loss, norm = self._descend(turns, lambda part: -self._log_probs(part)[0].sum() / num_tokens, settings, rate)
+        return {"loss": loss, "grad_norm": norm}
+
+    def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
+        """(log_prob_E, entropy_E) of a part's tokens."""
+        out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C)
+        logits_EV = out.logits[part.row_E, part.column_E]
+        return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
+
+    def _descend(
+        self, turns: Sequence[Turn], loss_of: Callable[[Part], Tensor], settings: PolicyGradientSettings, rate: float
+    ) -> tuple[float, float]:
+        """Add up the gradients of all parts and take one step; returns loss and norm of the gradient."""
+        if self._optimizer is None:
+            raise TrainingError(f"{self.folder}: this model is frozen")
+        self._optimizer.zero_grad()
+        total = 0.0
+        try:
+            for part in parts_of(turns, settings.micro_batch_tokens):
+                loss = loss_of(part.to(self._model.device))
+                loss.backward()
+                total += float(loss.detach())
+        except RuntimeError as error:
+            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+                raise
+            raise UserError(
+                f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass need more memory than there is; lower it"
+            ) from None
+        norm = float(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf")))
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise TrainingError(f"learning broke off: loss {total}, norm of the gradient {norm}; lower the learning rate")
+        for group in self._optimizer.param_groups:
+            group.update(lr=rate, weight_decay=settings.weight_decay)
+        self._optimizer.step()
+        self.steps += 1
+        self._batch.forget()
+        return total, norm
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is learned, by name (copies, on the CPU): all weights or the adapters."""
+        return {name: weight.detach().cpu().clone() for name, weight in self._learned.items()}
+
+    @torch.no_grad()
+    def set_weights(self, weights: dict[str, Tensor]) -> None:
+        """Take over the `weights` of a model of the same folder and settings. Raises ValueError where names differ."""
+        if weights.keys() != self._learned.keys():
+            raise ValueError(f"weights are {sorted(weights)[:3]}..., expected {sorted(self._learned)[:3]}...")
+        for name, weight in self._learned.items():
+            weight.copy_(weights[name])
+        self._batch.forget()
+
+    def save_state(self, folder: Path) -> None:
+        """Write what was learned, the optimizer's moments and the number of steps into `folder`, which is there."""
+        if self._optimizer is None:
+            raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
+        known = self._optimizer.state
+        moments = {
+            f"{name}.{kind}": value.detach().cpu().contiguous()
+            for name, weight in self._learned.items()
+            for kind, value in known.get(weight, {}).items()
+        }
+        save_file({name: weight.contiguous() for name, weight in self.weights().items()}, folder / _WEIGHTS)
+        save_file(moments, folder / _MOMENTS)
+        (folder / _STATE).write_text(json.dumps({"steps": self.steps, "lora": self._lora}) + "\n", encoding="utf-8")
+
+    def load_state(self, folder: Path) -> None:
+        """Continue from what `save_state` wrote. Raises UserError where that is of another model."""
+        if self._optimizer is None:
+            raise TrainingError(f"{self.folder}: this model is frozen")
+        try:
+            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+            self.set_weights(load_file(folder / _WEIGHTS))
+            moments = load_file(folder / _MOMENTS)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"{folder}: no state of the model in {self.folder} ({error})") from None
+        self.steps = state["steps"]
+        self._optimizer.state.clear()
+        for name, weight in self._learned.items() if moments else ():
+            kinds = {kind: moments[f"{name}.{kind}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
+            self._optimizer.state[weight] = {kind: value if kind == "step" else value.to(weight) for kind, value in kinds.items()}
+
+    def save(self, folder: Path) -> None:
+        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all."""
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+        shutil.rmtree(aside, ignore_errors=True)
+        save_model(self._adapted or self._model, self.chat.tokenizer, aside)
+        if self._adapted is not None:
+            name_base(aside, folder, self.folder if self._lora else base_of(self.folder) or self.folder)
+        shutil.rmtree(folder, ignore_errors=True)
+        put_in_place(aside, folder)
+
+
+def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device) -> tuple[Any, Any, Any]:
+    """(the shared base or None, the model of PEFT or None, the model that computes)."""
+    dtype: Any = settings.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
+    if trained and settings.method == "full":
+        return None, None, load_model(folder, dtype).to(device)
+    adapters_of = None if trained else base_of(folder)
+    base = _shared(adapters_of or folder, dtype, device)
+    if not trained and adapters_of is None:
+        return base, None, base
+    peft = local_llm("peft")
+    model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
+    if adapters_of is not None:
+        adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
+    else:
+        rank = settings.lora_rank
+        options = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stable_seed(seed, "adapters"))
+            adapted = peft.get_peft_model(model, options)
+    return base, adapted, adapted.get_base_model().eval()
+
+
+def _shared(folder: Path, dtype: Any, device: torch.device) -> Any:
+    """The frozen model in a folder, one for all in this process who need it, as long as somebody holds it and its files do not change."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    seen = tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)
+    key = (str(folder.resolve()), dtype, str(device), seen)
+    found = _BASES.get(key)
+    if found is None:
+        found = _BASES[key] = load_model(folder, dtype).to(device).requires_grad_(False)
+    return found

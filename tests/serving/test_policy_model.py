@@ -1,0 +1,150 @@
+"""A model that samples and learns: the same log-probabilities, exact minibatches, exact resume, folders that others read."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.token_rows import Turn, merge, parts_of
+from nip_ray.serving.generation import GenerationRequest
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.serving.scoring import Scorer
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.providers import LocalProvider
+
+SETTINGS = PolicyGradientSettings(learning_rate=1e-3, entropy_coefficient=0.01, clip_low=0.2, clip_high=0.3)
+Make = Callable[..., PolicyModel]
+
+
+@pytest.fixture
+def make(default_dir: Path) -> Make:
+    def made(method: str = "full", trained: bool = True, folder: Path = default_dir, **options: int) -> PolicyModel:
+        return PolicyModel(folder, LocalProvider(method=method, max_batch_size=5, **options), trained=trained, seed=3)  # type: ignore[arg-type]
+
+    return made
+
+
+def play(model: PolicyModel, seed: int = 0, count: int = 9) -> list[Turn]:
+    """Dialogues of two turns each, three about each item, whose second prompt continues the first turn."""
+    draw, turns = Random(seed), []
+    shared = [draw.randrange(6, 2000) for _ in range(12)]
+    items = [shared + [draw.randrange(6, 2000) for _ in range(draw.randint(1, 30))] for _ in range(count // 3)]
+    prompts = [items[number // 3] for number in range(count)]
+    for round_ in range(2):
+        requests = [GenerationRequest(prompt, 1 + i % 4, 0.7 + i % 2, seed=seed * 100 + i) for i, prompt in enumerate(prompts)]
+        made = model.sample(requests)
+        turns += [
+            Turn(one.prompt, reply.tokens, reply.logprobs, draw.uniform(-1, 1), one.temperature) for one, reply in zip(requests, made)
+        ]
+        prompts = [[*one.prompt, *reply.tokens, 3, 50 + round_] for one, reply in zip(requests, made)]
+    return turns
+
+
+def gradients(model: PolicyModel) -> torch.Tensor:
+    return torch.cat([weight.grad.flatten() for weight in model._learned.values() if weight.grad is not None])
+
+
+def test_rows_are_merged() -> None:
+    assert merge([(1, 2), (1, 2, 3), (1, 3), (1, 2, 3), (1,)]) == {(1,): (1, 2, 3), (1, 2): (1, 2, 3), (1, 2, 3): (1, 2, 3), (1, 3): (1, 3)}
+    turns = [Turn([1, 2], [3, 4]), Turn([1, 2, 3, 4, 5], [6]), Turn([9], [8, 7, 6]), Turn([1, 2], [3, 9])]
+    one, two = parts_of(turns, 5)
+    assert (one.ids_RL.tolist(), two.ids_RL.tolist()) == ([[9, 8, 7]], [[1, 2, 3, 4, 5]])
+    assert (two.turns, two.token_E.tolist()) == ([0, 1, 3], [3, 4, 6, 3, 9])
+    assert two.by_turn(torch.arange(1.0, 6)).tolist() == [[1, 2], [3, 0], [4, 5]]
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_sampler_and_learner_agree(make: Make, method: str) -> None:
+    """Before and after a step, with batches of unlike lengths, beginnings that are reused, and equal prompts."""
+    model = make(method)
+    for seed in range(2):
+        turns = play(model, seed)
+        found = model.logprobs(turns, 100)
+        assert max(abs(a - b) for turn, one in zip(turns, found) for a, b in zip(turn.logprobs, one, strict=True)) < 1e-5
+        assert model.step(turns, replace(SETTINGS, learning_rate=0.01), 4)["logprob_difference"] < 1e-5
+        assert max(abs(a - b) for one, new in zip(found, model.logprobs(turns)) for a, b in zip(one, new)) > 1e-2
+
+
+@pytest.mark.parametrize("aggregation", ["token", "turn", "turn_mean"])
+def test_parts_add_up_to_the_minibatch(make: Make, aggregation: str) -> None:
+    """Against the plain policy gradient of one turn at a time, which at ratio 1 is sum of weight x advantage x gradient."""
+    whole, parts = make(), make()
+    turns, settings = play(whole), replace(SETTINGS, aggregation=aggregation, entropy_coefficient=0.0, max_grad_norm=None)
+    num_tokens = sum(len(turn.reply) for turn in turns)
+    loss = torch.zeros(())
+    for turn in turns:
+        logits = whole._model(torch.tensor([[*turn.prompt, *turn.reply]])).logits[0, len(turn.prompt) - 1 : -1] / turn.temperature
+        logprobs = logits.log_softmax(-1).gather(1, torch.tensor(turn.reply)[:, None])
+        share = {"token": 1 / num_tokens, "turn": 1 / (len(turns) * 4), "turn_mean": 1 / (len(turns) * len(turn.reply))}
+        loss = loss - turn.advantage * share[aggregation] * logprobs.sum()
+    loss.backward()
+    expected = gradients(whole)
+    for model, size in ((whole, 10**6), (parts, 70)):
+        model.step(turns, replace(settings, micro_batch_tokens=size), 4)
+        assert torch.allclose(gradients(model), expected, rtol=1e-4, atol=1e-6 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_resume_is_exact(make: Make, tmp_path: Path, method: str) -> None:
+    whole, first = make(method), make(method)
+    for seed in range(3):
+        assert play(whole, seed) == play(first, seed)
+        assert whole.step(play(whole, seed), SETTINGS, 4) == first.step(play(first, seed), SETTINGS, 4)
+    first.save_state(tmp_path)
+    resumed = make(method)
+    resumed.load_state(tmp_path)
+    for seed in range(3, 5):
+        assert whole.step(play(whole, seed), SETTINGS, 4) == resumed.step(play(resumed, seed), SETTINGS, 4)
+    assert all(torch.equal(weight, resumed.weights()[name]) for name, weight in whole.weights().items())
+    assert (resumed.steps, {path.suffix for path in tmp_path.iterdir()}) == (5, {".safetensors", ".json"})
+    with pytest.raises(UserError, match="no state of the model"):
+        make("full" if method == "lora" else "lora").load_state(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_folders_are_read_by_others(make: Make, default_dir: Path, tmp_path: Path, method: str) -> None:
+    """And learning moves replies the right way: supervised towards what is said, by advantages towards what is paid."""
+    chat = [{"role": "user", "content": "Who?"}]
+    model = make(method, num_threads=1)
+    said = Turn(model.prompt_tokens(chat), model.reply_tokens(chat, "I do."))
+    before = sum(model.logprobs([said])[0])
+    for _ in range(4):
+        model.supervised_step([said], replace(SETTINGS, learning_rate=0.01))
+    taught = model.logprobs([said])[0]
+    model.step([replace(said, logprobs=taught, advantage=-1.0)], replace(SETTINGS, learning_rate=0.01), 8)
+    after = model.logprobs([said])[0]
+    assert before < sum(after) < sum(taught)
+    model.save(tmp_path / "saved")
+    assert Scorer(tmp_path / "saved").logprob(chat, "I do.") == pytest.approx(sum(after), abs=1e-4)
+    frozen = make(method, trained=False, folder=tmp_path / "saved")
+    assert frozen.logprobs([said])[0] == pytest.approx(after, abs=1e-5)
+    frozen.save(tmp_path / "copy")
+    assert Scorer(tmp_path / "copy").logprob(chat, "I do.") == pytest.approx(sum(after), abs=1e-4)
+    assert frozen._optimizer is None
+    assert not any(weight.requires_grad for weight in frozen._model.parameters())
+
+
+def test_a_base_is_held_once(make: Make) -> None:
+    models = [make("lora"), make("lora"), make("lora", trained=False)]
+    tables = {model._model.get_input_embeddings().weight.data_ptr() for model in models}
+    assert len(tables) == 1
+    assert make("full")._model.get_input_embeddings().weight.data_ptr() not in tables
+    turns = play(models[0])
+    metrics = models[0].step(turns, replace(SETTINGS, kl_coefficient=0.1), 4, start=models[2])
+    assert abs(metrics["kl"]) < 1e-9, "adapters begin at nothing"
+    assert models[0].step(turns, replace(SETTINGS, kl_coefficient=0.1), 4, start=models[2])["kl"] > 1e-6
+    assert models[1].logprobs(turns) == models[2].logprobs(turns), "and what one learns does not reach the others"
+
+
+def test_what_cannot_be_learned(make: Make) -> None:
+    model = make()
+    turns, before = play(model), model.weights()
+    with pytest.raises(TrainingError, match="loss nan"):
+        model.step([replace(turns[0], advantage=float("nan")), *turns[1:]], SETTINGS, 4)
+    assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
+    with pytest.raises(TrainingError, match="frozen"):
+        make("lora", trained=False).step(turns, SETTINGS, 4)
