@@ -10,7 +10,9 @@ from nip_ray.config.players import DEFAULT, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.settings.policy_gradient import PolicyGradientAgentSettings, PolicyGradientSettings
 
-_JOBS_ALONE = ("gradient_accumulation_steps", "num_training_workers", "save_merged")
+_JOBS_ALONE = (
+    "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers", "save_merged",
+)  # fmt: skip
 """Options of providers that are for fine-tuning jobs."""
 
 
