@@ -23,9 +23,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests" / "text"))
-
-from chat_server import API_KEY  # noqa: E402
+sys.path.insert(0, str(ROOT))
 
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings  # noqa: E402
 from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa: E402
@@ -34,6 +32,7 @@ from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
 from nip_ray.text.providers.chat import ChatRequest  # noqa: E402
 from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402
 from nip_ray.text.providers.openai.service import openai_client  # noqa: E402
+from tests.text.chat_server import API_KEY  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]
 LIMITS = (6e6, 6e9)
@@ -161,8 +160,8 @@ async def timed(call: Call, close: Callable[[], Awaitable[Any]], arguments: argp
 @contextmanager
 def server(latency_ms: float) -> Any:
     """The address of a server in a process of its own."""
-    command = [sys.executable, str(ROOT / "tests" / "text" / "chat_server.py"), "--latency-ms", str(latency_ms)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-m", "tests.text.chat_server", "--latency-ms", str(latency_ms)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:

@@ -15,8 +15,6 @@ def pairs(both: int, only: int, other: int, neither: int) -> tuple[list[bool], l
 def test_a_paired_difference_knows_that_nothing_changed() -> None:
     found = paired_difference(*pairs(30, 0, 0, 10))
     assert found.estimate == 0
-    assert found.lower is not None
-    assert found.upper is not None
     assert found.lower < 0 < found.upper
     assert found.upper < 0.1, "the same answers to 40 questions: far surer than two samples of 40"
 
@@ -43,38 +41,14 @@ def test_a_paired_interval_covers_the_truth_as_often_as_it_says() -> None:
         first = random.random(60) < 0.85
         second = np.where(random.random(60) < 0.2, random.random(60) < 0.4, first)
         found = paired_difference(first, second)
-        assert found.lower is not None
-        assert found.upper is not None
         covered += found.lower <= 0.85 - (0.8 * 0.85 + 0.2 * 0.4) <= found.upper
     assert 0.92 < covered / trials <= 1
-
-
-def test_no_instances_say_nothing() -> None:
-    assert paired_difference([], []).n == 0
-    assert stratified_interval([[]], 0).estimate is None
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 33])
 def test_the_interquartile_mean_is_scipys_trimmed_one(n: int) -> None:
     values = np.random.default_rng(n).normal(size=n)
     assert interquartile_mean(values) == pytest.approx(stats.trim_mean(values, 0.25))
-
-
-def test_a_broken_seed_moves_the_interquartile_mean_little() -> None:
-    scores = [0.90, 0.91, 0.92, 0.93, 0.94, 0.95, 0.96, 0.0]
-    assert interquartile_mean(scores) == pytest.approx(0.925)
-
-
-def test_the_stratified_interval_is_that_of_the_seeds() -> None:
-    random = np.random.default_rng(1)
-    few, many = ([random.normal(0.5, 0.1, count).tolist() for _ in range(3)] for count in (4, 256))
-    narrow, wide = stratified_interval(many, 0), stratified_interval(few, 0)
-    for found in (narrow, wide):
-        assert None not in (found.lower, found.estimate, found.upper)
-        assert found.lower < found.estimate < found.upper  # type: ignore[operator]
-    assert narrow.upper - narrow.lower < (wide.upper - wide.lower) / 2  # type: ignore[operator]
-    assert stratified_interval([[0.5], [0.7]], 0).lower is None, "one seed says nothing of its spread"
-    assert stratified_interval(few, 3) == stratified_interval(few, 3)
 
 
 def test_strata_are_not_mixed() -> None:
@@ -93,22 +67,12 @@ def test_pairs_of_seeds_are_not_independent() -> None:
     assert crossed.upper - crossed.lower > 2 * (pretended.upper - pretended.lower)  # type: ignore[operator]
 
 
-def test_pairs_that_do_not_count_are_left_out() -> None:
-    score_VP = np.array([[np.nan, 0.6], [0.8, np.nan]])
-    assert crossed_interval(score_VP, 0).n == 2
-    assert crossed_interval(score_VP, 0).estimate == pytest.approx(0.7)
-    assert crossed_interval([[np.nan]], 0).n == 0
-
-
 @pytest.mark.parametrize(("runs", "spread"), [(2, 0.02), (2, 0.1), (3, 0.02), (3, 0.1), (5, 0.1)])
 def test_the_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says(runs: int, spread: float) -> None:
     random, held, trials = np.random.default_rng(runs), 0, 250
     for _ in range(trials):
         score_L = random.binomial(1000, random.normal(0.7, spread, runs).clip(0, 1)) / 1000
         found = stratified_interval([score_L.tolist()], 0, 300, n_KL=[[1000] * runs])
-        assert found.estimate is not None
-        assert found.lower is not None
-        assert found.upper is not None
         assert found.lower <= found.estimate <= found.upper
         held += found.lower <= 0.7 <= found.upper
     assert held / trials > 0.9
@@ -119,8 +83,6 @@ def test_the_crossed_interval_of_a_few_seeds_holds_the_truth_as_often_as_it_says
     for _ in range(trials):
         share_VP = (0.7 + random.normal(0, 0.06, (3, 1)) + random.normal(0, 0.06, (1, 3))).clip(0, 1)
         found = crossed_interval(random.binomial(300, share_VP) / 300, 0, 200, n_VP=np.full((3, 3), 300))
-        assert found.lower is not None
-        assert found.upper is not None
         held += found.lower <= 0.7 <= found.upper
     assert held / trials > 0.9
 
@@ -133,11 +95,5 @@ def test_seeds_that_agree_by_chance_are_no_surer_than_their_episodes() -> None:
         half = 1.96 * np.sqrt(0.8 * 0.2 / 3000)
         assert (found.lower, found.upper) == pytest.approx((0.8 - half, 0.8 + half), abs=0.002)
     perfect = stratified_interval([[1.0] * 3], 0, n_KL=[[100] * 3])
-    assert perfect.lower is not None
     assert 0.97 < perfect.lower < 1
     assert perfect.upper == 1
-
-
-def test_seeds_that_agree_say_nothing_where_their_episodes_are_unknown() -> None:
-    assert stratified_interval([[0.8] * 3], 0).upper is None
-    assert crossed_interval(np.full((2, 2), 0.8), 0).lower is None

@@ -10,13 +10,11 @@ import torch
 from scipy import stats
 from torch import nn
 
-from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import AttackTarget, _asks, _Attack, attacked, attacking_agents
-from nip_ray.evaluation.attackers import Target, train_attacker
+from nip_ray.evaluation.attack import AttackTarget, _Attack, attacked, attacking_agents
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.settings.attack import AttackSettings
 from tests.builders import graph_scenario, one_thread
-from tests.evaluation.gullible import PASSWORD, Gullible, attack_target, message_game, prover
+from tests.evaluation.gullible import Gullible, attack_target, message_game, prover
 
 QUICK = AttackSettings(goals=("soundness", "completeness"), seeds=1, sizes=(1,), iterations=20, copies=64, lr=0.02, minibatch_size=64)
 
@@ -44,13 +42,6 @@ def test_a_password_is_found(fooled: dict[str, Any]) -> None:
     curve = by_name(fooled, "soundness")["fresh/size=1/seed=0"]["curve"]
     assert len(curve) == QUICK.iterations
     assert curve[-1] > curve[0] + 0.3, "it was learned"
-
-
-def test_scripts_do_not_find_it(fooled: dict[str, Any]) -> None:
-    rows = by_name(fooled, "soundness")
-    assert rows["silent"]["held_out"]["estimate"] == 1
-    assert 0.5 < rows["random"]["held_out"]["estimate"] < 1, "one in five"
-    assert rows["random"]["mode"] == "sampled"
 
 
 def test_whoever_is_believed_for_a_password_is_rejected_without_one(fooled: dict[str, Any]) -> None:
@@ -81,28 +72,10 @@ def test_one_attacker_counts_and_it_was_the_strongest_in_training(fooled: dict[s
 def test_a_deaf_verifier_is_fooled_by_nobody() -> None:
     found = attacked(attack_target(Gullible(deaf=True)), replace(QUICK, iterations=3))
     assert found["soundness_under_attack"]["estimate"] == 1
-    assert found["soundness_error"] == {
-        "estimate": 0,
-        "lower": 0,
-        "upper": found["soundness_error"]["upper"],
-        "n": 50,
-        "by": "every_message",
-    }
+    assert found["soundness_error"].items() >= {"estimate": 0, "lower": 0, "n": 50, "by": "every_message"}.items()
     assert found["refusal"]["estimate"] == 0, "it accepts nothing: that is no attacker's doing"
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 1
     assert "continued/seed=0" not in by_name(found, "soundness"), "a prover without weights has nothing to continue from"
-
-
-def test_every_message_is_a_bound_for_all_attackers(fooled: dict[str, Any]) -> None:
-    for goal in ("soundness", "refusal"):
-        table = fooled["attack"][goal]
-        bound, together = table["every_message"]["estimate"], table["any_attacker"]["estimate"]
-        assert bound <= together <= min(row["held_out"]["estimate"] for row in table["attackers"])
-
-
-def test_a_verifier_that_says_nothing_to_a_prover_asks_no_questions() -> None:
-    asks = {name: _asks(build(name)) for name in ("nip", "mnip", "adp", "merlin_arthur")}
-    assert asks == {"nip": True, "mnip": True, "adp": False, "merlin_arthur": False}
 
 
 def test_every_message_finds_what_training_did_not() -> None:
@@ -115,7 +88,6 @@ def test_every_message_finds_what_training_did_not() -> None:
 
 
 def test_only_attackers_learn() -> None:
-    """The verifier's weights are the same to the bit, and so are the run's own prover's."""
     scenario = message_game()
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     before = {agent: {name: part.clone() for name, part in network.state_dict().items()} for agent, network in networks.items()}
@@ -144,27 +116,6 @@ def test_a_sampled_verifier_is_fooled_as_often_as_it_doubts() -> None:
     table, reject = found["attack"]["soundness"], 1 / (1 + math.exp(-2))
     assert table["every_message"]["estimate"] == table["every_message_sampled"]["estimate"] == pytest.approx(reject, abs=1e-5)
     assert found["soundness_error"]["estimate"] == pytest.approx(1 - reject, abs=1e-5)
-
-
-def test_an_attacker_learns_the_password_and_nothing_else() -> None:
-    made, attacker = attack_target(Gullible()), prover(4)
-    ids = made.scenario.ids("train")
-    target = Target(made.scenario, {"verifier": made.networks["verifier"]}, ACCEPT, ids[made.scenario.label_I[ids] == REJECT])
-    train_attacker(target, {"prover": attacker}, QUICK, 7, lambda done, pay: None)
-    said = torch.full((8, 2, 2, 2, 1), -1)
-    obs = made.scenario.observe("prover", target.ids[:8], _dialogue(said), torch.zeros(8).long(), torch.zeros(8).long())
-    policy, _ = attacker(obs)
-    assert policy is not None
-    assert (policy.message.argmax(-1) == PASSWORD).all()
-
-
-def _dialogue(said: torch.Tensor) -> Any:
-    from nip_ray.play.scenario import Dialogue
-
-    return Dialogue(said)
-
-
-# ----------------------------------------------------------------------------------------------------------- who attacks whom
 
 
 def test_those_attack_who_are_paid_for_it() -> None:
@@ -196,44 +147,12 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
         assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
 
 
-@pytest.mark.parametrize("protocol", ["matrix_game", "solo_verifier"])
-def test_nobody_to_fool_or_nobody_to_do_it_is_one_clear_error(protocol: str) -> None:
-    scenario = message_game()
-    scenario.protocol = build(protocol)
-    with pytest.raises(UserError, match="--attack"):
-        attacked(AttackTarget(scenario, {}, lambda *_: {}, {}, scenario.ids("test"), seed=0), QUICK)
-
-
-def test_too_few_training_instances_are_one_clear_error() -> None:
-    made = attack_target(Gullible())
-    made.scenario.label_I[1:] = 1
-    with pytest.raises(UserError, match="1 training instances with y = 0"):
-        attacked(made, QUICK)
-
-
 def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> None:
     attack = _Attack(attack_target(Gullible()), QUICK, "soundness")
     learned, kept = set(attack.train.tolist()), set(attack.selection.tolist())
     assert learned
     assert kept
     assert not learned & kept
-
-
-def test_a_limit_on_instances_draws_them_from_all_of_them() -> None:
-    made, seen = attack_target(Gullible()), set[int]()
-    observe, held_out = made.scenario.observe, torch.arange(900, 1000)
-
-    def watched(agent: str, id_N: torch.Tensor, *rest: Any) -> Any:
-        seen.update(id_N.tolist())
-        return observe(agent, id_N, *rest)
-
-    made.scenario.observe = watched  # type: ignore[method-assign]
-    made.scenario.ids = lambda split: torch.arange(800)  # type: ignore[method-assign]
-    settings = replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",), max_instances=10)
-    found = attacked(replace(made, held_out=held_out), settings)
-    measured = {number for number in seen if number >= 900}
-    assert found["soundness_under_attack"]["n"] == len(measured) == 10
-    assert max(measured) > 950, "not the first ten"
 
 
 def test_a_goal_without_held_out_instances_is_left_out() -> None:

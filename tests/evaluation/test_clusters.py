@@ -21,7 +21,6 @@ def test_unequal_repeats_by_hand() -> None:
     """Sums 1, 4 of 1, 2 trials: 5/3; residuals -2/3 and 2/3; error sqrt(2 * 8/9) / 3 = 4/9; quantile tan(0.475 pi)."""
     found = clustered_mean([1.0, 4.0], [1, 2])
     assert found.estimate == pytest.approx(5 / 3)
-    assert found.upper is not None
     assert found.upper - 5 / 3 == pytest.approx(np.tan(0.475 * np.pi) * 4 / 9)
 
 
@@ -32,27 +31,9 @@ def test_items_that_speak_with_one_voice_have_the_exact_interval(repeats: int) -
 
 
 def test_unequal_repeats_are_pooled_even_where_each_item_is_unanimous() -> None:
-    """Six of seven trials, not two of three items."""
     found = clustered_share([3, 0, 3], [3, 1, 3])
     assert found.estimate == pytest.approx(6 / 7)
     assert found.record() != proportion(2, 3).record()
-
-
-def test_mixed_items_have_students_interval_within_bounds() -> None:
-    found = clustered_share([2, 2, 1], [2, 2, 2])
-    wanted = mean([1.0, 1.0, 0.5])
-    assert found.estimate == pytest.approx(5 / 6)
-    assert found.lower == pytest.approx(wanted.lower)
-    assert wanted.upper is not None
-    assert wanted.upper > 1
-    assert found.upper == 1.0
-
-
-def test_impossible_counts() -> None:
-    with pytest.raises(ValueError, match="more successes than trials"):
-        clustered_share([3, 0], [2, 2])
-    with pytest.raises(ValueError, match="level is 2"):
-        clustered_mean([1.0], [1], level=2)
 
 
 def test_coverage_with_dependent_repeats() -> None:
@@ -64,8 +45,6 @@ def test_coverage_with_dependent_repeats() -> None:
         hardness_I = random.beta(0.6, 0.4, size=items)
         right_I = random.binomial(repeats, hardness_I)
         found = clustered_share(right_I, np.full(items, repeats))
-        assert found.lower is not None
-        assert found.upper is not None
         covered += found.lower <= truth <= found.upper
         plain = proportion(int(right_I.sum()), items * repeats)
         naive += plain.lower <= truth <= plain.upper

@@ -37,7 +37,6 @@ def test_bounds_solve_the_binomial_tails(counts: tuple[int, int], level: float) 
     k, n = counts
     found, tail = proportion(k, n, level), (1 - level) / 2
     chance = {share: [math.comb(n, i) * share**i * (1 - share) ** (n - i) for i in range(n + 1)] for share in (found.lower, found.upper)}
-    assert found.estimate is not None
     assert found.lower <= found.estimate <= found.upper
     if k > 0:
         assert sum(chance[found.lower][k:]) == pytest.approx(tail, rel=1e-6)
@@ -58,7 +57,6 @@ def test_a_mean_without_spread_has_no_interval(values: list[float]) -> None:
 
 
 def test_mean_known_value() -> None:
-    """Student's t with 4 degrees of freedom: 2.776445 at 95 %."""
     found = mean(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     half = 2.7764451 * math.sqrt(2.5 / 5)
     assert (found.estimate, found.lower, found.upper, found.n) == pytest.approx((3.0, 3.0 - half, 3.0 + half, 5))
@@ -70,35 +68,18 @@ def test_impossible_counts_are_refused(successes: int, n: int, level: float) -> 
         proportion(successes, n, level)
 
 
-def test_records_hold_plain_numbers() -> None:
-    record = proportion(3, 4).record()
-    assert {key: type(value) for key, value in record.items()} == {"estimate": float, "lower": float, "upper": float, "n": int}
-
-
 def test_the_interval_of_a_ratio_covers_as_often_as_it_says() -> None:
     random = np.random.default_rng(0)
     covered = 0
     for _ in range(400):
         length_G = random.geometric(0.2, 200)
         found = ratio(np.ones(200), length_G)
-        assert found.lower is not None
-        assert found.upper is not None
         covered += found.lower <= 0.2 <= found.upper
     assert 0.92 <= covered / 400 <= 0.98
 
 
 def test_a_ratio_that_is_a_share_of_draws_has_the_exact_interval() -> None:
     assert ratio([0, 0, 1, 0], [1, 1, 1, 1]) == proportion(1, 4)
-
-
-def test_the_interval_of_a_ratio_ends_where_the_ratio_cannot_go() -> None:
-    few = ratio([0] * 9 + [1], [100] * 9 + [5])
-    assert few.lower == 0
-    nearly_all = ratio([100] * 9 + [1], [100] * 9 + [5])
-    assert nearly_all.upper == 1
-    losses = ratio([0] * 9 + [-1], [100] * 9 + [5])
-    assert losses.lower is not None
-    assert losses.lower < 0
 
 
 def test_a_ratio_to_nothing_is_unknown() -> None:

@@ -1,4 +1,4 @@
-"""What messages are worth does not depend on the order in which instances stand, nor on how they fall into batches."""
+"""What messages are worth: everything, nothing, and never dependent on the order of instances or on batches."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from nip_ray.evaluation.message_value import WAYS, message_value
 from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.play.core import BatchedPlay, Player
-from tests.builders import one_thread
+from tests.builders import graph_scenario, one_thread
 from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
 
 
@@ -33,10 +33,14 @@ class Knowing(Mute):
         return policy, value
 
 
-def values(prover: Any, id_B: torch.Tensor) -> dict[str, Any]:
-    """Of a verifier that accepts for the password."""
+def some_ids() -> torch.Tensor:
+    return torch.randperm(1024, generator=torch.Generator().manual_seed(0))[:400]
+
+
+def values(prover: Any, id_B: torch.Tensor, deaf: bool = False) -> dict[str, Any]:
+    """Of a verifier that accepts for the password, if it can hear it."""
     play, seed_B = BatchedPlay(message_game()), torch.zeros_like(id_B)
-    networks = {"prover": prover, "verifier": Gullible()}
+    networks = {"prover": prover, "verifier": Gullible(deaf=deaf)}
     staged = stage_all(play, {agent: Player(network) for agent, network in networks.items()}, id_B, seed_B).rollout
     return message_value(play, networks, id_B, seed_B, staged.verdict_B == staged.y_B, 0)
 
@@ -63,3 +67,26 @@ def test_of_one_instance_there_is_no_other() -> None:
     found = values(Knowing(), torch.tensor([2]))
     assert set(found) == {"heard", "silenced"}
     assert (found["heard"]["estimate"], found["silenced"]["accuracy"]["estimate"]) == (1, 0)
+
+
+def test_messages_that_carry_everything_are_worth_everything_and_unheard_ones_nothing() -> None:
+    found, unheard = values(Knowing(), some_ids()), values(Knowing(), some_ids(), deaf=True)
+    assert found["heard"]["estimate"] == 1
+    for way in WAYS:
+        assert found[way]["accuracy"]["estimate"] == pytest.approx(0.5, abs=0.1), "what is left is a guess"
+        lost = found[way]["lost"]
+        assert lost["estimate"] == pytest.approx(1 - found[way]["accuracy"]["estimate"])
+        assert 0.4 < lost["lower"] < lost["estimate"] < lost["upper"] < 0.6
+        assert lost["n"] == 400
+        assert unheard[way]["lost"]["lower"] < unheard[way]["lost"]["estimate"] == 0 < unheard[way]["lost"]["upper"]
+
+
+def test_a_prover_that_says_always_the_same_can_be_quoted_anywhere() -> None:
+    found = values(Mute(), some_ids())
+    assert found["shuffled"]["lost"]["estimate"] == found["other_instance"]["lost"]["estimate"] == 0
+
+
+def test_a_game_without_a_prover_has_no_messages_to_value() -> None:
+    scenario = graph_scenario("solo_verifier")
+    ids = scenario.ids("test")
+    assert message_value(BatchedPlay(scenario), {"verifier": scenario.build_agent("verifier", 0)}, ids, ids, ids > 0, 0) == {}

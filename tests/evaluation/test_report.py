@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report import report_page, write_report
-from nip_ray.evaluation.report.panels import panels
-from nip_ray.evaluation.report.pictures import Drawing, agent_colours
+from nip_ray.evaluation.report.pictures import Drawing
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
 
@@ -66,13 +64,8 @@ def evaluation(right: int = 720, baseline: int | None = 650, agent: str = "prove
         f"{agent}/return": mean([1.0, 0.0, 1.0]).record(),
     }
     head = {"format": "nip_ray.evaluation", "version": 1, "iteration": 100, "split": "test", "num_instances": 1000}
-    return {
-        **head,
-        "greedy": table,
-        "sampled": table,
-        "wl_bound": 0.7,
-        "solo_baseline": None if baseline is None else proportion(baseline, 1000).record(),
-    }
+    alone = None if baseline is None else proportion(baseline, 1000).record()
+    return {**head, "greedy": table, "sampled": table, "wl_bound": 0.7, "solo_baseline": alone}
 
 
 def transcript(instance: int, label: int, verdict: int, message: object = 7, agent: str = "prover") -> dict[str, Any]:
@@ -81,16 +74,8 @@ def transcript(instance: int, label: int, verdict: int, message: object = 7, age
     rounds = [{"round": 0, "turns": [turn]}, {"round": 1, "turns": [decided]}]
     right = label == verdict
     rewards = {"verifier": 1.0 if right else -1.0, agent: float(verdict == 1)}
-    return {
-        "instance": instance,
-        "label": label,
-        "seed": 5,
-        "length": 2,
-        "verdict": verdict,
-        "correct": right,
-        "reward": rewards,
-        "rounds": rounds,
-    }
+    played = {"seed": 5, "length": 2, "reward": rewards, "rounds": rounds}
+    return {"instance": instance, "label": label, "verdict": verdict, "correct": right, **played}
 
 
 def run_folder(path: Path, rows: list[dict[str, float]] | None = None, **files: str | None) -> Path:
@@ -155,14 +140,8 @@ def assert_self_contained(page: Page) -> None:
     assert not re.search(r"url\(|@import|https?:", page.style + page.script)
     policy = next(value for name, value in page.attributes if name == "content" and "default-src" in value)
     assert "unsafe" not in policy
-    assert policy.split("; ") == [
-        "default-src 'none'",
-        "img-src data:",
-        f"style-src '{digest(page.style)}'",
-        f"script-src '{digest(page.script)}'",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ]
+    own = [f"style-src '{digest(page.style)}'", f"script-src '{digest(page.script)}'"]
+    assert policy.split("; ") == ["default-src 'none'", "img-src data:", *own, "base-uri 'none'", "form-action 'none'"]
 
 
 def digest(text: str) -> str:
@@ -183,36 +162,17 @@ def test_a_complete_run(tmp_path: Path) -> None:
         "above chance (50.0 %) and above the 65.0 % measured without a prover (fitted classifier)." in page.text
     )
     assert "incomplete" not in page.text
-    for words in (
-        "Soundness: rejected, of those to reject",
-        "Return of prover",
-        "Accuracy by wl_score",
-        "seed 3",
-        "torch",
-    ):
+    for words in ("Soundness: rejected, of those to reject", "Return of prover", "Accuracy by wl_score", "seed 3", "torch"):
         assert words in page.text
     assert page.text.index("instance 0: not isomorphic, verdict accept") < page.text.index("instance 1: isomorphic, verdict accept")
     group = page.text[page.text.index("Accuracy by wl_score") :]
     assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
     names = {picture.name for picture in (path.parent / "curves").iterdir()}
-    expected = (
-        "accuracy",
-        "completeness_soundness",
-        "accuracy_by_wl_score",
-        "episode_length",
-        "returns",
-        "entropies",
-    )  # time never changes
-    assert names == {f"{name}.pdf" for name in expected}
+    expected = ("accuracy", "completeness_soundness", "accuracy_by_wl_score", "episode_length", "returns", "entropies")
+    assert names == {f"{name}.pdf" for name in expected}, "time never changes"
     assert all(picture.read_bytes().startswith(b"%PDF-") for picture in (path.parent / "curves").iterdir())
     assert path.read_text().count('<svg class="curve"') == len(names)
     assert "share of episodes" in page.text, "texts of drawings are texts"
-
-
-def test_writing_it_again_gives_the_same_page(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", metric_rows(20))
-    first = write_report(folder).read_bytes()
-    assert write_report(folder).read_bytes() == first
 
 
 @pytest.mark.usefixtures("no_curves")
@@ -241,14 +201,6 @@ def test_chance_is_the_share_of_the_more_frequent_label(tmp_path: Path) -> None:
     document["greedy"] |= {"verifier/completeness": proportion(500, 600).record(), "verifier/soundness": proportion(220, 400).record()}
     page = Page(write_report(run_folder(tmp_path / "run", metric_rows(3), evaluation=json.dumps(document))))
     assert "above chance (60.0 %)" in page.text
-
-
-@pytest.mark.usefixtures("no_curves")
-def test_a_lone_verifier_above_its_bound_is_called_a_leak(tmp_path: Path) -> None:
-    rows = [{key: value for key, value in row.items() if "prover" not in key} for row in metric_rows(3)]
-    for right in (740, 710):
-        page = Page(write_report(run_folder(tmp_path / str(right), rows, evaluation=json.dumps(evaluation(right)))))
-        assert ("something leaks" in page.text) == (right == 740)
 
 
 def test_hostile_strings_stay_text(tmp_path: Path) -> None:
@@ -292,17 +244,6 @@ def test_nothing_that_a_stranger_wrote_turns_the_direction_of_writing(tmp_path: 
     assert "a&lt;U+0000&gt;b" in page
 
 
-@pytest.mark.usefixtures("no_curves")
-@pytest.mark.parametrize("left_out", ["config", "evaluation", "environment", "transcripts"])
-def test_a_missing_file_is_no_obstacle(tmp_path: Path, left_out: str) -> None:
-    page = Page(write_report(run_folder(tmp_path / "run", metric_rows(12), **{left_out: None})))
-    if left_out != "transcripts":
-        assert f"{left_out}.{'yaml' if left_out == 'config' else 'json'} is missing." in page.text
-    if left_out == "evaluation":  # the figures of metrics.jsonl, whose intervals are unknown
-        assert "greedy play, interval unknown" in page.text
-        assert "That the verifier decides better than chance" in page.text
-
-
 def test_metrics_alone_are_enough(tmp_path: Path) -> None:
     """A run that was killed in its first iterations."""
     row = {"iteration": 1, "train/verifier/accuracy": 0.5, "time/iteration_s": 1.0}
@@ -326,14 +267,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
         transcripts='{"instance": 1, "rounds": [{"turns": [4]}, 3], "reward": 5}\n{"rounds": "x"}\nnot json\n',
     )
     page = Page(write_report(folder))
-    for words in (
-        "3 unreadable lines",
-        "config.yaml is damaged",
-        "evaluation.json is damaged",
-        "environment.json is damaged",
-        "transcripts/000100.jsonl: line 3 is damaged; left out.",
-    ):
-        assert words in page.text
+    assert "3 unreadable lines" in page.text
+    for damaged in ("config.yaml is", "evaluation.json is", "environment.json is", "transcripts/000100.jsonl: line 3 is"):
+        assert f"{damaged} damaged" in page.text
     for strange in ({"greedy": 5}, {"greedy": {"verifier/accuracy": {"estimate": "high"}}, "solo_baseline": "x"}, {"version": 9}):
         (folder / "evaluation.json").write_text(json.dumps(evaluation() | strange))
         assert_self_contained(Page(write_report(folder)))
@@ -345,32 +281,6 @@ def test_a_resumed_run_counts_each_iteration_once(tmp_path: Path) -> None:
     page = Page(write_report(run_folder(tmp_path / "run", [*rows, *rows[5:]])))
     assert "10 of 100 (unfinished)" in page.text
     assert "3.5 s: playing 29%, learning 51%, evaluation 14%" in page.text
-
-
-@pytest.mark.usefixtures("no_curves")
-def test_the_newest_transcripts_are_shown(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", metric_rows(3))
-    (folder / "transcripts" / "greedy-000200.jsonl").write_text(json.dumps(transcript(77, 1, 1) | {"verdict": "accept"}) + "\n")
-    (folder / "transcripts" / "greedy-000300.jsonl").write_text("")
-    page = Page(write_report(folder))
-    assert "1 of the 1 episodes in transcripts/greedy-000200.jsonl" in page.text
-    assert "right instance 77: isomorphic, verdict accept, 2 rounds" in page.text
-
-
-@pytest.mark.parametrize("content", [None, "", "{broken"])
-def test_no_run_is_the_users_mistake(tmp_path: Path, content: str | None) -> None:
-    if content is not None:
-        (tmp_path / "metrics.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"metrics\.jsonl"):
-        write_report(tmp_path)
-    assert not (tmp_path / "report.html").exists()
-
-
-def test_a_long_run_stays_small(tmp_path: Path) -> None:
-    path = write_report(
-        run_folder(tmp_path / "run", metric_rows(5000, every=50), transcripts=json.dumps(transcript(0, 0, 1, "x" * 10**6)) + "\n")
-    )
-    assert path.stat().st_size < 3_000_000
 
 
 @pytest.mark.usefixtures("no_curves")
@@ -400,19 +310,3 @@ def test_a_run_that_goes_on_says_how_far_it_is(tmp_path: Path) -> None:
     ended = report_page(folder)[0]
     assert "Running:" not in ended
     assert "evaluation.json is missing" in ended
-
-
-@pytest.mark.usefixtures("no_curves")
-def test_a_run_can_be_cited(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run", metric_rows(3), environment=json.dumps({"nip_ray": "1.2", "commit": "abc-dirty"}))
-    text = Page(write_report(folder)).text
-    mark = hashlib.sha256((folder / "config.yaml").read_bytes()).hexdigest()[:16]
-    assert f"Cite this run run quickstart command nip-ray train {folder}/config.yaml nip_ray 1.2 abc-dirty config sha256 {mark}" in text
-
-
-def test_what_never_changes_has_no_curve_and_agents_keep_their_colours() -> None:
-    rows = [{"iteration": i, "train/episode_length": 8.0, "train/verifier/return": i, "train/prover/return": -i} for i in (1.0, 2.0, 3.0)]
-    rows[-1]["eval/episode_length"] = 8.0
-    (returns,) = panels(rows, 0.5, None)
-    assert {one.label: one.colour for one in returns.series} == {"prover, training": 1, "verifier, training": 0}
-    assert agent_colours(["prover", "own", "verifier"]) == {"prover": 1, "verifier": 0, "own": 2}

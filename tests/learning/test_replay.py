@@ -32,9 +32,6 @@ def numbers(first: int, count: int) -> dict[str, Tensor]:
     return {"number": torch.arange(first, first + count)}
 
 
-# ---------------------------------------------------------------------------------------------------------------- ring
-
-
 @pytest.mark.parametrize("device", DEVICES)
 @SETTINGS
 @given(capacity=st.integers(1, 12), batches=st.lists(st.integers(0, 30), max_size=8))
@@ -73,21 +70,6 @@ def test_rows_that_do_not_fit_are_refused_before_anything_is_written(change: dic
         ring.add({name: value for name, value in rows.items() if value is not None})
     assert ring.added == 2
     assert ring.read(torch.tensor([0, 1]))["action"].tolist() == [5, 6]
-
-
-def test_rows_of_a_network_come_in_without_their_graph() -> None:
-    ring = Ring({"value": Field()}, 3)
-    ring.add({"value": torch.ones(2, requires_grad=True) * 2})
-    assert not ring.read(torch.tensor([0, 1]))["value"].requires_grad
-
-
-def test_a_ring_without_room_or_fields_is_refused() -> None:
-    for schema, capacity in ((SCHEMA, 0), ({}, 3)):
-        with pytest.raises(ValueError, match="at least one row and one field"):
-            Ring(schema, capacity)
-
-
-# ------------------------------------------------------------------------------------------------------------ sum tree
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -131,9 +113,6 @@ def test_a_search_never_ends_at_a_leaf_of_no_weight(seed: int) -> None:
     assert bool((weights[found] > 0).all())
 
 
-# ------------------------------------------------------------------------------------------------------------ sampling
-
-
 def prioritised(capacity: int, exponent: float = 0.7, floor: float = 0.01, device: str = "cpu") -> Replay:
     return Replay(NUMBER, capacity, device, Priorities(exponent, floor))
 
@@ -166,19 +145,16 @@ def test_importance_weights_are_those_of_the_paper() -> None:
     replay.add(numbers(0, 3))
     replay.update_priorities(torch.tensor([0, 1, 2]), torch.tensor([1.0, -2.0, 5.0]))
     found = replay.sample(64, generator(0, "replay", 0), importance_exponent=0.5)
-    assert found.weight_N is not None
     raw = (3 * torch.tensor([1.0, 2.0, 5.0]) / 8) ** -0.5
     assert set(found.slot_N.tolist()) == {0, 1, 2}
     torch.testing.assert_close(found.weight_N, (raw / raw[0])[found.slot_N])
     even = replay.sample(64, generator(0, "replay", 0), importance_exponent=0.0)
-    assert even.weight_N is not None
     assert even.weight_N.tolist() == [1.0] * 64
 
 
 def test_new_rows_have_the_highest_priority_that_ever_was() -> None:
     replay = prioritised(6, exponent=1.0, floor=1e-12)
     replay.add(numbers(0, 2))
-    assert replay.tree is not None
     assert replay.tree.leaves[:3].tolist() == [1.0, 1.0, 0.0]
     replay.update_priorities(torch.tensor([0, 1]), torch.tensor([8.0, 0.5]))
     replay.update_priorities(torch.tensor([0]), torch.tensor([0.25]))
@@ -195,9 +171,6 @@ def test_draws_depend_on_seed_purpose_and_step_alone(priorities: Priorities | No
 
     assert draw(1, "host", 5) == draw(1, "host", 5)
     assert len({tuple(draw(*key)) for key in ((1, "host", 5), (2, "host", 5), (1, "agent", 5), (1, "host", 6))}) == 4
-
-
-# ---------------------------------------------------------------------------------------------------- saved and loaded
 
 
 def through_a_file(state: dict[str, Any]) -> dict[str, Any]:
@@ -236,17 +209,6 @@ def test_a_loaded_buffer_goes_on_with_the_same_samples(priorities: Priorities | 
         for replay in (new, old):
             replay.update_priorities(mine.slot_N, mine.rows["reward"] / (step + 1))
             replay.add(rows_from(20_000 + 50 * step, 50))
-
-
-def test_a_saved_buffer_is_a_copy_of_the_rows_that_are_there() -> None:
-    replay = lived(None, 50)
-    state = replay.state_dict()
-    assert state["ring"]["rows"]["obs"].shape == (50, 2, 3)
-    file = io.BytesIO()
-    torch.save(state, file)
-    assert len(file.getvalue()) < 20_000  # 650 rows of unused room would be 23,000 bytes more
-    replay.add(rows_from(5000, 700))
-    assert state["ring"]["rows"]["action"].tolist() == list(range(50))
 
 
 def test_a_buffer_of_another_size_schema_or_kind_is_refused() -> None:

@@ -16,9 +16,6 @@ EXACT = StackelbergSettings(variant="spg", ihvp="conjugate_gradient", ihvp_num_i
 TWO = {"leader": ("follower",), "follower": ()}
 
 
-# Stackelberg gradients against differentiation through the follower's exact response
-
-
 @pytest.mark.parametrize("ihvp", ["conjugate_gradient", "nystrom"])
 @pytest.mark.parametrize("shape", [(2, 2), (3, 4), (5, 3)])
 def test_spg_is_the_derivative_through_the_best_response(shape: tuple[int, int], ihvp: str) -> None:
@@ -37,9 +34,6 @@ def test_spg_is_the_derivative_through_the_best_response(shape: tuple[int, int],
             assert relative_error(found["leader"], exact) < 1e-4
             plain = torch.autograd.grad(-first, x)[0]
             assert relative_error(plain, exact) > 1e-2
-
-
-# Sampled losses against exact games
 
 
 class TwoRounds:

@@ -60,12 +60,6 @@ def test_equals_plain_python(legacy: bool) -> None:
         assert float(found[row]) == pytest.approx(expected, abs=1e-5)
 
 
-def test_symbols_that_cannot_be_said_decide_everything_in_legacy_and_nothing_else() -> None:
-    adversary, simulator = policy([[[1.0, -1.0, NO]]]), policy([[[-1.0, 1.0, NO]]])
-    assert similarity(adversary, simulator).tolist() == [pytest.approx(-1.0)]
-    assert similarity(adversary, simulator, legacy=True).tolist() == [pytest.approx(1.0)]
-
-
 def test_a_simulator_without_a_decision_leaves_the_term_out() -> None:
     adversary = policy([[[1.0, 2.0]]], [[1.0, 2.0, 3.0]])
     assert similarity(adversary, adversary).tolist() == [pytest.approx(2.0)]
@@ -93,12 +87,6 @@ def test_gradients_are_finite_at_zero_vectors() -> None:
     zero = policy([[[0.0, 0.0, NO]]], [[0.0, 0.0, 0.0]])
     for pair in ((zero, zero), (zero, random_policy(1, 1, 1, 3)), (random_policy(1, 1, 1, 3), zero)):
         assert all(bool(grad.isfinite().all()) for grad in gradients(*pair))
-
-
-def test_distances_count_linear_messages_as_well() -> None:
-    adversary = replace(policy([[[0.0, 0.0]]]), linear=torch.tensor([[[0.0, NO]]]))
-    simulator = replace(policy([[[0.0, 0.0]]]), linear=torch.tensor([[[NO, 0.0]]]))
-    assert choice_distances(adversary, simulator)[:, 0].tolist() == [0.5]
 
 
 def test_rows_of_a_policy() -> None:

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from nip_ray.learning.policy import Policy, accuracy, decision_loss
-from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, check
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.seat import seat
-from tests.builders import PROTOCOLS, graph_scenario, protocol_id
+from tests.builders import PROTOCOLS, protocol_id
 
 
 def policy(decision: Tensor | None) -> Policy:
@@ -38,15 +37,6 @@ def test_going_on_is_a_wrong_class() -> None:
     assert torch.allclose(gradient[:, CONTINUE], probability)
 
 
-@pytest.mark.parametrize("function", [decision_loss, accuracy])
-def test_an_agent_without_decisions_is_refused(function: object) -> None:
-    with pytest.raises(ValueError, match="decides"):
-        function(policy(None), Y)  # type: ignore[operator]
-
-
-# ------------------------------------------------------------------------------------------------------ the derived protocol
-
-
 def games() -> list[tuple[str, dict[str, object]]]:
     return [*PROTOCOLS, ("message_game", {}), ("nip", {"zero_knowledge": True}), ("debate", {"zero_knowledge": True})]
 
@@ -66,15 +56,3 @@ def test_alone_an_agent_has_the_inputs_it_has_in_company(game: tuple[str, dict[s
         assert bool(alone.turn_table_SKAC.any(-1).all()), "a turn in every round"
         assert ours.decides
         assert not ours.answers
-
-
-def test_rewards_alone_are_the_verifier_s() -> None:
-    protocol = solo_protocol(build("nip", shared_reward=True, force_guess="y", min_rounds=3), "prover")
-    assert protocol.force_guess is None, "it learns from its own decisions"
-    scenario = graph_scenario(protocol)
-    network = scenario.build_agent("prover", 0).eval()
-    rollout = play_rollout(BatchedPlay(scenario), {"prover": network}, scenario.ids("train"), torch.zeros(6, dtype=torch.int64), None)
-    decided = rollout.verdict_B != CONTINUE
-    expected = torch.where(rollout.verdict_B == rollout.y_B, 1.0, -1.0)
-    assert torch.equal(rollout.reward_BRA.sum((1, 2)), expected)
-    assert bool((rollout.length_B[decided] == 1).all()), "a decision counts at once, and is its own"

@@ -90,34 +90,6 @@ def test_two_layers_with_gradients() -> None:
     assert not ours[1][~mask].any()  # padding has no influence at all
 
 
-def test_nodes_see_the_other_graph_only() -> None:
-    ours, _ = twins()
-    pooled, nodes, mask = tokens(6)
-    biases = key_biases(mask)
-    before = ours(pooled, nodes, *biases, True, True)
-    changed = nodes.clone()
-    changed[0, 0, 2] += 1
-    after = ours(pooled, changed, *biases, True, True)
-    moved = (before[1] - after[1]).abs().amax(-1)[0] > 1e-6
-    assert moved[0].tolist() == [False, False, True, False, False, False]
-    assert bool(moved[1].all())
-    assert bool(((before[0] - after[0])[0].abs() > 1e-6).any())
-    torch.testing.assert_close(before[1][1:], after[1][1:])
-
-
-def test_key_biases() -> None:
-    _, _, mask = tokens(7)
-    node_bias, pooled_bias = key_biases(mask)
-    assert node_bias.shape == (len(SIZES), 2, 16)
-    assert pooled_bias.shape == (len(SIZES), 16)
-    for n, sizes in enumerate(SIZES):
-        for graph in range(2):
-            may = [True, True, *(v < sizes[1 - graph] for v in range(7))]
-            assert (node_bias[n, graph] == 0).tolist() == may + [False] * 7
-        assert (pooled_bias[n] == 0).tolist() == [True, True, *(v < size for size in sizes for v in range(7))]
-    assert bool(((node_bias == 0) | (node_bias <= -1e8)).all())
-
-
 def test_dropout_only_in_training() -> None:
     torch.manual_seed(0)
     layer = PairTransformerLayer(D, HEADS, D_MLP, 0.5)

@@ -1,6 +1,6 @@
 """`check_scenario` passes what ships and says what is wrong with what does not keep its promises."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -26,13 +26,9 @@ def message_game(kind: type[MessageGame] = MessageGame) -> MessageGame:
 
 
 @pytest.mark.parametrize("name", ["nip", "merlin_arthur", "mnip"])
-def test_graphs_pass(name: str) -> None:
-    check_scenario(graph_scenario(build(name)))
-
-
-@pytest.mark.parametrize("extra", [{"message_size": 2}, {"linear_symbols": 3}])
-def test_longer_and_linear_messages_pass(extra: dict[str, int]) -> None:
-    check_scenario(graph_scenario(build("nip"), **extra))
+@pytest.mark.parametrize("speech", [{}, {"message_size": 2, "linear_symbols": 3}])
+def test_graphs_pass(name: str, speech: dict[str, int]) -> None:
+    check_scenario(graph_scenario(build(name), **speech))
 
 
 def test_games_pass() -> None:
@@ -41,39 +37,24 @@ def test_games_pass() -> None:
     check_scenario(build_matrix_game(build("kuhn_poker"), MatrixGameSettings(game="kuhn_poker")))
 
 
-class BatchDependent(MessageGame):
-    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        obs = super().observe(agent, id_N, said, round_N, seed_N)
-        return {**obs, "features": obs["features"] - obs["features"].mean(0)}
+def seeing(change: Callable[[Tensor], Tensor], keys: Sequence[str] | None = None) -> type[MessageGame]:
+    """A game whose features are changed, and of whose observation nothing but `keys` is left."""
+
+    class Seeing(MessageGame):
+        def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+            obs = super().observe(agent, id_N, said, round_N, seed_N)
+            return {key: obs[key] for key in keys or obs} | {"features": change(obs["features"])}
+
+    return Seeing
 
 
-class Placed(MessageGame):
-    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        obs = super().observe(agent, id_N, said, round_N, seed_N)
-        return {**obs, "features": obs["features"] + torch.arange(len(id_N))[:, None]}
+def labelled(factor: int) -> type[MessageGame]:
+    class Labelled(MessageGame):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            self.label_I = self.label_I * factor
 
-
-class Drawing(MessageGame):
-    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        obs = super().observe(agent, id_N, said, round_N, seed_N)
-        return {**obs, "features": obs["features"] + torch.rand(1)}
-
-
-class WithoutMasks(MessageGame):
-    def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-        return {"features": super().observe(agent, id_N, said, round_N, seed_N)["features"]}
-
-
-class Mislabelled(MessageGame):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.label_I = self.label_I * 2
-
-
-class OneSided(MessageGame):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.label_I = torch.zeros_like(self.label_I)
+    return Labelled
 
 
 class OutOfTable(MessageGame):
@@ -128,12 +109,12 @@ class Wide(MessageAgent):
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
-        (BatchDependent, "depends on the other rows"),
-        (Placed, "or on its place"),
-        (Drawing, "other values when it is asked again"),
-        (WithoutMasks, "needs 'may_decide' of shape"),
-        (Mislabelled, "labels must be 0 or 1"),
-        (OneSided, "all have one label"),
+        (seeing(lambda x_NF: x_NF - x_NF.mean(0)), "depends on the other rows"),
+        (seeing(lambda x_NF: x_NF + torch.arange(len(x_NF))[:, None]), "or on its place"),
+        (seeing(lambda x_NF: x_NF + torch.rand(1)), "other values when it is asked again"),
+        (seeing(lambda x_NF: x_NF, ["features"]), "needs 'may_decide' of shape"),
+        (labelled(2), "labels must be 0 or 1"),
+        (labelled(0), "all have one label"),
         (OutOfTable, "ids outside of the table"),
         (Unseeded, "is not made of its seed alone"),
         (with_agent(LeavesOut), "leave out value_head"),

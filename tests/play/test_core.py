@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
-from nip_ray.play.rollout import Rollout, concatenate, own_rows
+from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
+from tests.play.slow import Said, slow_observation
 
 Observation = dict[str, Tensor]
 SPEECH: list[dict[str, int]] = [{}, {"message_size": 2}, {"linear_symbols": 3}, {"message_size": 2, "linear_symbols": 2}]
@@ -45,13 +46,13 @@ class Recorder(nn.Module):
 
 @dataclass
 class Copy:
-    """One copy of a protocol and all that was said in it: (round, agent, channel) -> symbols."""
+    """One copy of a protocol and all that was said in it."""
 
     id: int
     seed: int
     state: ProtocolState
-    main: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
-    linear: dict[tuple[int, int, int], list[int]] = field(default_factory=dict)
+    main: Said = field(default_factory=dict)
+    linear: Said = field(default_factory=dict)
     decisions: list[int] = field(default_factory=list)
     turns: set[tuple[int, int]] = field(default_factory=set)
     rewards: list[list[float]] = field(default_factory=list)
@@ -63,59 +64,13 @@ class Copy:
         return bool(self.state.ended_B[0])
 
 
-def speakers(scenario: GraphIsomorphism, copy: Copy, round: int) -> dict[str, list[int]]:
+def speakers(scenario: GraphIsomorphism, copy: Copy, round: int) -> dict[str, list[str]]:
     """Agent -> channels that it writes to now."""
     protocol = scenario.protocol
     table = protocol.turns[copy.seed % len(protocol.turns)]
     turns = table[round % len(table)]
-    found = {a: [c for c, name in enumerate(protocol.channels) if (a, name) in turns] for a in protocol.agents}
+    found = {a: [name for name in protocol.channels if (a, name) in turns] for a in protocol.agents}
     return {agent: channels for agent, channels in found.items() if channels}
-
-
-def writes(scenario: GraphIsomorphism, agent: str) -> list[int]:
-    """Channels that an agent ever writes to, in order."""
-    protocol = scenario.protocol
-    ever = {name for table in protocol.turns for turns in table[: protocol.max_rounds] for a, name in turns if a == agent}
-    return [c for c, name in enumerate(protocol.channels) if name in ever]
-
-
-def slow_observation(scenario: GraphIsomorphism, agent: str, copy: Copy, round: int) -> Observation:
-    """One row, entry by entry."""
-    protocol, size, width = scenario.protocol, scenario.num_nodes, scenario.message_size
-    reads = [c for c, name in enumerate(protocol.channels) if name in protocol.sees[agent]]
-    mine = writes(scenario, agent)
-    history = torch.zeros(1, 2, size, protocol.max_rounds * len(reads) * width)
-    latest = torch.zeros(1, 2, size, len(reads) * width)
-    linear = torch.zeros(1, protocol.max_rounds * len(reads) * width, max(scenario.linear_symbols, 1))
-    side = torch.zeros(1, len(mine) * width, dtype=torch.int64)
-    for (r, _, c), symbols in copy.main.items():
-        for m, symbol in enumerate(symbols):
-            if c in reads and r < round:
-                place = reads.index(c) * width + m
-                history[0, symbol // size, symbol % size, r * len(reads) * width + place] += 1
-                if r == round - 1:
-                    latest[0, symbol // size, symbol % size, place] += 1
-            if c in mine and r == round - 1 and symbol < size:
-                side[0, mine.index(c) * width + m] = 1
-    for (r, _, c), symbols in copy.linear.items():
-        for m, symbol in enumerate(symbols):
-            if c in reads and r < round:
-                linear[0, r * len(reads) * width + reads.index(c) * width + m, symbol] += 1
-    now = speakers(scenario, copy, round).get(agent, [])
-    counts = bool(now) and agent == protocol.verifier and round >= protocol.min_rounds - 1
-    obs = {
-        "round": torch.tensor([round]),
-        "speaks": torch.tensor([[c in now for c in mine for _ in range(width)]]),
-        "may_decide": torch.tensor([counts]),
-        "adjacency": scenario.adjacency_IGVV[copy.id][None],
-        "node_mask": scenario.node_mask_IGV[copy.id][None],
-        "history": history,
-        "latest": latest,
-        "answer_side": side,
-    }
-    if scenario.linear_symbols:
-        obs["linear_history"] = linear.flatten(1)
-    return obs
 
 
 def slow_play(
@@ -129,24 +84,26 @@ def slow_play(
     ]
     for round in range(protocol.max_rounds):
         wanted = [CONTINUE] * len(made)
-        spoken: list[tuple[Copy, str, tuple[int, int, int], list[int]]] = []
+        spoken: list[tuple[Copy, str, tuple[int, str, str], list[int]]] = []
         for a, agent in enumerate(protocol.agents):
             having = [b for b, copy in enumerate(made) if not copy.ended and agent in speakers(scenario, copy, round)]
             draws: Tensor | None = None
             for b in having:
-                copy = made[b]
+                copy, now = made[b], speakers(scenario, made[b], round)[agent]
+                counts = agent == protocol.verifier and round >= protocol.min_rounds - 1
+                obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
                 with torch.no_grad():
-                    policy: Policy = agents[agent](slow_observation(scenario, agent, copy, round), True, False)[0]
+                    policy: Policy = agents[agent](obs, True, False)[0]
                 if noise is not None and draws is None:
                     draws = gumbel_noise((len(made), policy.noise_width), noise)
                 action = policy.sample(None if draws is None else draws[b : b + 1])
                 copy.turns.add((round, a))
                 copy.log_probs[round, a] = float(policy.log_prob(action))
+                writes = [protocol.channels[c] for c in protocol.writes[agent]]
                 for kind, name in (("main", "message"), ("linear", "linear")):
                     if name in action:
-                        symbols = action[name].view(len(writes(scenario, agent)), scenario.message_size).tolist()
-                        for c in speakers(scenario, copy, round)[agent]:
-                            spoken.append((copy, kind, (round, a, c), symbols[writes(scenario, agent).index(c)]))
+                        symbols = action[name].view(len(writes), scenario.message_size).tolist()
+                        spoken += [(copy, kind, (round, agent, channel), symbols[writes.index(channel)]) for channel in now]
                 if agent == protocol.verifier:
                     wanted[b] = int(action["decision"])
         for copy, kind, key, symbols in spoken:  # all at once: nobody hears what is said in the same round
@@ -167,12 +124,11 @@ def assert_is_slow_play(scenario: GraphIsomorphism, rollout: Rollout, slow: list
     main = torch.full_like(rollout.main_BRACM, -1)
     linear = None if rollout.linear_BRACM is None else torch.full_like(rollout.linear_BRACM, -1)
     turn, log_prob = torch.zeros_like(rollout.turn_BRA), torch.zeros_like(rollout.log_prob_BRA)
+    agents, channels = scenario.protocol.agents, scenario.protocol.channels
     for b, copy in enumerate(slow):
-        for key, symbols in copy.main.items():
-            main[(b, *key)] = torch.tensor(symbols)
-        for key, symbols in copy.linear.items():
-            assert linear is not None
-            linear[(b, *key)] = torch.tensor(symbols)
+        for target, said in ((main, copy.main), (linear, copy.linear)):
+            for (r, agent, channel), symbols in said.items():
+                target[b, r, agents.index(agent), channels.index(channel)] = torch.tensor(symbols)  # type: ignore[index]
         for at in copy.turns:
             turn[(b, *at)] = True
             log_prob[(b, *at)] = copy.log_probs[at]
@@ -288,15 +244,6 @@ def test_the_global_generator_is_neither_read_nor_moved() -> None:
     assert equal(one, rollout_of(scenario, agents))
 
 
-def test_copies_and_concatenate() -> None:
-    scenario, agents = scenario_and_agents(("nip", {}), {"linear_symbols": 2})
-    rollout = rollout_of(scenario, agents, 10)
-    halves = rollout.copies(slice(0, 4)), rollout.copies(torch.arange(4, 10))
-    assert [half.num_copies for half in halves] == [4, 6]
-    assert equal(concatenate(halves), rollout)
-    assert equal(concatenate([rollout]), rollout)
-
-
 class TestInstanceIds:
     """The stream of instances."""
 
@@ -321,8 +268,6 @@ class TestInstanceIds:
 
 def test_episode_seeds() -> None:
     made = episode_seeds(5, 0, 4000)
-    assert made.shape == (4000,)
-    assert made.dtype == torch.int64
     assert 0 <= int(made.min()) < 200
     assert NUM_SEEDS - 200 < int(made.max()) < NUM_SEEDS
     assert 0.45 < float((made % 2).double().mean()) < 0.55

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import PROTOCOLS, Protocol, ProtocolState, StepOutcome, build, start, step
+from nip_ray.protocols import Protocol, ProtocolState, StepOutcome, build, start, step
 
 ORDERED = ("nip", "debate", "mnip")
 FIXED_LIMITS = {"adp": (2, 1), "merlin_arthur": (2, 1), "solo_verifier": (1, 1), "multi_channel_test": (8, 2)}
@@ -257,14 +257,6 @@ def assert_step_is_slow_step(protocol: Protocol, copies: list[Copy], state: Prot
     return after
 
 
-def take(state: ProtocolState, row: int) -> ProtocolState:
-    return ProtocolState(**{key: value[row : row + 1] for key, value in tensors(state).items()})
-
-
-def test_slow_version_covers_every_protocol_that_ships() -> None:
-    assert set(NAMES) <= set(PROTOCOLS)
-
-
 @SETTINGS
 @given(random_rules(), st.integers(0, 2**32), st.integers(1, 7))
 def test_masks_follow_the_turn_order(rules: Rules, noise: int, batch: int) -> None:
@@ -300,26 +292,6 @@ def test_one_step_from_anywhere_equals_the_slow_one(rules: Rules, noise: int, ba
     protocol, random = build(rules.name, **rules.params()), Random(noise)
     copies = random_copies(rules, random, batch, anywhere=True)
     assert_step_is_slow_step(protocol, copies, state_of(copies), random_decisions(rules, random, batch))
-
-
-@SETTINGS
-@given(random_rules(), st.integers(0, 2**32), st.integers(2, 7))
-def test_step_is_pure_and_copies_do_not_touch_each_other(rules: Rules, noise: int, batch: int) -> None:
-    protocol, random = build(rules.name, **rules.params()), Random(noise)
-    state = state_of(random_copies(rules, random, batch, anywhere=True))
-    decision_BA = torch.tensor(random_decisions(rules, random, batch))
-    kept = ProtocolState(**{key: value.clone() for key, value in tensors(state).items()})
-    kept_decision_BA = decision_BA.clone()
-    after, outcome = step(protocol, state, decision_BA)
-    assert_same(state, kept)
-    assert torch.equal(decision_BA, kept_decision_BA)
-    again = step(protocol, state, decision_BA)
-    assert_same(after, again[0])
-    assert_same(outcome, again[1])
-    for row in range(batch):
-        alone, paid = step(protocol, take(state, row), decision_BA[row : row + 1])
-        assert_same(alone, take(after, row))
-        assert_same(paid, StepOutcome(**{key: value[row : row + 1] for key, value in tensors(outcome).items()}))
 
 
 @pytest.mark.parametrize("order", ORDERS, ids=lambda order: f"{order[0]}-v{order[1]:d}s{order[2]:d}p{order[3]:d}")

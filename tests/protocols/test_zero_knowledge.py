@@ -22,9 +22,6 @@ def pair(name: str, **params: Any) -> tuple[Protocol, Protocol]:
     return build(name, **{k: v for k, v in params.items() if k not in extra}), build(name, **params, zero_knowledge=True)
 
 
-# -------------------------------------------------------------------------------------------------------------- the table
-
-
 def test_nip_written_out() -> None:
     protocol = build("nip", zero_knowledge=True)
     assert protocol.agents == ("prover", "verifier", "adversarial_verifier", "simulator")
@@ -62,15 +59,11 @@ def test_every_protocol_conforms_and_keeps_its_turns(given: tuple[str, dict[str,
 
 @pytest.mark.parametrize("name", NAMES)
 def test_who_sees_what(name: str) -> None:
-    """No agent but a prover sees two conversations, and nobody but the simulator sees the simulated one."""
     base, protocol = pair(name)
     ends = {"verifier": ENDS[:1], "adversarial_verifier": ENDS[1:2], "simulator": ENDS[2:]}
     for agent in protocol.agents:
         own = base.sees[agent if agent in base.agents else "verifier"]
         assert protocol.sees[agent] == tuple(channel + end for end in ends.get(agent, ENDS[:2]) for channel in own)
-
-
-# ------------------------------------------------------------------------------------------------------------ what is refused
 
 
 @pytest.mark.parametrize("name", ["message_game", "matrix_game", "kuhn_poker"])
@@ -121,7 +114,6 @@ def faulty(protocol: Protocol, **changes: Any) -> str:
 def test_conformance_of_wrapped_tables() -> None:
     protocol = build("debate", zero_knowledge=True)
     extra = protocol.zero_knowledge
-    assert extra is not None
     assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, adversary="verifier"))
     assert "three different agents" in faulty(protocol, zero_knowledge=replace(extra, simulator="nobody"))
     for silent, left in (("simulator", ()), ("adversarial_verifier", ("prover0_channel_adversarial",))):
@@ -130,15 +122,6 @@ def test_conformance_of_wrapped_tables() -> None:
         assert f"{silent!r} must " in said
         assert ("as many channels" in said) == bool(left)
     assert "must map a prover" in faulty(protocol, payment=replace(protocol.payment, goals={"simulator": ACCEPT}))
-
-
-def test_similarity_must_be_known() -> None:
-    protocol = build("nip", zero_knowledge=True)
-    with pytest.raises(ValueError, match="pays for similarity"):
-        step(protocol, start(protocol, torch.tensor([1]), torch.tensor([0])), torch.full((1, 4), 2))
-
-
-# ------------------------------------------------------------------------------------------------------------ the step
 
 
 @dataclass
@@ -248,24 +231,3 @@ def test_steps_equal_the_slow_ones(game: tuple[str, dict[str, Any]]) -> None:
     assert all(c.over for c in copies)
     if game[0] == "nip" and not game[1]:
         assert {(c.exhausted, c.adversary_done) for c in copies} == {(e, d) for e in (True, False) for d in (True, False)}
-
-
-def played(name: str, y: int, rounds: list[tuple[int, int]], similarity: float = 0.0, **params: Any) -> tuple[list[list[float]], Any]:
-    """Rewards of one copy, round by round, for (verifier's, adversary's) decisions; and where it stands then."""
-    protocol = build(name, zero_knowledge=True, **params)
-    state = start(protocol, torch.tensor([y]), torch.tensor([0]))
-    rows = []
-    for verifier, adversary in rounds:
-        said = [{"verifier": verifier, "adversarial_verifier": adversary}.get(agent, 1) for agent in protocol.agents]
-        state, outcome = step(protocol, state, torch.tensor([said]), similarity_B=torch.tensor([similarity]))
-        rows.append([round(x, 6) for x in outcome.reward_BA[0].tolist()])
-    return rows, state
-
-
-def test_pay_for_similarity_written_out() -> None:
-    amounts = dict(simulator_reward_coefficient=2.0, aux_prover_reward_coefficient=0.25, prover_reward=3.0)
-    rows, _ = played("mnip", 1, [(2, 2), (2, 2), (ACCEPT, 2)], similarity=-1.5, **amounts)
-    extra = [-0.75, -0.75, 0.0, 3.0, -3.0]
-    assert rows == [extra, extra, [2.25, 2.25, 1.0, 3.0, -3.0]]
-    rows, _ = played("mnip", 1, [(ACCEPT, ACCEPT), (2, 2)], similarity=1.0, **amounts)
-    assert rows == [[3.5, 3.5, 1.0, -2.0, 2.0], [0.0] * 5]

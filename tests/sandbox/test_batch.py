@@ -1,11 +1,8 @@
 """Batches of candidates: results in order, whatever some candidates do."""
 
-import time
-
 import pytest
 
 from nip_ray.sandbox.batch import run_batch
-from nip_ray.settings.sandbox import SandboxSettings
 
 GOOD = "def f(x):\n    return x * 2"
 
@@ -50,11 +47,3 @@ def test_values_are_those_of_json_and_arguments_are_fresh() -> None:
     source = "def f(x, y):\n    x.append(y)\n    print('noise')\n    return {'x': x, 'y': (1, None, True, 2.5, 'é')}"
     results = run_batch([source], "f", [[[1], 2], [[1], 2]])
     assert results[0] == [("value", {"x": [1, 2], "y": [1, None, True, 2.5, "é"]})] * 2
-
-
-def test_hundreds_of_candidates_a_second() -> None:
-    candidates = [f"{GOOD} + {number}" for number in range(600)]
-    start = time.monotonic()
-    results = run_batch(candidates, "f", [[x] for x in range(10)], settings=SandboxSettings(memory_mb=256))
-    assert [[result.value for result in row] for row in results] == [[2 * x + number for x in range(10)] for number in range(600)]
-    assert time.monotonic() - start < 12  # the claim is 300 a second; a busy machine may take six times as long

@@ -75,12 +75,6 @@ def test_a_container_whose_time_is_up_is_killed_by_name(monkeypatch: pytest.Monk
     assert (tmp_path / "log").read_text().split() == ["run", "kill"]
 
 
-def test_signals_come_as_shells_say_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _engine(tmp_path, monkeypatch, "exit 137")
-    result = run_program("", settings=SETTINGS)
-    assert (result.status, result.exit_code) == ("killed", -9)
-
-
 def test_an_engine_that_cannot_start_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _engine(tmp_path, monkeypatch, "echo no such image >&2; exit 125")
     with pytest.raises(TrainingError, match="no such image"):

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from nip_ray.sandbox import folder
 from nip_ray.sandbox.folder import place, remove, temporary_folder
 
 
@@ -47,16 +46,3 @@ def test_it_is_removed_after_an_exception() -> None:
     with pytest.raises(KeyError), temporary_folder() as name:
         raise KeyError
     assert not os.path.exists(name)
-
-
-def test_the_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    assert place() is None
-    monkeypatch.delenv("TMPDIR")
-    monkeypatch.setattr(folder, "MEMORY", str(tmp_path / "none"))
-    assert place() is None
-    monkeypatch.setattr(folder, "MEMORY", str(tmp_path))
-    monkeypatch.setattr(folder, "ROOM", 1)
-    assert place() == str(tmp_path)
-    monkeypatch.setattr(folder, "ROOM", 1 << 62)
-    assert place() is None

@@ -178,7 +178,6 @@ def test_there_are_programs_for_every_threat_that_is_held() -> None:
 
 
 def test_our_own_death_ends_the_program(level: tuple[str, set[str], float], tmp_path: Path) -> None:
-    """A process that is killed while its program runs leaves neither the program nor its supervisor behind."""
     code = (
         "from nip_ray.sandbox.run import run_program; from nip_ray.settings.sandbox import SandboxSettings as S; "
         f"print(run_program('import time; time.sleep(600)', settings=S(wall_s=900, isolation={level[0]!r})))"

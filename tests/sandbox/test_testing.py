@@ -52,17 +52,6 @@ def test_long_input_and_programs_that_do_not_read_it() -> None:
     assert run_tests("print(1)", [(numbers, "1")] * 2, SETTINGS).all_passed
 
 
-def test_streams_and_main() -> None:
-    solution = """
-import sys
-if __name__ == "__main__":
-    for line in sys.stdin:
-        print(line[::-1].strip(), flush=True)
-    sys.stdout.buffer.write("ü".encode())
-"""
-    assert run_tests(solution, [("ab\ncd\n", "ba\ndc\nü")], SETTINGS).all_passed
-
-
 FORGERIES = {
     "frames": """
 import os

@@ -20,7 +20,3 @@ def test_a_file_that_was_changed_has_another_mark(tmp_path: Path) -> None:
     assert len({first, second, marks(file)}) == 3
     (tmp_path / "more").write_text("")
     assert len(marks(tmp_path)) == 2
-
-
-def test_what_is_not_there_has_no_mark(tmp_path: Path) -> None:
-    assert marks(None, tmp_path / "nothing") == ()

@@ -67,10 +67,3 @@ def test_a_stream_holds_back_what_may_change(chat: ChatFormat) -> None:
     assert "".join(pieces) == stream.text == "Grüße 😀 END of it "
     assert not any("�" in piece for piece in pieces)
     assert max(len(piece) for piece in pieces) <= 3
-
-
-def test_a_stream_ends_with_what_there_is(chat: ChatFormat) -> None:
-    cut = chat.tokenizer.encode("a😀")[:-1]
-    stream = TextStream(chat.text)
-    assert stream.advance(cut) == "a"
-    assert stream.advance(cut, final=True) == "�"

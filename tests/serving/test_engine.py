@@ -1,10 +1,8 @@
 """The engine against plain transformers, one reply at a time; and that neighbours, arrivals and departures change nothing."""
 
-from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from threading import Event
 
 import pytest
 import torch
@@ -76,7 +74,6 @@ def test_long_prompts_are_computed_in_pieces(default_dir: Path, monkeypatch: pyt
 
 
 def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a later prompt shares with an earlier one is not computed again."""
     with Engine(default_dir, max_batch_size=2) as small:
         computed: list[int] = []
         forward = small.batch._forward
@@ -87,25 +84,6 @@ def test_a_beginning_is_computed_once(default_dir: Path, monkeypatch: pytest.Mon
         small.generate([GenerationRequest([*prompt[:150], 7, 8], 1)])
     assert first == second
     assert computed == [200, 1, 2]
-
-
-def test_a_cancelled_request_frees_its_slot(default_dir: Path) -> None:
-    with Engine(default_dir, max_batch_size=1) as small:
-        begun = Event()
-        endless = small.submit(replace(request(1), max_tokens=5000), lambda piece: begun.set())
-        assert begun.wait(240)
-        waiting = small.submit(request(2))
-        assert endless.cancel()
-        assert waiting.result(60).tokens
-        with pytest.raises(CancelledError):
-            endless.result()
-
-
-def test_pieces_make_up_the_text(engine: Engine) -> None:
-    pieces: list[str] = []
-    made = engine.submit(request(5, max_tokens=60), pieces.append).result(60)
-    assert len(pieces) > 10
-    assert "".join(pieces) == made.text
 
 
 def test_a_listener_that_fails_ends_its_own_reply_only(engine: Engine) -> None:
@@ -120,14 +98,6 @@ def test_a_listener_that_fails_ends_its_own_reply_only(engine: Engine) -> None:
         broken.result(60)
     assert beside.result(60) == expected
     assert engine.generate([request(7)])[0] == expected
-
-
-def test_a_stop_text_ends_the_reply(engine: Engine) -> None:
-    whole = engine.generate([request(5, max_tokens=60)])[0].text
-    stop = whole[20:23]
-    made = engine.generate([request(5, max_tokens=60, stop=(stop,))])[0]
-    assert (made.text, made.finish_reason) == (whole[: whole.find(stop)], "stop")
-    assert made.completion_tokens < 60
 
 
 def test_what_does_not_fit_is_refused(engine: Engine) -> None:
@@ -148,22 +118,6 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
     with pytest.raises(TrainingError, match="ZeroDivisionError"):
         broken.submit(request(1)).result(60)
     broken.close()
-
-
-def test_unsupported_attention_is_refused(default_dir: Path, tmp_path: Path) -> None:
-    import shutil
-
-    import transformers
-
-    config = transformers.Qwen2Config(
-        vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
-        use_sliding_window=True, sliding_window=8, max_window_layers=1,
-    )  # fmt: skip
-    transformers.Qwen2ForCausalLM(config).save_pretrained(tmp_path / "sliding")
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(default_dir / name, tmp_path / "sliding")
-    with pytest.raises(UserError, match="sliding_attention"):
-        Engine(tmp_path / "sliding")
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX"])
@@ -187,15 +141,6 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
     wanted = [request(number) for number in range(6)]
     with Engine(tmp_path / "model", max_batch_size=4) as made:
         assert [reply.tokens for reply in made.generate(wanted)] == [by_transformers(model, one) for one in wanted]
-
-
-def test_slots_find_the_longest_beginning() -> None:
-    slots = Slots(3, 64)
-    for slot, tokens in enumerate([[1, 2, 3], [1, 2, 3, 4, 9], []]):
-        slots.hold(slot, tokens)
-    assert slots.shared_beginning([1, 2, 3, 4, 5]) == (1, 4)
-    assert slots.shared_beginning([1, 2, 3]) == (0, 2), "one token is left to compute"
-    assert slots.shared_beginning([7, 7])[1] == 0
 
 
 def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:

@@ -14,7 +14,7 @@ from nip_ray.serving.fine_tune import fine_tune, recipe
 from nip_ray.serving.fine_tuning_job import FineTuneSpec, Method
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import load_model
-from nip_ray.serving.recipe import Cancelled, Recipe
+from nip_ray.serving.recipe import Recipe
 from nip_ray.serving.scoring import Scorer, completion_logprob
 from nip_ray.serving.shelf import engine_factory
 from nip_ray.settings.providers import LocalProvider
@@ -122,39 +122,6 @@ def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> 
         load_model(tmp_path / "out")
     with pytest.raises(UserError, match="save_merged"):
         engine_factory("vllm", 1, merged=False)
-
-
-def test_cancelling_leaves_nothing(default_dir: Path, tmp_path: Path) -> None:
-    steps: list[int] = []
-    with pytest.raises(Cancelled):
-        fine_tune(
-            default_dir, supervised(chats(0, 64)), tmp_path / "out", QUICK,
-            on_step=lambda step, loss: steps.append(step), should_stop=lambda: len(steps) >= 2,
-        )  # fmt: skip
-    assert len(steps) < 6
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_bad_data_is_refused_before_anything_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="line 1"):
-        fine_tune(tmp_path / "no model", b"{}", tmp_path / "out", QUICK)
-    with pytest.raises(UserError, match=r"config\.json is missing"):
-        fine_tune(tmp_path / "no model", supervised(chats(0, 2)), tmp_path / "out", QUICK)
-    assert not (tmp_path / "out").exists()
-
-
-def test_scores_are_probabilities(default_dir: Path) -> None:
-    """One-token replies and their ends: the chain rule against the engine's model, and a sum over the vocabulary of at most one."""
-    import torch
-
-    scorer = Scorer(default_dir)
-    messages = chats(0, 1)[0][0]
-    prompt, said = scorer.chat.prompt(messages), scorer.chat.tokenizer.encode("accept")
-    with torch.inference_mode():
-        tokens = torch.tensor([[*prompt, *said, 1]])
-        log_prob = scorer.model(tokens).logits[0].log_softmax(-1)
-    expected = sum(float(log_prob[len(prompt) - 1 + i, token]) for i, token in enumerate([*said, 1]))
-    assert scorer.logprob(messages, "accept") == pytest.approx(expected, abs=1e-4)
 
 
 def test_hyper_parameters_of_a_job() -> None:

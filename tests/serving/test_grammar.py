@@ -42,7 +42,6 @@ def test_random_tokens_make_objects_of_the_schema(schema: dict[str, Any], chat: 
         writer = Writer(grammar, limit)
         while not writer.complete:
             allowed = writer.allowed()
-            assert allowed is not None
             tokens.append(random.choice(allowed.tolist()))
             writer.add(tokens[-1], str)
         validate(json.loads(chat.text(tokens)), schema)
@@ -57,7 +56,6 @@ def test_reasoning_that_the_template_opened_is_free(chat: ChatFormat) -> None:
     assert writer.allowed() is None
     writer.add(7, lambda: "Well.</think>")
     allowed = writer.allowed()
-    assert allowed is not None
     assert all(chat.pieces[token].startswith("{") for token in allowed.tolist())
 
 
@@ -67,12 +65,8 @@ def test_reasoning_that_the_template_opened_is_free(chat: ChatFormat) -> None:
         {},
         schema_of(),
         schema_of({"type": "number"}),
-        schema_of({"type": "array", "items": FIELD}),
         schema_of({"type": "string", "pattern": "a"}),
         schema_of({"enum": ["a", 1]}),
-        schema_of({"enum": [True]}),
-        schema_of({"enum": []}),
-        schema_of({"anyOf": [FIELD, {"enum": [1]}]}),
         schema_of(FIELD) | {"required": []},
         schema_of(FIELD) | {"additionalProperties": True},
         schema_of(FIELD) | {"$defs": {}},

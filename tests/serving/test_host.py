@@ -9,7 +9,7 @@ from statistics import mean
 import pytest
 import ray
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec
 from nip_ray.serving.host import LocalHost, start_host, stop_host
 from nip_ray.serving.scoring import Scorer
@@ -60,19 +60,6 @@ def test_chat(host: LocalHost) -> None:
     assert (first.cost_pusd, first.finish_reason in ("stop", "length")) == (0, True)
     seeded = [ask(host, ChatRequest(key, "default", ASK, 8, 0.7, 0.9, seed=4))[0] for key in ("a", "b")]
     assert seeded[0] == seeded[1]
-
-
-def test_a_prompt_beyond_the_context_loses_its_middle(host: LocalHost) -> None:
-    long = [{"role": "user", "content": "word " * 20_000}]
-    reply = ask(host, ChatRequest("long", "default", long, 5))[0]
-    assert reply.prompt_tokens == 8192 - 5
-
-
-def test_unknown_models(host: LocalHost) -> None:
-    with pytest.raises(UserError, match="no local model 'other'"):
-        ask(host, ChatRequest("a", "other", ASK, 8))
-    with pytest.raises(UserError, match="no local model"):
-        asyncio.run(LocalJobs(host).check("other", "dpo"))
 
 
 def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:

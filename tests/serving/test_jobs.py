@@ -26,7 +26,6 @@ def test_a_job_from_start_to_end(store: JobStore, default_dir: Path) -> None:
     job = store.create(SPEC, file_id)
     assert (job.status, store.find(SPEC.key), store.open_jobs()) == ("pending", [job], [job])
     begun = store.begin(job)
-    assert begun is not None
     done = run_job(store, begun, FULL, lambda name: default_dir)
     assert (done.status, done.model, done.error, done.starts) == ("succeeded", "verifier-1-aaaaaaaaaaaa", None, 1)
     assert done.trained_tokens
@@ -51,14 +50,12 @@ def test_an_interrupted_job_starts_anew_and_ends_the_same(store: JobStore, defau
     """What a death in the middle leaves (a running job, some events, half a checkpoint) does not show in the result."""
     job = store.create(SPEC, store.put_file(supervised(chats(0, 16))))
     begun = store.begin(job)
-    assert begun is not None
     undisturbed = run_job(store, begun, FULL, lambda name: default_dir)
     weights = (store.model_dir(undisturbed.model or "") / "model.safetensors").read_bytes()
     store.save(replace(begun, status="running"))
     (store.jobs / job.id / "checkpoints" / "half").mkdir()
     (store.model_dir(undisturbed.model or "") / "model.safetensors").write_bytes(b"something else")
     again = store.begin(JobStore(store.folder).open_jobs()[0])
-    assert again is not None
     assert not (store.jobs / job.id / "events.jsonl").exists()
     assert run_job(store, again, FULL, lambda name: default_dir).status == "succeeded"
     assert (store.model_dir(undisturbed.model or "") / "model.safetensors").read_bytes() == weights

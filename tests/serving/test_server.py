@@ -3,12 +3,10 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from io import BytesIO
 from pathlib import Path
@@ -23,8 +21,7 @@ from jsonschema import validate
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.scales import SCALES
 from nip_ray.scenarios.code_validation.structured import reply_schema
-from nip_ray.serving.app import ServerSettings, free_port, serve_model, server_settings, start_server
-from nip_ray.serving.protocol import ApiError, multipart, page
+from nip_ray.serving.app import ServerSettings, free_port, server_settings, start_server
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.providers import LocalProvider
 
@@ -75,7 +72,6 @@ def test_chat(client: openai.OpenAI) -> None:
     assert reply.choices[0].message.content == again.choices[0].message.content
     assert reply.id != again.id
     assert (reply.object, reply.model, reply.choices[0].message.role) == ("chat.completion", "default", "assistant")
-    assert reply.usage is not None
     assert 1 <= reply.usage.completion_tokens <= 10
     assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
     assert reply.choices[0].finish_reason in ("stop", "length")
@@ -107,24 +103,6 @@ def test_a_reply_is_held_to_a_schema(client: openai.OpenAI) -> None:
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole
 
 
-def test_a_stop_text(client: openai.OpenAI) -> None:
-    options: Any = {"model": "default", "messages": ASK, "max_tokens": 40, "seed": 3}
-    whole = client.chat.completions.create(**options).choices[0].message.content or ""
-    stopped = client.chat.completions.create(**options, stop=whole[10:12]).choices[0]
-    assert (stopped.message.content, stopped.finish_reason) == (whole[: whole.find(whole[10:12])], "stop")
-
-
-def test_many_at_once_are_as_alone(client: openai.OpenAI) -> None:
-    def reply(seed: int) -> str | None:
-        made = client.chat.completions.create(model="default", messages=ASK, max_tokens=12, seed=seed)
-        return made.choices[0].message.content
-
-    with ThreadPoolExecutor(16) as pool:
-        together = list(pool.map(reply, range(16)))
-    assert together[:4] == [reply(seed) for seed in range(4)]
-    assert len(set(together)) == 16
-
-
 def test_a_closed_stream_frees_its_slot(client: openai.OpenAI) -> None:
     """More endless streams than slots, each closed after its first words, do not keep the next reply from coming."""
     for seed in range(12):
@@ -149,11 +127,8 @@ def test_idempotency(client: openai.OpenAI) -> None:
     ("changes", "message"),
     [
         ({"temperature": 3}, "temperature"),
-        ({"top_p": 0}, "top_p"),
-        ({"max_tokens": 0}, "max_tokens"),
         ({"n": 2}, "n: "),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools: this parameter"),
-        ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "y"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": "x " * 20_000}]}, "context of this model is 8192"),
         ({"max_tokens": 9000}, "context of this model is 8192"),
@@ -177,10 +152,8 @@ def test_unknown_things(client: openai.OpenAI) -> None:
     for call in (
         lambda: client.chat.completions.create(model="/etc", messages=ASK),
         lambda: client.models.retrieve("gpt-x"),
-        lambda: client.files.retrieve("file-x"),
         lambda: client.files.content("file-..%2F..%2Fx"),
         lambda: client.fine_tuning.jobs.retrieve("ftjob-x"),
-        lambda: client.fine_tuning.jobs.cancel("ftjob-x"),
         lambda: client.embeddings.create(model="default", input="x"),
     ):
         with pytest.raises(openai.NotFoundError):
@@ -268,13 +241,9 @@ def test_bad_jobs(client: openai.OpenAI, file_id: str) -> None:
         client.fine_tuning.jobs.create(model="default", training_file=file_id, method={"type": "dpo"})
     with pytest.raises(openai.BadRequestError, match="suffix"):
         client.fine_tuning.jobs.create(model="default", training_file=file_id, suffix="a/b")
-    wrong: Any = {"n_epochs": 0}
-    with pytest.raises(openai.BadRequestError, match="n_epochs"):
-        client.fine_tuning.jobs.create(model="default", training_file=file_id, hyperparameters=wrong)
-    with pytest.raises(openai.NotFoundError):
-        client.fine_tuning.jobs.create(model="none", training_file=file_id)
-    with pytest.raises(openai.NotFoundError):
-        client.fine_tuning.jobs.create(model="default", training_file="file-none")
+    for model, file in (("none", file_id), ("default", "file-none")):
+        with pytest.raises(openai.NotFoundError):
+            client.fine_tuning.jobs.create(model=model, training_file=file)
 
 
 def test_settings(tmp_path: Path, default_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,7 +269,6 @@ def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path
     env = {**os.environ, "HOME": str(tmp_path / "home"), "NIP_TEST_KEY": KEY}
     process = subprocess.Popen([sys.executable, "-c", source], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        assert process.stdout is not None
         while not (line := process.stdout.readline()).startswith("serving model at"):
             assert line, "it ended"
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, max_retries=0, timeout=120) as made:
@@ -310,23 +278,3 @@ def test_the_verbs_function_serves_until_interrupted(default_dir: Path, tmp_path
     finally:
         process.kill()
     assert [path.name for path in (tmp_path / "home").iterdir() if path.name != ".ray"] == []
-
-
-def test_a_taken_port_is_refused(default_dir: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match="cannot be used"):
-        serve_model(default_dir, taken.getsockname()[1], folder=tmp_path / "served")
-
-
-def test_forms_and_pages() -> None:
-    form = b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\nContent-Type: x\r\n\r\na\r\n--\r\n\r\n--b--\r\n'
-    assert multipart(form, "multipart/form-data; boundary=b") == {"file": (b"a\r\n--\r\n", "f")}
-    for broken in (form[:-8], b"", b"--b\r\n\r\n\r\n--b--"):
-        with pytest.raises(ApiError):
-            multipart(broken, "multipart/form-data; boundary=b")
-    items = [{"id": str(number)} for number in range(5)]
-    assert [item["id"] for item in page(items, "1", "2")["data"]] == ["2", "3"]
-    assert not page(items, "4", None)["has_more"]
-    for after, limit in (("9", None), (None, "0"), (None, "x"), (None, "101")):
-        with pytest.raises(ApiError):
-            page(items, after, limit)
-    assert json.dumps(ApiError(400, "m", "p", "c").body())

@@ -95,13 +95,10 @@ def test_long_chats_keep_their_end(chat: ChatFormat) -> None:
     [
         (b"", "supervised", "no example"),
         (b"\n{", "supervised", "line 2"),
-        (b"[1]", "supervised", "line 1"),
         (line(message=[]), "supervised", "'messages' is missing"),
-        (line(messages=[]), "supervised", "at least one"),
         (line(messages=[ASK]), "supervised", "by an assistant"),
         (line(messages=[ASK, said("x", weight=0)]), "supervised", "by an assistant"),
         (line(messages=[{"role": "judge", "content": "x"}]), "supervised", "'judge'"),
-        (line(messages=[{"role": "user"}, said("x")]), "supervised", "'content' is missing"),
         (line(messages=[{"role": "user", "content": 3}, said("x")]), "supervised", "are text"),
         (line(messages=[ASK, said("x")]), "dpo", "'input' is missing"),
         (line(input={"messages": [ASK]}, preferred_output=[said("x")], non_preferred_output=[]), "dpo", "one message"),

@@ -1,6 +1,6 @@
 """A strict loopback server of chat completions for tests: faults on demand, idempotency, and a billing ledger of its own.
 
-    python tests/text/chat_server.py --latency-ms 50        # prints its address as JSON, serves until its standard input is closed
+    python -m tests.text.chat_server --latency-ms 50        # prints its address as JSON, serves until its standard input is closed
 
 Decisions that matter here:
 - strict: an unknown field, a wrong type, a missing key or model is refused as the real service does it, so that a sloppy client fails;
@@ -15,32 +15,22 @@ import asyncio
 import hashlib
 import json
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
-from types import TracebackType
 from typing import Any
 
 from aiohttp import web
 
+from tests.text.loopback import serving
+from tests.text.provider_service import Refused, check_messages, cut, model_row
+
 API_KEY = "sk-canary-5f1d0c2b9a7e4e6d8c3b"
 MODELS = ("gpt-4o-mini", "gpt-4o", "o4-mini", "ft:gpt-4o-mini:org:prover:abc123")
-FIELDS = {
-    "model",
-    "messages",
-    "max_tokens",
-    "max_completion_tokens",
-    "temperature",
-    "top_p",
-    "seed",
-    "reasoning_effort",
-    "top_k",
-    "response_format",
-}
-STATUS = {"400": 400, "401": 401, "403": 403, "408": 408, "409": 409, "500": 500, "503": 503, "529": 529, "598": 598}
+FIELDS = {"model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed"}
+FIELDS |= {"reasoning_effort", "top_k", "response_format"}
 
 
 @dataclass(frozen=True)
@@ -80,15 +70,13 @@ def count_tokens(text: str) -> int:
 class ChatServer:
     """The server, run by a thread of its own between `__enter__` and `__exit__`. url: its base URL. bills, attempts: what happened.
 
-    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait. models_endpoint: whether
-    GET /models exists.
+    latency_s: of every reply. late_s: of the fault "late". wait_s: what the faults 429... ask to wait.
     """
 
     latency_s: float = 0.0
     late_s: float = 5.0
     wait_s: float = 0.05
     honours_keys: bool = True
-    models_endpoint: bool = True
     plan: Plan = ok
     url: str = ""
     bills: list[Bill] = field(default_factory=list)
@@ -99,54 +87,30 @@ class ChatServer:
     _numbers: Counter[str] = field(default_factory=Counter)
 
     def __enter__(self) -> "ChatServer":
-        started = threading.Event()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._serve, args=(started,), daemon=True)
-        self._thread.start()
-        assert started.wait(120)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
-
-    def _serve(self, started: threading.Event) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_until_complete(self.serve(started.set))
-        left = asyncio.all_tasks(self._loop)  # answers that nobody waits for any more
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self._loop.close()
-
-    async def serve(self, started: Callable[[], object]) -> None:
-        """Serve until stopped; `started` is called when `url` is known."""
-        self._stop = asyncio.Event()
         app = web.Application(client_max_size=2**26)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_get("/v1/ledger", self._ledger)
-        if self.models_endpoint:
-            app.router.add_get("/v1/models", self._models)
-            app.router.add_get("/v1/models/{name}", self._model)
-        runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-        started()
-        await self._stop.wait()
-        await runner.cleanup()
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name}", self._model)
+        self._running = serving(app)
+        self.url = f"http://127.0.0.1:{self._running.__enter__()}/v1"
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._running.__exit__(*error)
 
     async def _models(self, request: web.Request) -> web.Response:
         if (refusal := self._authorize(request)) is not None:
             return refusal
-        return web.json_response({"object": "list", "data": [_model(name) for name in MODELS]})
+        return web.json_response({"object": "list", "data": [model_row(name) for name in MODELS]})
 
     async def _model(self, request: web.Request) -> web.Response:
         if (refusal := self._authorize(request)) is not None:
             return refusal
         name = request.match_info["name"]
-        return web.json_response(_model(name)) if name in MODELS else _error(404, f"The model '{name}' does not exist", "model_not_found")
+        return (
+            web.json_response(model_row(name)) if name in MODELS else _error(404, f"The model '{name}' does not exist", "model_not_found")
+        )
 
     async def _ledger(self, request: web.Request) -> web.Response:
         return web.json_response([asdict(bill) for bill in self.bills])
@@ -175,12 +139,12 @@ class ChatServer:
 
     async def _respond(self, request: web.Request, attempt: Attempt, fault: str) -> web.StreamResponse:
         if fault == "drop_before":
-            return _drop(request)
+            return cut(request)
         if (refused := self._refuse(fault)) is not None:
             return refused
         reply = self._reply(attempt, fault)
         if fault == "drop_after":
-            return _drop(request)
+            return cut(request)
         if fault == "malformed":
             return web.Response(body=json.dumps(reply)[:-9].encode(), content_type="application/json")
         if fault == "late":
@@ -189,8 +153,8 @@ class ChatServer:
 
     def _refuse(self, fault: str) -> web.Response | None:
         wait = self.wait_s
-        if fault in STATUS:
-            return _error(STATUS[fault], f"error {fault}", None)
+        if fault.isdecimal() and fault != "429":
+            return _error(int(fault), f"error {fault}", None)
         if fault == "429":
             return _error(429, "Rate limit reached", "rate_limit_exceeded", {"retry-after": f"{wait:g}"})
         if fault == "429-ms":
@@ -256,36 +220,17 @@ def _check(body: Any) -> web.Response | None:
     limits = [body[name] for name in ("max_tokens", "max_completion_tokens") if name in body]
     if len(limits) != 1 or type(limits[0]) is not int or limits[0] < 1:
         return _error(400, "max_tokens must be a whole number from 1", "invalid_value")
-    messages = body.get("messages")
-    if not isinstance(messages, list) or not messages or not all(_is_message(message) for message in messages):
-        return _error(400, "messages must be a list of {role, content}", "invalid_value")
+    try:
+        check_messages(body.get("messages"))
+    except Refused as refused:
+        return _error(refused.status, str(refused), "invalid_value")
     return None
-
-
-def _is_message(message: Any) -> bool:
-    return (
-        isinstance(message, dict)
-        and message.get("role") in ("system", "user", "assistant")
-        and isinstance(message.get("content"), str)
-        and set(message) <= {"role", "content", "name"}
-    )
-
-
-def _model(name: str) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 1_700_000_000, "owned_by": "tests"}
 
 
 def _error(status: int, message: str, code: str | None, headers: dict[str, str] | None = None, param: str | None = None) -> web.Response:
     kind = "insufficient_quota" if code == "insufficient_quota" else "invalid_request_error"
     error = {"message": message, "type": kind, "param": param, "code": code}
     return web.json_response({"error": error}, status=status, headers=headers)
-
-
-def _drop(request: web.Request) -> web.Response:
-    """Cut the connection without an answer."""
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
 
 
 def main() -> None:

@@ -1,13 +1,13 @@
 """A loopback server with the two places of Ollama's own protocol that `examples/own_provider.py` asks."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from aiohttp import web
+
+from tests.text.loopback import serving
 
 MODEL = "llama3.2"
 
@@ -23,7 +23,6 @@ def reply(body: dict[str, Any]) -> dict[str, Any]:
 @contextmanager
 def ollama(requests: list[dict[str, Any]]) -> Iterator[str]:
     """Its address, while it runs. requests: of chats, are appended."""
-    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), []
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()
@@ -36,27 +35,7 @@ def ollama(requests: list[dict[str, Any]]) -> Iterator[str]:
             return web.Response(status=503)
         return web.json_response(reply(body))
 
-    async def serve() -> web.AppRunner:
-        app = web.Application()
-        app.add_routes([web.post("/api/chat", answer), web.post("/api/show", answer)])
-        runner = web.AppRunner(app)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        ports.append(runner.addresses[0][1])
-        return runner
-
-    def run() -> None:
-        runner = loop.run_until_complete(serve())
-        ready.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-        loop.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield f"http://127.0.0.1:{ports[0]}"
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
+    app = web.Application()
+    app.add_routes([web.post("/api/chat", answer), web.post("/api/show", answer)])
+    with serving(app) as port:
+        yield f"http://127.0.0.1:{port}"

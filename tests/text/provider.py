@@ -13,7 +13,6 @@ Decisions that matter here:
 - faults (`provider_faults`) are switched on and off while it runs, by `set_faults`.
 """
 
-import asyncio
 import json
 import logging
 import signal
@@ -27,8 +26,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aiohttp import web
-
+from tests.text.loopback import serving
 from tests.text.provider_service import API_KEY, Options, Service
 from tests.text.provider_state import read_log
 
@@ -90,7 +88,6 @@ class ProviderProcess(Provider):
         command = [sys.executable, "-m", "tests.text.provider", str(self.folder), str(self.port)]
         self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True)
         log.close()
-        assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line.strip():
             raise RuntimeError(f"the provider did not start:\n{(self.folder / 'log.txt').read_text()[-2000:]}")
@@ -119,49 +116,16 @@ def provider_thread(folder: Path, **options: Any) -> Iterator[Provider]:
     """The same in a thread of this process: quicker to start, and dies with it."""
     place = folder / "provider"
     place.mkdir(parents=True, exist_ok=True)
-    loop, ready, ports = asyncio.new_event_loop(), threading.Event(), []
-
-    async def serve() -> web.AppRunner:
-        runner, port = await _serve(place, Options(**options), 0)
-        ports.append(port)
-        return runner
-
-    def run() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            runner = loop.run_until_complete(serve())
-        finally:
-            ready.set()
-        loop.run_forever()
-        loop.run_until_complete(runner.cleanup())
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    ready.wait()
-    if not ports:
-        raise RuntimeError("the provider did not start")
-    try:
-        yield Provider(place, ports[0])
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with serving(Service(place, Options(**options)).app()) as port:
+        yield Provider(place, port)
 
 
-async def _serve(folder: Path, options: Options, port: int) -> tuple[web.AppRunner, int]:
-    runner = web.AppRunner(Service(folder, options).app(), access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", port, reuse_address=True)
-    await site.start()
-    return runner, runner.addresses[0][1]
-
-
-async def _main(folder: Path, port: int) -> None:
-    _, port = await _serve(folder, Options(**json.loads((folder / "options.json").read_text())), port)
-    print(port, flush=True)
-    await asyncio.Event().wait()
+def _main(folder: Path, port: int) -> None:
+    with serving(Service(folder, Options(**json.loads((folder / "options.json").read_text()))).app(), port) as port:
+        print(port, flush=True)
+        threading.Event().wait()
 
 
 if __name__ == "__main__":
     logging.getLogger("aiohttp").setLevel(logging.ERROR)
-    asyncio.run(_main(Path(sys.argv[1]), int(sys.argv[2])))
+    _main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -113,7 +113,6 @@ class Service:
             add("POST", jobs, self.create_job)
             add("GET", jobs, self.jobs)
             add("GET", jobs + "/{id}", self.job)
-            add("GET", jobs + "/{id}/events", self.events)
             add("POST", jobs + "/{id}/cancel", self.cancel)
         add("POST", "/test/faults", self.set_faults)
         add("GET", "/test/state", self.show)
@@ -157,10 +156,10 @@ class Service:
         if match == "server_error":
             raise Refused(500 + 2 * (len(body) % 2), "the server had an error")
         if match == "drop_before":
-            return _cut(request)
+            return cut(request)
         if match == "registered_late":
             self._do_later(handler, request)
-            return _cut(request)
+            return cut(request)
         response = await handler(request)
         if match == "duplicate":
             request[AGAIN] = True
@@ -169,7 +168,7 @@ class Service:
             await asyncio.sleep(self.faults.late_s)
         if match == "unsure":
             raise Refused(500, "the server had an error after it was done")
-        return _cut(request) if match == "drop_after" else response
+        return cut(request) if match == "drop_after" else response
 
     def _storm(self) -> web.Response:
         self._requests["429"] += 1
@@ -192,7 +191,7 @@ class Service:
         body = await _object(request, CHAT_FIELDS, ("model", "messages"))
         self.state.settle()
         table = self._table(body["model"])
-        messages = _messages(body["messages"])
+        messages = check_messages(body["messages"])
         try:
             role = role_of(self.roles, messages)
         except BadData as error:
@@ -236,12 +235,12 @@ class Service:
     async def models(self, request: web.Request) -> web.Response:
         self.state.settle()
         names = [*self.options.base_models, *(job.model for job in self.state.jobs.values() if job.model)]
-        return web.json_response({"object": "list", "data": [_model(name) for name in dict.fromkeys(names)]})
+        return web.json_response({"object": "list", "data": [model_row(name) for name in dict.fromkeys(names)]})
 
     async def model(self, request: web.Request) -> web.Response:
         self.state.settle()
         self._table(request.match_info["id"])
-        return web.json_response(_model(request.match_info["id"]))
+        return web.json_response(model_row(request.match_info["id"]))
 
     async def upload(self, request: web.Request) -> web.Response:
         form = _form(request, await request.read())
@@ -300,15 +299,6 @@ class Service:
         self.state.settle()
         return web.json_response(self._job(self._known(request)))
 
-    async def events(self, request: web.Request) -> web.Response:
-        self.state.settle()
-        job = self._known(request)
-        rows = [
-            {"id": f"ftevent-{n}", "object": "fine_tuning.job.event", "level": "info", "created_at": self._time(job.begun), "message": text}
-            for n, text in enumerate(["Created", job.now()])
-        ]
-        return web.json_response(_page(rows, request, 20))
-
     async def cancel(self, request: web.Request) -> web.Response:
         job = self._known(request)
         if not self.state.cancel(job):
@@ -344,15 +334,8 @@ class Service:
         return int(true + self.options.skew_s)
 
     def _file(self, row: dict[str, Any]) -> dict[str, Any]:
-        return {
-            "id": row["id"],
-            "object": "file",
-            "bytes": row["size"],
-            "created_at": self._time(row["at"]),
-            "filename": row["name"],
-            "purpose": "fine-tune",
-            "status": "processed",
-        }
+        about = {"id": row["id"], "object": "file", "bytes": row["size"], "created_at": self._time(row["at"])}
+        return {**about, "filename": row["name"], "purpose": "fine-tune", "status": "processed"}
 
     def _job(self, job: Job) -> dict[str, Any]:
         told = {
@@ -393,7 +376,7 @@ def _dice(key: str, body: dict[str, Any]) -> str:
     return key if seed is None else f"{seed} {digest(json.dumps([base, body['messages']], sort_keys=True))}"
 
 
-def _cut(request: web.Request) -> web.Response:
+def cut(request: web.Request) -> web.Response:
     """Ends the connection without an answer."""
     if request.transport is not None:
         request.transport.abort()
@@ -410,7 +393,7 @@ async def _object(request: web.Request, allowed: set[str], needed: tuple[str, ..
     return body
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def check_messages(given: Any) -> list[dict[str, Any]]:
     good = isinstance(given, list) and given and all(isinstance(m, dict) and set(m) <= {"role", "content", "name"} for m in given)
     if not good or any(m.get("role") not in ("system", "user", "assistant") or not isinstance(m.get("content"), str) for m in given):
         raise Refused(400, "messages must be a list of {role, content}")
@@ -436,5 +419,5 @@ def _page(rows: list[dict[str, Any]], request: web.Request, default: int) -> dic
     return {"object": "list", "data": rows[start:end], "has_more": end < len(rows)}
 
 
-def _model(name: str) -> dict[str, Any]:
+def model_row(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "test"}

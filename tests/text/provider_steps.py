@@ -9,6 +9,7 @@ import copy
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -110,37 +111,6 @@ class SamplingParams:
     top_p: float = 1
 
 
-@dataclass(frozen=True)
-class Saved:
-    path: str
-
-
-@dataclass(frozen=True)
-class Outputs:
-    loss_fn_outputs: list[dict[str, TensorData]]
-
-
-@dataclass(frozen=True)
-class Sequence_:
-    tokens: list[int]
-    stop_reason: str
-
-
-@dataclass(frozen=True)
-class Sampled:
-    sequences: list[Sequence_]
-
-
-@dataclass(frozen=True)
-class Supported:
-    model_name: str
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    supported_models: list[Supported]
-
-
 class Types:
     """What the library calls `types`."""
 
@@ -166,10 +136,12 @@ class TrainingClient:
             found.append(rows.gather(1, torch.tensor(datum.loss_fn_inputs["target_tokens"]).long()[:, None])[:, 0])
         return found
 
-    def forward(self, data: list[Datum], loss_fn: str) -> Future[Outputs]:
+    def forward(self, data: list[Datum], loss_fn: str) -> Future[Any]:
         assert loss_fn == "cross_entropy"
         self.server.count(data, 1)
-        return self.server.do("forward", lambda: Outputs([{"logprobs": TensorData(row.tolist())} for row in self.logprobs(data)]))
+        return self.server.do(
+            "forward", lambda: SimpleNamespace(loss_fn_outputs=[{"logprobs": TensorData(row.tolist())} for row in self.logprobs(data)])
+        )
 
     def forward_backward(self, data: list[Datum], loss_fn: str) -> Future[None]:
         assert loss_fn == "cross_entropy"
@@ -192,11 +164,11 @@ class TrainingClient:
 
         return self.server.do("optim_step", step)
 
-    def save_state(self, name: str, overwrite: bool = False) -> Future[Saved]:
+    def save_state(self, name: str, overwrite: bool = False) -> Future[Any]:
         kept = (self.weights.detach().clone(), copy.deepcopy(self.adam.state_dict()))
         return self.server.do("save_state", lambda: self.server.keep(f"tinker://run/weights/{name}", kept, overwrite))
 
-    def save_weights_for_sampler(self, name: str) -> Future[Saved]:
+    def save_weights_for_sampler(self, name: str) -> Future[Any]:
         kept = (self.weights.detach().clone(), None)
         return self.server.do("save_weights_for_sampler", lambda: self.server.keep(f"tinker://run/sampler_weights/{name}", kept, True))
 
@@ -210,11 +182,11 @@ class SamplingClient:
     def get_tokenizer(self) -> Tokenizer:
         return Tokenizer()
 
-    def sample(self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams) -> Future[Sampled]:
+    def sample(self, prompt: ModelInput, num_samples: int, sampling_params: SamplingParams) -> Future[Any]:
         assert num_samples == 1
-        return self.server.do("sample", lambda: Sampled([self._sample(prompt.tokens, sampling_params)]))
+        return self.server.do("sample", lambda: SimpleNamespace(sequences=[self._sample(prompt.tokens, sampling_params)]))
 
-    def _sample(self, prompt: Sequence[int], params: SamplingParams) -> Sequence_:
+    def _sample(self, prompt: Sequence[int], params: SamplingParams) -> Any:
         dice, tokens = torch.Generator().manual_seed(params.seed), list[int]()
         while len(tokens) < params.max_tokens:
             logits = self.weights[[*prompt, *tokens][-1]]
@@ -223,8 +195,8 @@ class SamplingClient:
             else:
                 tokens.append(int(torch.multinomial((logits / params.temperature).softmax(-1), 1, generator=dice)))
             if tokens[-1] == END:
-                return Sequence_(tokens, "stop")
-        return Sequence_(tokens, "length")
+                return SimpleNamespace(tokens=tokens, stop_reason="stop")
+        return SimpleNamespace(tokens=tokens, stop_reason="length")
 
 
 class ServiceClient:
@@ -283,8 +255,8 @@ class Server:
     def RestClient(self, *, base_url: str | None = None, api_key: str | None = None) -> "Server":
         return self
 
-    def get_server_capabilities(self) -> Awaitable[Capabilities]:
-        return Future(Capabilities([Supported(name) for name in self.base]))
+    def get_server_capabilities(self) -> Awaitable[Any]:
+        return Future(SimpleNamespace(supported_models=[SimpleNamespace(model_name=name) for name in self.base]))
 
     def count(self, data: list[Datum], passes: int) -> None:
         self.tokens += passes * sum(len(datum.model_input.tokens) + 1 for datum in data)
@@ -296,7 +268,7 @@ class Server:
             return Future(error=APIConnectionError("no answer"))
         return Future(work())
 
-    def keep(self, path: str, kept: tuple[Tensor, Any], overwrite: bool) -> Saved:
+    def keep(self, path: str, kept: tuple[Tensor, Any], overwrite: bool) -> Any:
         assert overwrite or path not in self.kept, f"{path} is there already"
         self.kept[path] = kept
-        return Saved(path)
+        return SimpleNamespace(path=path)

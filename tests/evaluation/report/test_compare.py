@@ -19,15 +19,11 @@ def run_folder(path: Path, seed: int, right: int, lr: float = 0.1, rows: int = 6
     path.mkdir(parents=True)
     settings = {"name": "tried", "seed": seed, "algorithm": {"name": "ppo", "lr": lr}, "runtime": {"num_threads": seed + 1}, **config}
     (path / "config.yaml").write_text(yaml.safe_dump(settings))
-    made = [
-        {"iteration": i, "version": 1, "eval/verifier/accuracy": 0.5 + 0.01 * i * seed, "train/verifier/return": 0.0}
-        for i in range(1, rows + 1)
-    ]
+    every = {"version": 1, "train/verifier/return": 0.0}
+    made = [{"iteration": i, **every, "eval/verifier/accuracy": 0.5 + 0.01 * i * seed} for i in range(1, rows + 1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    table = {
-        "verifier/accuracy": proportion(right, 100).record(),
-        "verifier/return": {"estimate": 0.25, "lower": 0.2, "upper": 0.3, "n": 9},
-    }
+    paid = {"estimate": 0.25, "lower": 0.2, "upper": 0.3, "n": 9}
+    table = {"verifier/accuracy": proportion(right, 100).record(), "verifier/return": paid}
     (path / "evaluation.json").write_text(json.dumps({"format": "nip_ray.evaluation", "version": 1, "greedy": table}))
     return path
 
@@ -52,13 +48,9 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(folders: list[Path])
 def test_a_group_has_the_interquartile_mean_and_a_single_run_its_own_interval(folders: list[Path]) -> None:
     groups = grouped(runs_of(folders[:4]))
     figure, alone = (group_figure(group, "verifier/accuracy") for group in groups)
-    assert figure is not None
     assert figure.estimate == pytest.approx(interquartile_mean([0.61, 0.62, 0.63]))
-    assert figure.lower is not None
-    assert figure.upper is not None
     assert figure.lower < 0.57, "three seeds of a hundred episodes each"
     assert figure.upper > 0.67
-    assert alone is not None
     assert (alone.estimate, alone.lower, alone.n) == (0.91, proportion(91, 100).lower, 100)
 
 
@@ -66,10 +58,8 @@ def test_a_band_holds_where_all_seeds_are(tmp_path: Path) -> None:
     short, long = (run_folder(tmp_path / str(seed), seed, 50, rows=rows) for seed, rows in ((1, 4), (3, 6)))
     (group,) = grouped(runs_of([short, long]))
     series = band(group, "eval/verifier/accuracy", 0)
-    assert series is not None
     assert series.x_N.tolist() == [1, 2, 3, 4]
     assert series.y_N.tolist() == pytest.approx([0.52, 0.54, 0.56, 0.58])
-    assert series.spread is not None
     assert np.array(series.spread).T[-1].tolist() == pytest.approx([0.54, 0.62])
 
 
@@ -93,22 +83,10 @@ def test_a_setting_is_better_than_another_once_there_are_five_seeds_of_each(tmp_
     assert "no significant difference from lr 0.1" in comparison_page([*slow, *same])
 
 
-def test_two_runs_alone_are_compared_as_runs(folders: list[Path]) -> None:
-    page = comparison_page([folders[0], folders[3]])
-    assert "91.0\u00a0% held-out accuracy (one seed, 95 % interval 83.6 to 95.8), higher in these runs than lr 0.1: 61.0" in page
-
-
-def test_a_setting_whose_name_others_have_is_named_with_its_section(tmp_path: Path) -> None:
-    runs = [run_folder(tmp_path / str(lr), 1, 61, pretraining={"lr": lr}) for lr in (0.5, 0.6)]
-    assert [group.label for group in grouped(runs_of(runs))] == ["pretraining.lr 0.5", "pretraining.lr 0.6"]
-
-
 def test_seeds_that_agree_have_the_interval_of_their_episodes(tmp_path: Path) -> None:
     (group,) = grouped(runs_of([run_folder(tmp_path / str(seed), seed, 80) for seed in range(3)]))
     figure, paid = group_figure(group, "verifier/accuracy"), group_figure(group, "verifier/return")
-    assert figure is not None
     assert (figure.lower, figure.upper) == pytest.approx((0.753, 0.842), abs=0.01)
-    assert paid is not None
     assert paid.lower is None, "a reward is no share: that three seeds agree says nothing of the next"
 
 
@@ -118,29 +96,16 @@ def test_a_copied_run_is_no_second_seed(folders: list[Path]) -> None:
         comparison_page([*folders, copy])
 
 
-def test_a_config_that_cannot_be_read_is_like_no_other(folders: list[Path]) -> None:
-    (folders[1] / "config.yaml").write_text("name: [")
-    groups = grouped(runs_of(folders[:3]))
-    assert [len(group.runs) for group in groups] == [2, 1]
-    assert "slow-2: config.yaml is damaged" in comparison_page(folders[:3])
-
-
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        (
-            {"scenario": {"name": "graph_isomorphism"}},
-            "has the scenario image_classification and b graph_isomorphism; name runs of one scenario",
-        ),
-        ({"protocol": {"name": "debate"}}, "has the protocol nip and b debate; name runs of one protocol"),
+        ({"scenario": {"name": "graph_isomorphism"}}, "name runs of one scenario"),
+        ({"protocol": {"name": "debate"}}, "name runs of one protocol"),
         ({"scenario": {"name": "image_classification", "data": {"seed": 1}}}, r"other held-out instances \(scenario.data.seed: 0 and 1\)"),
     ],
 )
 def test_runs_that_were_asked_something_else_are_refused(tmp_path: Path, other: dict[str, Any], words: str) -> None:
-    config: dict[str, Any] = {
-        "protocol": {"name": "nip"},
-        "scenario": {"name": "image_classification", "data": {"seed": 0, "num_train": 9}},
-    }
+    config: dict[str, Any] = {"protocol": {"name": "nip"}, "scenario": {"name": "image_classification", "data": {"seed": 0}}}
     folders = [run_folder(tmp_path / "a", 1, 60, **config), run_folder(tmp_path / "b", 2, 60, **(config | other))]
     with pytest.raises(UserError, match=words):
         comparison_page(folders)
@@ -165,41 +130,9 @@ def test_training_on_other_graphs_is_no_other_question_where_held_out_pairs_are_
         comparison_page(folders)
 
 
-def test_what_was_not_held_out_is_not_called_so_and_training_data_may_differ(tmp_path: Path) -> None:
-    folders = []
-    for seed in (1, 2):
-        data = {"seed": 0, "num_train": 100 * seed}
-        folders.append(run_folder(tmp_path / str(seed), seed, 60 + seed, scenario={"name": "image_classification", "data": data}))
-        document = json.loads((folders[-1] / "evaluation.json").read_text()) | {"held_out": False}
-        (folders[-1] / "evaluation.json").write_text(json.dumps(document))
-    page = comparison_page(folders)
-    assert "held-out" not in page
-    assert "62.0\u00a0% accuracy on training instances" in page
-
-
-def test_bad_input_is_told_in_one_line(folders: list[Path], tmp_path: Path) -> None:
-    for named, words in (
-        (folders[:1], "at least two"),
-        ([folders[0], folders[0], folders[1]], "is named twice"),
-        ([folders[0], tmp_path], "not a run folder"),
-    ):
-        with pytest.raises(UserError, match=words):
-            comparison_page(named)
-    (tmp_path / "crossed.json").write_text('{"matrix": [')
-    for crossed in (tmp_path / "crossed.json", tmp_path / "missing.json", tmp_path):
-        with pytest.raises(UserError, match="--cross-play"):
-            comparison_page(folders, crossed)
-    for out in (tmp_path, tmp_path / "no" / "page.html"):
-        with pytest.raises(UserError, match="--out"):
-            write_comparison(folders, out)
-
-
 def test_it_is_one_file_without_scripts(folders: list[Path], tmp_path: Path) -> None:
     cell = {"verifier": "slow-1", "prover": "fast-1", "accuracy": proportion(3, 4).record()}
     (tmp_path / "crossed.json").write_text(json.dumps({"matrix": [cell]}))
     page = write_comparison(folders, tmp_path / "page.html", tmp_path / "crossed.json").read_text()
-    assert "<script" not in page
-    assert "script-src" not in page
-    assert "unsafe" not in page
+    assert not any(word in page for word in ("<script", "script-src", "unsafe"))
     assert "Cross-play" in page
-    assert len(page) < 3_000_000

@@ -9,19 +9,14 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import ENTRIES, num_iterations
-from nip_ray.evaluation.verbs.attack import attackers, wider
+from nip_ray.evaluation.attack import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
-from nip_ray.protocols import build
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
-from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
-from nip_ray.settings.attack import AttackSettings
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
-from nip_ray.settings.heads import LrFactors
+from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.storage.folder import RunFolder
-from tests.runs.small import GRAPHS, MESSAGES, small
+from tests.runs.small import GRAPHS, small
 
 SHORT = [f"evaluation.attack.{setting}" for setting in ("iterations=1", "copies=8", "seeds=1", "sizes=[1,2]", "max_nodes=0")]
 MATRIX: dict[str, Any] = {
@@ -124,52 +119,6 @@ def test_settings_can_be_changed_for_one_evaluation(run: Path) -> None:
         evaluate_run(run, settings=["algorithm.lr=1"])
 
 
-def test_the_message_game_can_be_attacked(tmp_path: Path) -> None:
-    made = run_experiment(small("iterations=1", *SHORT, base=MESSAGES), tmp_path / "run", quiet=True).run_dir
-    found = evaluate_run(made, attacked=True)
-    assert found["soundness_under_attack"]["n"] == 512
-
-
-# ------------------------------------------------------------------------------------------------------------ attackers
-
-
-def test_attackers_can_be_wider_and_always_learn() -> None:
-    config = small("scenario.agents.prover={kind: random, agent_lr_factor: {actor: 0}}")
-    usual, wide = (attackers(config, ["prover"], size, 0)["prover"] for size in (1, 2))
-    assert not isinstance(usual, RandomAgent)
-    sizes = [sum(part.numel() for part in network.parameters()) for network in (usual, wide)]
-    assert sizes[1] > 2 * sizes[0]
-    assert all(group.lr_factor == 1 for network in (usual, wide) for group in network.groups())  # type: ignore[operator]
-    other = attackers(config, ["prover"], 1, 1)["prover"].state_dict()
-    assert any(not part.equal(other[name]) for name, part in usual.state_dict().items())
-
-
-def test_only_widths_grow() -> None:
-    own = GraphAgentSettings()
-    twice = wider(own, 2)
-    assert (twice.d_gnn, twice.d_transformer, twice.d_decider) == (32, 32, 32)
-    assert (twice.num_gnn_layers, twice.num_heads, twice.agent_lr_factor) == (own.num_gnn_layers, own.num_heads, LrFactors())
-    assert wider(own, 1) is own
-
-
-def test_the_progress_line_knows_its_length() -> None:
-    settings = AttackSettings(seeds=2, sizes=(1, 4), continued=True, iterations=10)
-    assert num_iterations(build("nip"), settings) == 2 * 3 * 10
-    assert num_iterations(build("debate"), settings) == 2 * 2 * 3 * 10
-
-
-# ------------------------------------------------------------------------------------------------------------ bad input
-
-
-def test_a_game_without_a_verifier_cannot_be_attacked(tmp_path: Path) -> None:
-    made = run_experiment(small("iterations=1", base=MATRIX), tmp_path / "run", quiet=True).run_dir
-    result = CliRunner().invoke(app, ["evaluate", str(made), "--attack"])
-    assert result.exit_code == 2
-    assert result.stderr.count("\n") == 1
-    assert "has no verifier" in result.stderr
-    assert not {"worst_case", "calibration", "message_value"} & set(evaluation(made))
-
-
 @pytest.mark.parametrize(
     ("base", "overrides", "words"),
     [
@@ -183,16 +132,3 @@ def test_a_run_that_is_to_end_with_an_impossible_attack_does_not_begin(
 ) -> None:
     with pytest.raises(UserError, match=words):
         run_experiment(small("evaluation.attack.enabled=true", *overrides, base=base), tmp_path / "run", quiet=True)
-
-
-def test_a_run_without_checkpoints_is_one_clear_error(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_bytes((run / "config.yaml").read_bytes())
-    with pytest.raises(UserError, match="no checkpoint"):
-        evaluate_run(tmp_path / "run", attacked=True)
-
-
-def test_all_checkpoints_are_not_attacked(run: Path) -> None:
-    result = CliRunner().invoke(app, ["evaluate", str(run), "--all-checkpoints", "--attack"])
-    assert result.exit_code == 2
-    assert "one checkpoint" in result.stderr

@@ -1,7 +1,6 @@
 """Verifiers of some runs against provers of others."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,23 +108,6 @@ def test_some_instances_are_drawn_from_all_of_them(tmp_path: Path, runs: list[Pa
         assert cell["completeness"]["n"] + cell["soundness"]["n"] == 10
 
 
-def test_where_to_write_is_checked_before_anybody_plays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nip_ray.cli.evaluate.check_run_dir", lambda folder: None)
-    monkeypatch.setattr("nip_ray.evaluation.verbs.cross_play.cross_play", lambda *_, **__: pytest.fail("it played"))
-    for out in (tmp_path, tmp_path / "none" / "cross_play.json"):
-        result = CliRunner().invoke(app, ["cross-play", "a", "b", "--out", str(out)])
-        assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
-        assert f"--out {out}" in result.stderr
-
-
-def test_a_file_of_instances_is_suggested_only_where_there_can_be_one(tmp_path: Path) -> None:
-    made = [small("iterations=1", f"scenario.num_secrets={count}", base=MESSAGES) for count in (4, 6)]
-    both = [run_experiment(config, tmp_path / str(number), quiet=True).run_dir for number, config in enumerate(made)]
-    with pytest.raises(UserError, match="same settings of their instances") as caught:
-        cross_play(both)
-    assert "--dataset" not in str(caught.value)
-
-
 @pytest.mark.parametrize(
     ("overrides", "base", "words"),
     [
@@ -145,24 +127,3 @@ def test_those_who_cannot_meet_are_refused_in_one_line(
     result = CliRunner().invoke(app, ["cross-play", str(runs[0]), str(other)])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
-
-
-def test_one_run_or_the_same_twice_is_refused(runs: list[Path]) -> None:
-    with pytest.raises(UserError, match="at least two"):
-        cross_play(runs[:1])
-    with pytest.raises(UserError, match="named twice"):
-        cross_play([runs[0], runs[0]])
-
-
-def test_a_run_without_a_checkpoint_is_refused(tmp_path: Path, runs: list[Path]) -> None:
-    shutil.copytree(runs[0], tmp_path / "bare")
-    shutil.rmtree(tmp_path / "bare" / "checkpoints")
-    with pytest.raises(UserError, match="no checkpoint"):
-        cross_play([runs[0], tmp_path / "bare"])
-
-
-def test_names_tell_runs_apart(tmp_path: Path, runs: list[Path]) -> None:
-    for number in "xy":
-        shutil.copytree(runs[int(number == "y")], tmp_path / number / "run")
-    found = cross_play([tmp_path / "x" / "run", tmp_path / "y" / "run"])
-    assert [run["name"] for run in found["runs"]] == ["x/run", "y/run"]

@@ -52,9 +52,6 @@ def damage(run: Path, iteration: int) -> None:
     file.write_bytes(file.read_bytes()[:-1])
 
 
-# ------------------------------------------------------------------------------------------------------------ what is found
-
-
 def test_every_checkpoint_as_the_run_itself_tested_it(run: Path) -> None:
     before = files(run)
     found = rerun_tests(run)
@@ -91,20 +88,6 @@ def test_what_is_kept(run: Path, pairs: Path) -> None:
     assert (stored["format"], stored["version"]) == ("nip_ray.rerun", 1)
 
 
-def test_a_game_without_a_verifier(tmp_path: Path) -> None:
-    game = {"protocol": {"name": "matrix_game"}, "scenario": {"name": "matrix_game"}, "iterations": 1, "runtime": {"num_threads": 1}}
-    run = run_experiment(small(base=game), tmp_path / "run", quiet=True).run_dir
-    (figures,) = rerun_tests(run)
-    with RunFolder.open(run) as folder:
-        (row,) = folder.metrics()
-    own = {key: value for key, value in row.items() if key.startswith("eval")}
-    assert {key: figures[key] for key in own} == own
-    assert not any("verifier" in key for key in figures)
-
-
-# ------------------------------------------------------------------------------------------------------------------- names
-
-
 def test_nothing_is_overwritten(run: Path) -> None:
     names = [Path(rerun_tests(run, seed=seed)[0]["file"]).name for seed in (1, 2, 3)]
     assert names == ["held-out.json", "held-out-2.json", "held-out-3.json"]
@@ -137,9 +120,6 @@ def test_names_that_are_none(run: Path, name: str) -> None:
     assert not (run / "reruns").exists()
 
 
-# ----------------------------------------------------------------------------------------------------- damage, and bad input
-
-
 def test_damaged_checkpoints_are_named_and_passed_over(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damage(run, 2)
     found = rerun_tests(run)
@@ -147,33 +127,6 @@ def test_damaged_checkpoints_are_named_and_passed_over(run: Path, capsys: pytest
     (reason,) = read_rerun(run, "held-out")["passed_over"]
     assert "000002 is damaged: training.pt has" in reason
     assert capsys.readouterr().err.splitlines() == [f"warning: {reason}; passed over"]
-
-
-def test_no_checkpoint_is_left(run: Path) -> None:
-    for iteration in (1, 2, 3):
-        damage(run, iteration)
-    with pytest.raises(UserError, match=r"no checkpoint can be tested: .*000001 is damaged.*000003 is damaged"):
-        rerun_tests(run)
-    shutil.rmtree(run / "checkpoints")
-    with pytest.raises(UserError, match="there is no checkpoint"):
-        rerun_tests(run)
-    assert not (run / "reruns").exists()
-
-
-def test_data_that_cannot_be_read(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"gone\.npz"):
-        rerun_tests(run, dataset=tmp_path / "gone.npz")
-    assert not (run / "reruns").exists()
-
-
-def test_reruns_that_cannot_be_read(run: Path) -> None:
-    with pytest.raises(UserError, match=r"nothing\.json is missing; this run has no reruns"):
-        read_rerun(run, "nothing")
-    (run / "reruns").mkdir()
-    for content in ("", "{", "[]", '{"format": "nip_ray.evaluation", "version": 1}', '{"format": "nip_ray.rerun", "version": "1"}'):
-        (run / "reruns" / "bad.json").write_text(content)
-        with pytest.raises(UserError, match=r"bad\.json is damaged"):
-            read_rerun(run, "bad")
 
 
 def test_a_run_that_is_being_written_can_be_tested_and_goes_on(run: Path) -> None:

@@ -154,9 +154,3 @@ def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[
         evaluate_run(run, attacked=True, settings=settings)
     with pytest.raises(UserError, match="--checkpoint: of language models the last ones are attacked"):
         evaluate_run(run, attacked=True, checkpoint=1)
-
-
-def test_a_verifier_alone_has_nobody_who_could_fool_it(tmp_path: Path) -> None:
-    run = played(tmp_path, experiment(tmp_path, "solo_verifier"))
-    with pytest.raises(UserError, match="no prover who could fool"):
-        evaluate_run(run, attacked=True)

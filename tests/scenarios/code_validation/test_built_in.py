@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, get_args
 
 import pytest
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.sandbox.batch import run_batch
 from nip_ray.scenarios.code_validation.built_in import Made, choose, make, make_items
 from nip_ray.scenarios.code_validation.create import write_dataset
 from nip_ray.scenarios.code_validation.families import FAMILIES, split_of
 from nip_ray.scenarios.code_validation.files import read_items
 from nip_ray.scenarios.code_validation.item import CodeItem, stance_of
-from nip_ray.scenarios.code_validation.mutate import OPERATORS, Mutant, normalise
+from nip_ray.scenarios.code_validation.mutate import OPERATORS, Mutant
 from nip_ray.settings.code_validation import Difficulty
 
 ALL = get_args(Difficulty)
@@ -52,10 +52,6 @@ def test_questions_tell_nothing_of_labels(made: list[Made]) -> None:
     assert labels == {(0, 1): NUM // 2, (1,): NUM % 2}
 
 
-def test_layout_tells_nothing_of_labels(made: list[Made]) -> None:
-    assert all(normalise(one.item.solution) == one.item.solution for one in made)
-
-
 def test_families_are_of_the_split(made: list[Made]) -> None:
     by_name = {family.name: family for family in FAMILIES}
     assert {split_of(one.item.family) for one in made} == {"train"}
@@ -81,11 +77,6 @@ def test_labels_are_true_on_fresh_inputs(made: list[Made]) -> None:
         total += 1
         told += any(a.value != b.value for a, b in zip(first, second) if a.kind == b.kind == "value")
     assert told >= total - 1 > 10
-
-
-def test_the_seed_decides() -> None:
-    assert make_items(8, "test", ("interview",), 1, run_batch) == make_items(8, "test", ("interview",), 1, run_batch)
-    assert make_items(8, "test", ("interview",), 1, run_batch) != make_items(8, "test", ("interview",), 2, run_batch)
 
 
 class Outcome(NamedTuple):
@@ -126,30 +117,6 @@ def test_a_runner_that_fails_right_programs_is_found_out() -> None:
 
     with pytest.raises(TrainingError, match="runner is broken"):
         make_items(4, "train", ALL, 0, broken)
-
-
-def test_a_family_that_runs_out_of_problems(monkeypatch: pytest.MonkeyPatch) -> None:
-    only = [family for family in FAMILIES if family.name == "is_mirrored"]
-    same = only[0].make(Random(0))
-    monkeypatch.setattr("nip_ray.scenarios.code_validation.families.base.Family.make", lambda self, rng: same)
-    monkeypatch.setattr("nip_ray.scenarios.code_validation.built_in.FAMILIES", only)
-    monkeypatch.setattr("nip_ray.scenarios.code_validation.built_in._ATTEMPTS", 3)
-    with pytest.raises(UserError, match="is_mirrored has no"):
-        make_items(200, "train", ALL, 0, run_batch)
-
-
-@pytest.mark.parametrize(
-    ("num", "split", "difficulties", "message"),
-    [
-        (1, "train", ALL, "data set of 1 items"),
-        (4, "valid", ALL, "split: 'valid'"),
-        (4, "train", ("easy",), "difficulties: easy; expected"),
-        (4, "train", (), "difficulties: none"),
-    ],
-)
-def test_bad_arguments(num: int, split: Any, difficulties: Any, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        make_items(num, split, difficulties, 0, run_batch)
 
 
 def test_writing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.code_validation.files import load_items, read_items, truncate, write_items, write_rows
-from nip_ray.scenarios.code_validation.hub import Row, download, is_flagged
+from nip_ray.scenarios.code_validation.hub import Row, is_flagged
 from nip_ray.scenarios.code_validation.item import CodeItem, stance_of
 from nip_ray.settings.code_validation import CodeDataSettings
 
@@ -41,13 +41,11 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
     ("content", "message"),
     [
         (b"", r"x.jsonl: has no rows"),
-        (b"\n\n", r"x.jsonl: has no rows"),
         (json.dumps(ROW).encode() + b"\n{oops\n", r"line 2: is not JSON \(.*\); expected: one JSON object"),
         (json.dumps(ROW).encode() + b"\n\n\xff\xfe\n", r"line 3: is not UTF-8"),
         (b"[" * 100_000, r"line 1: is not JSON \(nested too deeply\)"),
         (b"[1]\n", r"line 1: is a JSON list; expected: an object"),
         (b'{"a": 1}\n', r"line 1: has the columns a; expected: the columns id, question"),
-        (b"{}\n", r"line 1: has the columns none"),
         *(
             (json.dumps({key: value for key, value in ROW.items() if key != name}).encode(), rf"line 1: {name}: is missing \(found: ")
             for name in ROW
@@ -56,14 +54,10 @@ def test_five_columns_are_enough(tmp_path: Path) -> None:
             (json.dumps({**ROW, name: value}).encode(), f"line 1: {name}: {wrong}; expected: ")
             for name, value, wrong in [
                 ("id", "0", 'is "0"'),
-                ("id", True, "is true"),
-                ("question", "", "is empty"),
                 ("solution", " \n", "is empty"),
                 ("solution", None, "is null"),
                 ("y", 2, "is 2"),
                 ("y", True, "is true"),
-                ("y", "1", 'is "1"'),
-                ("y", 1.0, "is 1.0"),
                 ("prover_stance", -1, "is -1"),
                 ("difficulty", "easy", 'is "easy"'),
                 ("family", 3, "is 3"),
@@ -97,18 +91,6 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
         read_items(tmp_path / name)
 
 
-# ------------------------------------------------------------------------------------------------------- truncation
-
-
-def test_truncation_is_balanced_seeded_and_no_head() -> None:
-    items = [item(i, int(i < 30)) for i in range(60)]
-    kept = truncate(items, 20, 1)
-    assert sum(one.y for one in kept) == 10
-    assert kept == truncate(items, 20, 1) != truncate(items, 20, 2)
-    assert {one.id for one in kept} - set(range(10))
-    assert sorted(one.id for one in truncate(items, 100, 1)) == list(range(60))
-
-
 @pytest.mark.parametrize(
     ("right", "wrong", "num", "expected"), [(3, 50, 20, 3), (50, 3, 20, 17), (50, 0, 20, 20), (0, 9, 4, 0), (9, 9, 5, 3)]
 )
@@ -131,9 +113,6 @@ def test_difficulties_of_files(tmp_path: Path) -> None:
     assert [one.id for one in load_items(settings, "test", 0, no_runner)] == [1]
     with pytest.raises(UserError, match="no items of introductory; expected: one of competition, interview"):
         load_items(CodeDataSettings(test=str(tmp_path / "x.jsonl")), "test", 0, no_runner)
-
-
-# -------------------------------------------------------------------------------------------------- published columns
 
 
 def apps_row(number: int, solutions: list[str] | str, difficulty: str = "interview") -> dict[str, Any]:
@@ -164,15 +143,8 @@ def test_apps(tmp_path: Path, suffix: str) -> None:
 
 
 def buggy_row(number: int, solutions: Any, buggy: Any, difficulty: str = "interview", **more: Any) -> dict[str, Any]:
-    return {
-        "apps_split": "train",
-        "apps_problem_id": number,
-        "difficulty": difficulty,
-        "question": f"q{number}",
-        "solutions": solutions,
-        "buggy_solutions": buggy,
-        **more,
-    }
+    about = {"apps_split": "train", "apps_problem_id": number, "difficulty": difficulty, "question": f"q{number}"}
+    return {**about, "solutions": solutions, "buggy_solutions": buggy, **more}
 
 
 def test_buggy_apps(tmp_path: Path) -> None:
@@ -198,10 +170,8 @@ def test_buggy_apps(tmp_path: Path) -> None:
     assert all(one.prover_stance == stance_of(one.solution) for one in items)
     flagged = read_items(tmp_path / "buggy.jsonl", CodeDataSettings(difficulties=("interview",), exclude_flagged=False))
     assert len(flagged) == 15
-    assert (
-        len(load_items(CodeDataSettings(test=str(tmp_path / "buggy.jsonl"), difficulties=("interview",), num_test=6), "test", 0, no_runner))
-        == 6
-    )
+    some = CodeDataSettings(test=str(tmp_path / "buggy.jsonl"), difficulties=("interview",), num_test=6)
+    assert len(load_items(some, "test", 0, no_runner)) == 6
 
 
 @pytest.mark.parametrize(
@@ -210,11 +180,8 @@ def test_buggy_apps(tmp_path: Path) -> None:
         ({"flagged": False}, False),
         ({"flagged": True}, True),
         ({"moderation": {"hate": False, "violence": True}}, True),
-        ({"moderation_flags": []}, False),
         ({"moderation_flags": ["violence"]}, True),
         ({"flagged": "False"}, False),
-        ({"flagged": 0}, False),
-        ({"flagged": None}, False),
         ({"question": "True"}, False),
     ],
 )
@@ -228,12 +195,9 @@ def test_flags(values: dict[str, Any], expected: bool) -> None:
         (apps_row(1, "[1"), r"line 1: solutions: is not JSON"),
         (apps_row(1, '{"a": 1}'), r"line 1: solutions: is a dict"),
         (apps_row(1, "[7]"), r"line 1: solutions: entry 0 has no solution"),
-        ({**apps_row(1, ["a"]), "difficulty": None}, r"line 1: difficulty: is missing"),
         ({**apps_row(1, ["a"]), "question": ""}, r"line 1: question: is missing or empty"),
         ({**apps_row(1, ["a"]), "problem_id": "x"}, r"line 1: problem_id: is missing or no number"),
         (buggy_row(1, ["r"], [{"nothing": 1}]), r"line 1: buggy_solutions: entry 0 has no solution"),
-        (buggy_row(1, ["r"], 5), r"line 1: buggy_solutions: is a int"),
-        ({key: value for key, value in buggy_row(1, [], []).items() if key != "solutions"}, r"line 1: solutions: is missing"),
     ],
 )
 def test_malformed_published_rows(tmp_path: Path, row: dict[str, Any], message: str) -> None:
@@ -242,19 +206,7 @@ def test_malformed_published_rows(tmp_path: Path, row: dict[str, Any], message: 
         read_items(tmp_path / "x.jsonl")
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def offline(*_: Any, **__: Any) -> Any:
-        raise ConnectionError("no way out\nmore")
-
-    monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(UserError, match=r"codeparrot/apps: cannot be read from the hub \(ConnectionError: no way out\); name downloaded"):
-        download("codeparrot/apps", "train")
-
-
 def test_rows_of_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library's own table, made here, goes through the same door."""
     import datasets
 
     asked: list[Any] = []

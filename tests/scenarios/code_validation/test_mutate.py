@@ -1,6 +1,5 @@
 """Mutants: what each operator does, and that they look like programs that nobody mutated."""
 
-import ast
 from random import Random
 
 import pytest
@@ -65,19 +64,11 @@ def test_operators(source: str, operator: str, expected: set[str]) -> None:
 
 
 def test_an_edit_is_taken_back() -> None:
-    """Every mutant is one edit away from the original: none carries an earlier one along."""
     original = normalise(SOURCE).splitlines()
     for mutant in mutants(SOURCE, Random(3)):
         lines = mutant.text.splitlines()
         if len(lines) == len(original) and mutant.operator not in ("indentation", "dropped"):
             assert sum(a != b for a, b in zip(lines, original)) == 1, mutant
-
-
-def test_lines_point_at_the_change() -> None:
-    original = normalise(SOURCE).splitlines()
-    for mutant in mutants(SOURCE, Random(3)):
-        if mutant.operator in ("comparison", "constant", "variable", "function", "index"):
-            assert mutant.text.splitlines()[mutant.line - 1] != original[mutant.line - 1], mutant
 
 
 def test_mutants_are_deterministic_and_different() -> None:
@@ -114,10 +105,3 @@ def test_most_mutants_are_wrong_and_run() -> None:
     wrong = [mutant for mutant, row in zip(made, rows) if any(r.kind == "value" and r.value != e for r, e in zip(row, problem.results))]
     assert len(wrong) > len(made) / 3
     assert len({mutant.operator for mutant in wrong}) >= 6
-
-
-def test_sources_that_are_no_python() -> None:
-    with pytest.raises(SyntaxError):
-        next(mutants("def f(:", Random(0)))
-    assert list(mutants("", Random(0))) == []
-    assert isinstance(ast.parse(normalise(SOURCE)), ast.Module)

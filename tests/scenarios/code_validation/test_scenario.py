@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import pickle
-import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path as File
@@ -18,13 +16,14 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.play.dialogue_rules import rulebook
 from nip_ray.play.dialogues import Answer, advance, play_dialogue, start_dialogue
-from nip_ray.protocols import ACCEPT, REJECT, Payment, Protocol, build, wrap
+from nip_ray.protocols import ACCEPT, REJECT, build, wrap
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES, generic_name, roles_of
+from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES
 from nip_ray.scenarios.code_validation.scenario import EMPTY, CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.protocol import ProtocolParams
+from tests.protocols.test_conformance import cross_examination
 
 NAMES = tuple(ROLES)
 ITEM = CodeItem(3, "Add two numbers.", "print(sum(map(int, input().split())))", 1, 0)
@@ -89,13 +88,6 @@ def test_the_notice_comes_before_the_last_turn_of_the_verifier_even_if_a_prover_
     assert ("notice", LAST_NOTICE) not in short(scenario.chat(talked(scenario, 6), "prover0"))
 
 
-@pytest.mark.parametrize("name", ["adp", "merlin_arthur", "solo_verifier"])
-def test_verifiers_of_one_turn_get_no_notice(name: str) -> None:
-    scenario = made(name)
-    chat = scenario.chat(talked(scenario, scenario.protocol.max_rounds - 1), "verifier")
-    assert ("notice", LAST_NOTICE) not in short(chat)
-
-
 def test_merlin_arthur_hides_who_speaks() -> None:
     scenario = made("merlin_arthur")
     for seed, speaker in ((2, "prover0"), (3, "prover1")):
@@ -117,16 +109,6 @@ def test_the_verifier_reads_two_channels_in_a_seeded_order() -> None:
     fixed = build_text_scenario(scenario.protocol, replace(scenario.settings, randomize_channel_order=False))
     firsts = {short(fixed.chat(talked(fixed, 2, seed), "verifier"))[1][0] for seed in range(20)}
     assert firsts == {"Expert_1"}
-
-
-def test_silence_is_shown_to_others_and_not_to_oneself() -> None:
-    scenario = made()
-    dialogue = talked(scenario, 3, silent=((0, "verifier"), (1, "prover")))
-    assert short(scenario.chat(dialogue, "prover")) == [("Verifier", EMPTY), ("Verifier", "verifier 2 main")]
-    assert short(scenario.chat(talked(scenario, 2, silent=((1, "prover"),)), "verifier")) == [
-        ("assistant", "raw of verifier 0"),
-        ("Expert", EMPTY),
-    ]
 
 
 def test_a_decision_that_comes_too_early_is_silence_to_others() -> None:
@@ -161,7 +143,6 @@ def test_everyone_sees_exactly_what_the_protocol_shows(name: str, verifier_first
 
 
 def test_training_chats_are_what_was_seen() -> None:
-    """Every chat that an agent was asked with is rebuilt from the ended dialogue."""
     for name in NAMES:
         scenario = made(name)
         seen: dict[tuple[int, str], Chat] = {}
@@ -176,15 +157,6 @@ def test_training_chats_are_what_was_seen() -> None:
         assert sorted(seen) == sorted((r, agent) for agent in scenario.protocol.agents for r in scenario.usable_rounds(dialogue, agent))
 
 
-def test_unusable_turns_are_not_trained_on() -> None:
-    scenario = made()
-    dialogue = talked(scenario, 3, silent=((0, "verifier"),))
-    assert scenario.usable_rounds(dialogue, "verifier") == [2]
-    for agent, r in (("verifier", 0), ("prover", 0)):
-        with pytest.raises(ValueError, match=f"no usable reply in round {r}"):
-            scenario.training_chat(dialogue, agent, r)
-
-
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
 def test_a_replaced_guess_reads_as_the_true_verdict(scale: str, form: str) -> None:
@@ -195,13 +167,6 @@ def test_a_replaced_guess_reads_as_the_true_verdict(scale: str, form: str) -> No
         assert chat == scenario.chat(dialogue, "verifier")
         parsed = scenario.parse(dialogue, "verifier", scenario.verdict_text(label))
         assert (parsed.decision, parsed.confidence) == (label, float(label))
-
-
-def test_stances() -> None:
-    assert [made("nip").stance(ITEM, agent) for agent in ("prover", "verifier")] == [ACCEPT, None]
-    assert made("nip", randomize_prover_stance=True).stance(ITEM, "prover") == REJECT
-    assert [made("debate").stance(ITEM, agent) for agent in ("prover0", "prover1")] == [REJECT, ACCEPT]
-    assert [made("mnip").stance(ITEM, agent) for agent in ("prover0", "prover1", "verifier")] == [ACCEPT, ACCEPT, None]
 
 
 @pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
@@ -223,22 +188,6 @@ def test_dummy_replies_are_valid_and_seeded(name: str, scale: str, form: str) ->
             dialogue = advance(scenario, dialogue, turns)
 
 
-def cross_examination(params: ProtocolParams) -> Protocol:
-    """A judge writes to two advocates, who answer on a stand that all see."""
-    notes = ("accuser_note", "defender_note")
-    return Protocol(
-        name="cross_examination",
-        agents=("judge", "accuser", "defender"),
-        channels=("stand", *notes),
-        sees={"judge": ("stand", *notes), "accuser": ("stand", notes[0]), "defender": ("stand", notes[1])},
-        turns=(((("judge", notes[0]), ("judge", notes[1])), (("accuser", "stand"),), (("defender", "stand"),)),),
-        max_rounds=params.max_rounds or 7,
-        min_rounds=params.min_rounds or 1,
-        payment=Payment.from_params(params, {"accuser": REJECT, "defender": ACCEPT}),
-        verifier="judge",
-    )
-
-
 def test_a_protocol_of_ones_own_needs_templates_alone(tmp_path: File) -> None:
     room = tmp_path / "cross_examination"
     room.mkdir()
@@ -249,29 +198,17 @@ def test_a_protocol_of_ones_own_needs_templates_alone(tmp_path: File) -> None:
     scenario = build_text_scenario(cross_examination(ProtocolParams()), chosen)
     assert scenario.system_prompt(ITEM, "accuser") == "You are Accuser. Convince Judge to reject."
     assert scenario.system_prompt(ITEM, "judge").endswith("To Accuser: Accuser 2")
-    said = {"judge": "To Accuser: go\nTo Defender: wait", "accuser": "It is wrong.", "defender": "It is right."}
+    said = {"judge": "Why?", "accuser": "It is wrong.", "defender": "It is right."}
 
     async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
-        return Answer("Decision: accept" if len(dialogue.rounds) == 3 else said[agent])
+        return Answer("Decision: accept" if len(dialogue.rounds) == 6 else said[agent])
 
     dialogue = asyncio.run(play_dialogue(scenario, ITEM, 0, ask))
-    assert short(scenario.training_chat(dialogue, "defender", 2)[0]) == [("Judge", "To Defender: wait"), ("Accuser", "It is wrong.")]
+    own, others = ("assistant", "It is right."), ("Accuser", "It is wrong.")
+    assert short(scenario.training_chat(dialogue, "defender", 3)[0]) == [others, own, others]
     assert (dialogue.verdict, dialogue.total("defender"), dialogue.total("judge")) == (ACCEPT, 1.0, 1.0)
     with pytest.raises(UserError, match=r"no prompts for 'cross_examination'.*judge\.j2"):
         build_text_scenario(cross_examination(ProtocolParams()), CodeValidationSettings())
-
-
-def test_names_are_fit_for_requests() -> None:
-    assert [generic_name(name) for name in ("prover", "prover3", "judge", "Grand jury!", "x" * 99)][:3] == ["Expert", "Expert_4", "Judge"]
-    for name in ("prover", "prover12", "a b", "näme", "", "x" * 99, "prover" + "9" * 40):
-        if name:
-            assert re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", generic_name(name))
-    twins = replace(
-        cross_examination(ProtocolParams()), agents=("judge", "a b", "a_b"), sees=dict.fromkeys(("judge", "a b", "a_b"), ("stand",))
-    )
-    assert len({role.name for role in roles_of(twins).values()}) == 3
-    for roles in ROLES.values():
-        assert all(re.fullmatch(r"[a-zA-Z0-9_-]{1,64}", role.name) for role in roles.values())
 
 
 def test_what_cannot_be_played_is_refused() -> None:
@@ -285,25 +222,3 @@ def test_what_cannot_be_played_is_refused() -> None:
             made(name, randomize_prover_stance=True)
     with pytest.raises(UserError, match=r"scenario\.agents\.prover0.*prover, verifier, _default"):
         build_text_scenario(build("nip"), replace(plain, agents={"prover0": LanguageAgentSettings()}))
-
-
-def test_settings_of_agents() -> None:
-    agents = {"prover": LanguageAgentSettings(max_invalid_replies=2), "_default": LanguageAgentSettings(max_invalid_replies=5)}
-    scenario = build_text_scenario(build("nip"), CodeValidationSettings(agents=agents))
-    assert [scenario.max_invalid_replies(agent) for agent in ("prover", "verifier")] == [2, 5]
-    assert made().max_invalid_replies("prover") == LanguageAgentSettings().max_invalid_replies
-
-
-def test_a_scenario_can_be_sent_to_other_processes() -> None:
-    scenario = made("mnip", verdict_scale="percent")
-    dialogue = talked(scenario, 3, seed=5)
-    copy = pickle.loads(pickle.dumps(scenario))
-    for agent in scenario.protocol.agents:
-        assert copy.chat(dialogue, agent) == scenario.chat(dialogue, agent)
-
-
-def test_prompts_are_kept_by_item_not_by_id() -> None:
-    """Ids of two splits may be equal."""
-    scenario = made()
-    other = replace(ITEM, question="Subtract two numbers.")
-    assert scenario.system_prompt(ITEM, "prover") != scenario.system_prompt(other, "prover")

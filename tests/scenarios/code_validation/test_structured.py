@@ -13,7 +13,7 @@ from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scales import SCALES
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
-from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply, reply_schema, write_reply
+from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply
 from nip_ray.settings.code_validation import CodeValidationSettings
 
 HEADERS = {"a": "Question for Expert_1:", "b": "Question for Expert_2:"}
@@ -46,14 +46,11 @@ def test_replies(reply: str, scale: str, parsed: Parsed) -> None:
         ('```json\n{"decision": "accept"}\n```', "no JSON"),
         ('{"decision": "accept"} {}', "no JSON"),
         ('{"decision": "accept", "decision": "reject"}', "twice"),
-        ('{"message": "\\ud83d", "decision": "accept"}', "no JSON"),
         ("[" * 90_000, "no JSON"),
-        ('["accept"]', "no JSON object"),
         ('{"decision": "accept", "reason": "?"}', "unknown field 'reason'"),
         ('{"question_for_expert_1": 3}', "text or null"),
         ('{"decision": "Accept"}', "null or one of reject, accept"),
         ('{"decision": true}', "null or one of"),
-        ('{"decision": {}}', "null or one of"),
         ("{}", "there must be text in question_for_expert_1, question_for_expert_2"),
         ('{"question_for_expert_1": "Why?", "question_for_expert_2": " "}', "there must be text"),
         (" " * 100_001, "characters"),
@@ -62,23 +59,6 @@ def test_replies(reply: str, scale: str, parsed: Parsed) -> None:
 def test_replies_that_are_refused(reply: str, why: str) -> None:
     with pytest.raises(InvalidReply, match=why):
         read(reply)
-
-
-def test_numbers_are_no_texts() -> None:
-    for reply in ('{"decision": "5"}', '{"decision": 5.0}', '{"decision": 8}'):
-        with pytest.raises(InvalidReply, match="null or one of 1, 2"):
-            read(reply, "one_to_seven")
-
-
-def test_the_schema_has_no_reply_that_leaves_out_everything() -> None:
-    fields = reply_schema(TWO, SCALES["percent"])["properties"]
-    assert [fields[name] for name in TWO.values()] == [{"type": "string"}] * 2
-    assert json.loads(write_reply(TWO, {}, SCALES["percent"], 1.0)) == {**dict.fromkeys(TWO.values(), ""), "decision": 100}
-
-
-def test_fields_have_names_of_their_own() -> None:
-    assert list(TWO.values()) == ["question_for_expert_1", "question_for_expert_2"]
-    assert field_names(("a", "b"), {"a": "In x:", "b": "In X:"}) == {"a": "message_1", "b": "message_2"}
 
 
 def test_others_read_the_question_and_the_verifier_learns_json() -> None:

@@ -1,7 +1,6 @@
 """Pairs in memory and on disk: the three kinds of files, every way in which one can be malformed, truncation, atomic writing."""
 
 import pickle
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.graph_isomorphism import dataset
-from nip_ray.scenarios.graph_isomorphism.dataset import RAW_KEYS, GraphPairs, Raw, from_raw, load_pairs, save_pairs, to_raw
+from nip_ray.scenarios.graph_isomorphism.dataset import RAW_KEYS, GraphPairs, Raw, load_pairs, save_pairs, to_raw
 
 
 def make(num_pairs: int = 12, seed: int = 0, largest: int = 6) -> GraphPairs:
@@ -57,40 +54,6 @@ def message_of(path: Path) -> str:
     return message
 
 
-# --------------------------------------------------------------------------------------------------------- in memory
-
-
-def test_derived_properties() -> None:
-    pairs = make()
-    assert len(pairs) == 12
-    assert pairs.num_nodes == 6
-    assert pairs.y_P.dtype == torch.int64
-    assert pairs.y_P.tolist() == [1] * 6 + [0] * 6
-    assert pairs.node_mask_P2n.dtype == torch.bool
-    assert pairs.node_mask_P2n.shape == (12, 2, 6)
-    assert (pairs.node_mask_P2n.sum(2) == pairs.size_P[:, None]).all()
-
-
-def test_padding() -> None:
-    pairs = make()
-    wider = pairs.padded_to(9)
-    assert wider.adjacency_P2nn.shape == (12, 2, 9, 9)
-    assert int(wider.adjacency_P2nn.sum()) == int(pairs.adjacency_P2nn.sum())
-    assert same(wider.padded_to(6), pairs)
-    with pytest.raises(UserError, match="6 nodes cannot be padded to 5"):
-        pairs.padded_to(5)
-
-
-def test_wrong_tensors_are_refused() -> None:
-    pairs = make()
-    with pytest.raises(ValueError, match=r"\(P, 2, n, n\)"):
-        GraphPairs(pairs.adjacency_P2nn[:, 0], pairs.size_P, pairs.wl_score_P)
-    with pytest.raises(ValueError, match="uint8"):
-        GraphPairs(pairs.adjacency_P2nn.float(), pairs.size_P, pairs.wl_score_P)
-    with pytest.raises(ValueError, match="wl_score_P"):
-        GraphPairs(pairs.adjacency_P2nn, pairs.size_P, pairs.wl_score_P[:3])
-
-
 @pytest.mark.parametrize(("wanted", "positives"), [(1, 0), (2, 1), (7, 3), (10, 5), (40, 20), (41, 20)])
 def test_truncation_is_balanced(wanted: int, positives: int) -> None:
     """The data are ordered by class, so that taking the head would leave one class only."""
@@ -125,16 +88,6 @@ def test_truncation_is_seeded_mixed_and_nested() -> None:
     assert small < large
 
 
-# ------------------------------------------------------------------------------------------------------- round trips
-
-
-@settings(max_examples=20, deadline=None)
-@given(st.integers(1, 20), st.integers(0, 1000), st.integers(3, 9))
-def test_raw_round_trip(num_pairs: int, seed: int, largest: int) -> None:
-    pairs = make(num_pairs, seed, largest)
-    assert same(from_raw(to_raw(pairs), Path("x")), pairs)
-
-
 def test_raw_layout() -> None:
     """One path 0 - 1 - 2 and one single edge, written out by hand."""
     adjacency = torch.zeros(2, 2, 3, 3, dtype=torch.uint8)
@@ -146,15 +99,7 @@ def test_raw_layout() -> None:
     assert raw["slices_a"].tolist() == [0, 4, 6]
     assert raw["edge_index_b"].shape == (2, 0)
     assert raw["slices_b"].tolist() == [0, 0, 0]
-    assert {key: str(raw[key].dtype) for key in RAW_KEYS} == {
-        "edge_index_a": "int64",
-        "edge_index_b": "int64",
-        "slices_a": "int64",
-        "slices_b": "int64",
-        "wl_scores": "int32",
-        "sizes_a": "int32",
-        "sizes_b": "int32",
-    }
+    assert {key: raw[key].dtype for key in RAW_KEYS} == {key: "int32" if key.startswith(("wl", "sizes")) else "int64" for key in RAW_KEYS}
 
 
 def test_three_kinds_of_files(tmp_path: Path) -> None:
@@ -182,9 +127,6 @@ def test_edge_order_and_types_do_not_matter(tmp_path: Path) -> None:
             raw[f"edge_index_{name}"][:, start:stop] = raw[f"edge_index_{name}"][:, start:stop][:, ::-1].copy()
     narrow = {key: value.astype(np.int8 if key == "wl_scores" else np.uint16) for key, value in raw.items()}
     assert same(load_pairs(write_npz(narrow, tmp_path)), pairs)
-
-
-# --------------------------------------------------------------------------------------------------- malformed files
 
 
 def change(key: str, function: Callable[[np.ndarray], Any]) -> Callable[[Raw], None]:
@@ -225,22 +167,14 @@ MALFORMED: dict[str, tuple[Callable[[Raw], Any], str, str]] = {
     **{f"{key} missing": (lambda raw, key=key: raw.pop(key), key, "is missing") for key in RAW_KEYS},
     **{f"{key} floats": (change(key, lambda a: a.astype(np.float32)), key, "float32") for key in RAW_KEYS},
     "edges of wrong shape": (change("edge_index_a", lambda a: a.T), "edge_index_a", "shape"),
-    "edges flat": (change("edge_index_b", lambda a: a.ravel()), "edge_index_b", "shape"),
     "slices short": (change("slices_a", lambda a: a[:-1]), "slices_a", "(12,)"),
-    "slices two-dimensional": (change("slices_b", lambda a: a[:, None]), "slices_b", "shape"),
     "slices fall": (put("slices_a", 3, 0), "slices_a", "falls after entry 2"),
     "slices start late": (put("slices_b", 0, 1), "slices_b", "runs from 1"),
-    "slices end early": (change("slices_a", lambda a: np.minimum(a, a[-1] - 2)), "slices_a", "from 0 to"),
     "slices run past the end": (put("slices_b", -1, 10_000), "slices_b", "10000"),
     "scores short": (change("wl_scores", lambda a: a[:-1]), "wl_scores", "(11,)"),
-    "scores long": (change("wl_scores", lambda a: np.append(a, 1)), "wl_scores", "(13,)"),
-    "scores two-dimensional": (change("wl_scores", lambda a: a[:, None]), "wl_scores", "(12, 1)"),
     "score 0": (put("wl_scores", 4, 0), "wl_scores", "is 0 at pair 4"),
-    "score -2": (put("wl_scores", 5, -2), "wl_scores", "is -2 at pair 5"),
-    "sizes short": (change("sizes_a", lambda a: a[:-1]), "sizes_a", "(11,)"),
     "sizes differ": (put("sizes_b", 2, 9), "sizes_b", "at pair 2"),
     "node past the size": (put("edge_index_a", (0, 0), 6), "edge_index_a", "6 -> 1 of pair 0"),
-    "negative node": (put("edge_index_b", (1, 0), -1), "edge_index_b", "0 -> -1 of pair 0"),
     "self-loop": (put("edge_index_a", (1, 0), 0), "edge_index_a", "0 -> 0 of pair 0 is a self-loop"),
     "one direction": (drop_reverse, "edge_index_b", "1 -> 0 of pair 0 lacks its reverse"),
     "edge twice": (repeat_edges, "edge_index_a", "more than once"),
@@ -289,23 +223,6 @@ def test_truncated_files(tmp_path: Path, kind: str) -> None:
         assert "cannot be read" in message_of(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"PK\x03\x04 nonsense", pickle.dumps({"a": 1}, protocol=2)])
-@pytest.mark.parametrize("name", ["data.pt", "data.npz", "data"])
-def test_other_files(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    message_of(tmp_path / name)
-
-
-def test_other_archives(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
-        archive.writestr("readme.txt", "not this one")
-    assert "cannot be read" in message_of(tmp_path / "data.npz")
-    torch.save([1, 2], tmp_path / "list.pt")
-    assert "is a list" in message_of(tmp_path / "list.pt")
-    torch.save(dict.fromkeys(RAW_KEYS, 3), tmp_path / "ints.pt")
-    assert "edge_index_a: is a int" in message_of(tmp_path / "ints.pt")
-
-
 class Bomb:
     """Unpickling it writes a file."""
 
@@ -325,9 +242,6 @@ def test_no_file_can_run_code(tmp_path: Path) -> None:
     for name in ("data.pt", "plain.npz", "pickle.npz"):
         message_of(tmp_path / name)
     assert not target.exists()
-
-
-# --------------------------------------------------------------------------------------------------------- own format
 
 
 def rewrite(path: Path, **changes: Any) -> None:
@@ -360,22 +274,3 @@ def test_own_format_is_checked(tmp_path: Path, changes: dict[str, Any], key: str
     message = message_of(path)
     assert f": {key}: " in message
     assert fault in message
-
-
-def test_a_newer_version_is_named_before_its_unknown_keys(tmp_path: Path) -> None:
-    path = tmp_path / "own.pairs.npz"
-    save_pairs(make(), path)
-    rewrite(path, version=np.array(99), **dict.fromkeys(RAW_KEYS))
-    assert "version: is 99" in message_of(path)
-
-
-def test_same_pairs_same_bytes(tmp_path: Path) -> None:
-    for name in ("a.npz", "b.npz"):
-        save_pairs(make(), tmp_path / name)
-    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
-
-
-def test_plain_readers_can_read_our_format(tmp_path: Path) -> None:
-    save_pairs(make(), tmp_path / "own.npz")
-    with np.load(tmp_path / "own.npz", allow_pickle=False) as archive:
-        assert all(np.array_equal(archive[key], value) for key, value in to_raw(make()).items())

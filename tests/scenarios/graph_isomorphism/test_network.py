@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.networks.gin import run_gins
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
-from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, ManualAgent
+from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent, GraphBody
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
@@ -72,18 +71,8 @@ def retold(scenario: GraphIsomorphism, changed: GraphIsomorphism, agent: str, re
 
 def with_pairs(scenario: GraphIsomorphism, pairs: GraphPairs) -> GraphIsomorphism:
     """The same scenario about other graphs."""
-    return GraphIsomorphism(
-        scenario.protocol,
-        pairs,
-        pairs,
-        scenario.agents,
-        shared_body=scenario.shared_body,
-        message_size=scenario.message_size,
-        linear_symbols=scenario.linear_symbols,
-    )
-
-
-# ---------------------------------------------------------------------------------------------------------- symmetries
+    same = {name: getattr(scenario, name) for name in ("shared_body", "message_size", "linear_symbols")}
+    return GraphIsomorphism(scenario.protocol, pairs, pairs, scenario.agents, **same)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -174,9 +163,6 @@ def test_latest_message_is_ignored_in_round_0(agent: str) -> None:
             assert matters != all(torch.equal(before[name], after[name]) for name in before), (round, key)
 
 
-# --------------------------------------------------------------------------------------------------------------- masks
-
-
 @pytest.mark.parametrize("kind", ["learned", "random"])
 @pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
 def test_who_may_name_which_nodes(protocol: tuple[str, dict[str, Any]], kind: str) -> None:
@@ -197,24 +183,6 @@ def test_who_may_name_which_nodes(protocol: tuple[str, dict[str, Any]], kind: st
     assert sides[scenario.protocol.verifier] == {0, 1}
 
 
-def test_random_agent_is_uniform_over_what_is_allowed() -> None:
-    scenario = graph_scenario("nip", random_pairs(3), linear_symbols=3, kind="random")
-    for agent in ("prover", "verifier"):
-        obs = observations(scenario, agent)
-        policy, value = scenario.build_agent(agent, 0)(obs)
-        allowed = (policy.message > FORBIDDEN / 2).float()
-        torch.testing.assert_close(policy.message.softmax(-1), allowed / allowed.sum(-1, keepdim=True))
-        real_NS = obs["node_mask"].flatten(1)
-        assert bool((allowed.sum(-1) == (real_NS.sum(1) / (2 if agent == "prover" else 1))[:, None]).all())
-        assert policy.linear.eq(0).all()
-        assert policy.linear.shape[-1] == 3
-        assert (policy.decision is None) == (agent == "prover")
-        assert policy.decision is None or policy.decision.eq(0).all()
-        assert not value.any()
-
-
-# -------------------------------------------------------------------------------------------------------------- groups
-
 FACTORS = dict(agent_lr_factor=LrFactors(2, 3), body_lr_factor=LrFactors(5, 7), gnn_lr_factor=LrFactors(11, 13))
 
 
@@ -234,45 +202,6 @@ def test_groups(agent: str, shared: bool) -> None:
             if "_body.gnn." in name:
                 factor *= 11 if part == "actor" else 13
         assert (group.part, group.lr_factor) == (part, factor), name
-
-
-def test_frozen_graph_network() -> None:
-    scenario = graph_scenario("nip", gnn_lr_factor=LrFactors(0, 1))
-    made = network(scenario, "verifier").train()
-    optimizer = FlatOptimizer(made.groups(), 0.01)
-    before = {name: p.detach().clone() for name, p in made.named_parameters()}
-    policy, value_N = made(observations(scenario, "verifier"))
-    loss = policy.entropy().sum() + value_N.square().sum()
-    optimizer.set_gradients(torch.autograd.grad(loss, optimizer.parameters, allow_unused=True))
-    optimizer.step()
-    for name, parameter in made.named_parameters():
-        if name.startswith("policy_body.gnn."):
-            assert not parameter.requires_grad
-            assert torch.equal(parameter, before[name])
-    assert not torch.equal(made.value_body.gnn.encode.weight, before["value_body.gnn.encode.weight"])  # type: ignore[union-attr]
-
-
-# ------------------------------------------------------------------------------------------------------------- options
-
-
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("linear", [0, 2])
-@pytest.mark.parametrize("agent", ["prover", "verifier"])
-def test_only_what_is_wanted(agent: str, linear: int, shared: bool) -> None:
-    """Asking for one of policy and value gives what asking for both gives."""
-    scenario = graph_scenario("nip", shared_body=shared, linear_symbols=linear)
-    made, obs = network(scenario, agent), observations(scenario, agent)
-    policy, value_N = made(obs)
-    only_policy, nothing = made(obs, True, False)
-    assert nothing is None
-    for name in ("message", "linear", "decision"):
-        if getattr(policy, name) is None:
-            assert getattr(only_policy, name) is None
-        else:
-            torch.testing.assert_close(getattr(only_policy, name), getattr(policy, name), **CLOSE)
-    nothing, only_value = made(obs, False, True)
-    assert nothing is None
-    torch.testing.assert_close(only_value, value_N, **CLOSE)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -297,25 +226,6 @@ def test_every_parameter_gets_a_gradient() -> None:
         assert not [name for name in silent if "bias" not in name]
 
 
-@pytest.mark.parametrize("dual", [False, True])
-def test_dual_graph_network(dual: bool) -> None:
-    """Two streams through the same weights, the second without messages."""
-    scenario = graph_scenario("nip", use_dual_gnn=dual)
-    made, obs = network(scenario, "verifier"), observations(scenario, "verifier")
-    inputs = made._inputs(obs)
-    streams = made.policy_body.streams(inputs)
-    assert len(streams) == 1 + dual
-    assert made.policy_body.token.in_features == 4 * (1 + dual) + 2 + 1
-    masks = inputs.adjacency_NGVV.flatten(0, 1), inputs.node_mask_NGV1.flatten(0, 1)
-    h = run_gins([made.policy_body.gnn], streams, *masks)[0]
-    without = {**obs, "history": torch.rand_like(obs["history"])}
-    other = run_gins([made.policy_body.gnn], made.policy_body.streams(made._inputs(without)), *masks)[0]
-    assert not torch.allclose(h[0], other[0])
-    if dual:
-        assert torch.equal(h[1], other[1])
-        assert bool(h[1].any())
-
-
 def body_inputs(scenario: GraphIsomorphism, **changes: Any) -> tuple[GraphBody, Any, Tensor]:
     """A verifier's policy body, its inputs and its graph network's output (S, N * G, V, D)."""
     made = network(scenario, "verifier", **changes)
@@ -323,32 +233,6 @@ def body_inputs(scenario: GraphIsomorphism, **changes: Any) -> tuple[GraphBody, 
     body = made.policy_body
     masks = inputs.adjacency_NGVV.flatten(0, 1), inputs.node_mask_NGV1.flatten(0, 1)
     return body, inputs, run_gins([body.gnn], body.streams(inputs), *masks)[0].detach()
-
-
-def test_batch_norm() -> None:
-    body, inputs, h = body_inputs(graph_scenario("nip"), use_pair_invariant_pooling=False)
-    assert body.batch_norm is not None
-    h_NGVD = torch.cat(list(h), -1).view(len(inputs.history_NGVF), 2, 6, -1)
-    plain = h_NGVD.sum(2)
-    body.train()
-    normal = body._pool(h_NGVD)
-    scale, shift = body.batch_norm.weight, body.batch_norm.bias
-    expected = (plain - plain.mean((0, 1))) / (plain.var((0, 1), unbiased=False) + 1e-5).sqrt() * scale + shift
-    torch.testing.assert_close(normal, expected, **CLOSE)
-    torch.testing.assert_close(body.batch_norm.running_mean, 0.1 * plain.mean((0, 1)), **CLOSE)
-    body.eval()
-    alone = body._pool(h_NGVD[:1])
-    torch.testing.assert_close(alone, body._pool(h_NGVD)[:1])  # no row depends on its neighbours
-    body, inputs, h = body_inputs(graph_scenario("nip"), use_batch_norm=False, use_pair_invariant_pooling=False)
-    assert body.batch_norm is None
-    torch.testing.assert_close(body.train()._pool(h_NGVD), plain)
-
-
-def test_pair_invariant_pooling() -> None:
-    body, inputs, h = body_inputs(graph_scenario("nip"), use_batch_norm=False)
-    h_NGVD = torch.cat(list(h), -1).view(len(inputs.history_NGVF), 2, 6, -1)
-    first, second = h_NGVD.sum(2).unbind(1)
-    torch.testing.assert_close(body._pool(h_NGVD), torch.stack([(first + second) / 2, (first - second).abs() / 2], 1))
 
 
 def test_noise_only_in_training_and_shared_by_the_pair() -> None:
@@ -369,23 +253,6 @@ def test_noise_only_in_training_and_shared_by_the_pair() -> None:
     assert not torch.equal(outputs(made, obs)["value"], outputs(made, obs)["value"])
 
 
-@pytest.mark.parametrize("digits", [0, 1, 3])
-def test_gnn_output_digits(digits: int) -> None:
-    """The output is rounded, and gradients pass as if it had not been."""
-    scenario = graph_scenario("nip")
-    body, inputs, h = body_inputs(scenario, gnn_output_digits=digits)
-    smooth = network(scenario, "verifier", gnn_output_digits=None).policy_body
-    rounded = torch.round(h, decimals=digits).requires_grad_()
-    h = h.requires_grad_()
-    found, expected = body.represent(h, inputs, True, True), smooth.represent(rounded, inputs, True, True)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b, **CLOSE)
-    weight = torch.randn(found[1].shape, generator=torch.Generator().manual_seed(0))
-    ours, plain = (torch.autograd.grad((x[1] * weight).sum(), y)[0] for x, y in ((found, h), (expected, rounded)))
-    assert bool(ours.any())
-    torch.testing.assert_close(ours, plain, atol=1e-4, rtol=1e-3)
-
-
 @pytest.mark.parametrize("include", [False, True])
 def test_round_in_heads(include: bool) -> None:
     scenario = graph_scenario("nip", include_round_in_decider=include, include_round_in_value=include)
@@ -395,9 +262,6 @@ def test_round_in_heads(include: bool) -> None:
     assert torch.equal(before["message"], after["message"])
     for key in ("decision", "value"):
         assert torch.equal(before[key], after[key]) != include
-
-
-# ------------------------------------------------------------------------------------------------------ initialisation
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.5])
@@ -424,24 +288,6 @@ def test_orthogonal_initialisation(gain: float) -> None:
     assert any(p.any() for name, p in plain.items() if name.endswith("linear1.bias"))
 
 
-@pytest.mark.parametrize("speech", SPEECH)
-def test_shared_history_columns(speech: dict[str, int]) -> None:
-    """Rounds look alike, channels and positions do not; training may still tell rounds apart."""
-    scenario = graph_scenario("multi_channel_test", history_initialisation="shared", **speech)
-    made = scenario.build_agent("verifier", 0)
-    assert isinstance(made, GraphAgent)
-    weight = made.policy_body.gnn.encode.weight
-    by_round = weight.detach().view(4, 8, -1)
-    assert bool((by_round == by_round[:, :1]).all())
-    assert len(by_round[:, 0].T.unique(dim=0)) == by_round.shape[-1]
-    made(observations(scenario, "verifier"))[0].entropy().sum().backward()
-    assert weight.grad is not None
-    assert not torch.equal(weight.grad.view(4, 8, -1)[:, 0], weight.grad.view(4, 8, -1)[:, 1])
-
-
-# ------------------------------------------------------------------------------------------------------- manual agents
-
-
 @pytest.fixture(scope="module")
 def hard_pairs() -> GraphPairs:
     """Isomorphic pairs and pairs that only three rounds of refinement or more tell apart."""
@@ -465,18 +311,3 @@ def test_manual_agents(hard_pairs: GraphPairs, sampled: bool, orthogonal: bool) 
     completeness, soundness = float(right[rollout.y_B == 1].mean()), float(right[rollout.y_B == 0].mean())
     assert soundness > 0.9
     assert completeness > 0.9
-
-
-def test_manual_agents_are_never_trained() -> None:
-    scenario = graph_scenario("nip", kind="manual")
-    for agent in ("prover", "verifier"):
-        made = scenario.build_agent(agent, 0)
-        assert isinstance(made, ManualAgent)
-        assert made.groups() == []
-        assert not any(p.requires_grad for p in made.parameters())
-        assert any(True for _ in made.parameters())
-        policy, value = made(observations(scenario, agent))
-        assert not value.any()
-        assert bool(policy.message.isfinite().all())
-        assert made(observations(scenario, agent), False, True)[0] is None
-        assert made(observations(scenario, agent), True, False)[1] is None

@@ -23,11 +23,6 @@ def test_every_class_has_its_subset_and_every_subset_its_class(dimension: int) -
     assert table[-1].all()
 
 
-def test_less_than_two_coordinates_have_no_class() -> None:
-    few = torch.tensor([[0, 0, 0], [0, 1, 0]]).bool()
-    assert encode.class_of(few).tolist() == [-1, -1]
-
-
 @pytest.mark.parametrize("dimension", [1, 11])
 def test_other_dimensions_are_refused(dimension: int) -> None:
     with pytest.raises(UserError, match="expected 2 to 10"):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game, State
 from nip_ray.scenarios.hironaka.players import scripted
@@ -83,14 +82,6 @@ def test_the_step_limit_truncates_and_does_not_terminate() -> None:
     assert (state.over_B.tolist(), state.cut_B.tolist(), state.round_B.tolist()) == ([False, True], [True, False], [3, 1])
 
 
-def test_an_illegal_answer_costs_a_round_and_changes_nothing_else() -> None:
-    game = Game(replace(SMALL, reduce_start=False))
-    state = game.start(tensor([[(1, 1, 1), (2, 2, 2), (0, 3, 0)]]))
-    after, outcome = game.step(state, torch.tensor([0]), torch.tensor([2]))
-    assert not outcome.moved_B
-    assert same(after, replace(state, round_B=torch.tensor([1])))
-
-
 def test_rewards_by_points_and_by_survival() -> None:
     game = Game(HironakaSettings(host_reward="win_and_points", agent_reward="survive"))
     state = game.start(tensor([[(0, 0, 5), (1, 0, 4), (2, 0, 3)], [(0, 1, 0), (1, 0, 0)], [(0, 1, 1), (1, 0, 1)]]))
@@ -135,13 +126,6 @@ def test_a_step_and_the_players_read_nothing_back_from_the_device(reposition: bo
             after.trimmed()
 
 
-def test_a_seed_gives_the_same_games_and_values_reach_both_bounds() -> None:
-    game = Game(HironakaSettings(max_value=5))
-    points = game.random_points(50, draw(2))
-    assert torch.equal(points, game.random_points(50, draw(2)))
-    assert points.unique().tolist() == [0, 1, 2, 3, 4, 5]
-
-
 def test_trimming_selecting_and_putting_back_lose_nothing() -> None:
     game = Game(SMALL)
     state = game.random_start(20, draw())
@@ -151,28 +135,6 @@ def test_trimming_selecting_and_putting_back_lose_nothing() -> None:
     assert plain(part.points) == [plain(state.points)[i] for i in index.tolist()]
     assert same(state.put(index, part), state)
     assert plain(part.put(torch.tensor([1]), state.select(torch.tensor([0]))).points)[1] == plain(state.points)[0]
-
-
-@pytest.mark.parametrize(
-    ("points", "fault"),
-    [
-        (torch.zeros(2, 3), "shape"),
-        (torch.zeros(1, 9, 3), "1 to 8 points"),
-        (torch.zeros(1, 4, 2), "3 coordinates"),
-        (torch.full((1, 1, 3), torch.nan), "finite"),
-        (torch.full((1, 1, 3), 1e30), "at most"),
-        (torch.tensor([[[1.0, -1.0, 0.0]]]), "coordinates of at least 0"),
-        (torch.full((1, 2, 3), -1.0), "at least one point"),
-    ],
-)
-def test_points_that_make_no_game_are_refused(points: torch.Tensor, fault: str) -> None:
-    with pytest.raises(UserError, match=fault):
-        Game(SMALL).start(points)
-
-
-def test_more_points_than_can_be_counted_are_refused() -> None:
-    with pytest.raises(UserError, match="max_points: got 300, expected at most 255"):
-        Game(HironakaSettings(max_points=300))
 
 
 def test_a_number_that_is_no_class_is_an_illegal_move() -> None:

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.network import FORBIDDEN, Block, HironakaAgent, relative, stack
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaLayer
@@ -37,8 +36,6 @@ def test_every_kind_gives_a_policy_with_no_weight_on_illegal_moves_and_a_value(v
     obs = obs_of(points_of(), agent)
     with torch.no_grad():
         policy, value = network(agent, view=view, encoder=encoder)(obs)
-    assert policy is not None
-    assert value is not None
     assert policy.message.shape == (20, 1, 4)
     assert value.shape == (20,)
     assert bool((policy.message[:, 0][~obs["legal"]] == FORBIDDEN).all())
@@ -61,22 +58,11 @@ def test_a_relative_view_does_not_change_when_all_points_are_moved_or_scaled() -
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
-def test_a_relative_view_still_tells_small_coordinates_apart_beside_large_ones() -> None:
-    points = torch.tensor([[[5e6, 3.0, 1.0], [4e6, 1.0, 2.0], [1e6, 2.0, 9.0]]])
-    each, reach = relative(rules.features(points, 3), torch.ones(1, 3, 1, dtype=torch.bool))
-    own = each[0, :, 3:6]
-    torch.testing.assert_close(own[:, 1], torch.tensor([1.0, 0.0, 0.5]), atol=1e-3, rtol=0)
-    assert float(reach[0, 0]) == pytest.approx(0, abs=1e-6)
-    assert float(reach[0, 1]) < -1
-
-
 def test_one_point_alone_gives_finite_numbers_and_gradients() -> None:
     points = torch.full((2, 8, 3), -1.0)
     points[:, 0] = torch.tensor([0.0, 0.0, 0.0])
     made = network()
     policy, value = made(obs_of(points, False))
-    assert policy is not None
-    assert value is not None
     (policy.message[:, 0].sum() + value.sum()).backward()
     assert all(bool(torch.isfinite(p.grad).all()) for p in made.parameters() if p.grad is not None)
 
@@ -85,9 +71,7 @@ def test_layers_are_what_the_settings_say() -> None:
     layers = (HironakaLayer(128, norm="batch"), HironakaLayer(256, norm="batch", repeat=20), HironakaLayer(128, norm="batch"))
     made, width = stack(60, layers)
     assert width == 128
-    assert sum(isinstance(m, nn.Linear) for m in made) == 22
-    assert sum(isinstance(m, nn.BatchNorm1d) for m in made) == 22
-    assert sum(isinstance(m, nn.ReLU) for m in made) == 22
+    assert [sum(isinstance(m, kind) for m in made) for kind in (nn.Linear, nn.BatchNorm1d, nn.ReLU)] == [22] * 3
     residual, _ = stack(60, (HironakaLayer(32, kind="residual", norm="layer", repeat=2),))
     blocks = [m for m in residual if isinstance(m, Block)]
     assert [isinstance(block.around, nn.Identity) for block in blocks] == [False, True]
@@ -95,14 +79,6 @@ def test_layers_are_what_the_settings_say() -> None:
     assert stack(60, ())[1] == 60
     assert [m.out_features for m in network(width=24, depth=3).policy_body.layers if isinstance(m, nn.Linear)] == [24] * 3
     assert len(network(depth=0).policy_body.layers) == 0
-
-
-def test_a_residual_block_adds_what_goes_in() -> None:
-    block = Block(4, HironakaLayer(4, kind="residual"))
-    for p in block.inner.parameters():
-        nn.init.zeros_(p)
-    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(block(x), x)
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -6,13 +6,11 @@ from itertools import combinations
 import pytest
 import torch
 from hypothesis import given, settings
-from torch import nn
 
-from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.moves import choose
-from nip_ray.scenarios.hironaka.players import AGENTS, HOSTS, AllCoordinates, NetworkPlayer, Player, scripted
+from nip_ray.scenarios.hironaka.players import AGENTS, Player, scripted
 from nip_ray.settings.hironaka import HironakaSettings
 from tests.scenarios.hironaka import lists
 from tests.scenarios.hironaka.lists import Point, point_sets, tensor
@@ -31,18 +29,6 @@ def test_zeillinger_answers_as_on_plain_lists_ties_and_equal_points_included(gam
     for game, choice in zip(games, found):
         if len(game) > 1:
             assert choice == lists.zeillinger(sorted(game, reverse=True))
-
-
-@pytest.mark.parametrize(
-    ("game", "choice"),
-    [
-        ([(0, 0, 5), (1, 3, 0), (3, 1, 0)], (0, 1)),  # (-2, 2, 0) has L = 4, the others 8
-        ([(5, 0, 0), (0, 0, 4)], (0, 2)),
-        ([(2, 2, 2), (1, 1, 1)], (0, 1)),  # a constant difference
-    ],
-)
-def test_zeillinger_by_hand(game: list[Point], choice: tuple[int, ...]) -> None:
-    assert chosen(scripted("host", "zeillinger", 3), [game]) == [choice]
 
 
 def smallest_hitting_set(game: list[Point]) -> tuple[int, ...]:
@@ -79,47 +65,3 @@ def test_agents_take_first_last_and_any_coordinate_of_the_choice() -> None:
         legal = game.choices_KD[k].nonzero().flatten().tolist()
         assert set(counts) == set(legal)
         assert all(abs(n - 300 / len(legal)) < 45 for n in counts.values())  # 5 standard deviations
-
-
-@pytest.mark.parametrize("dimension", [2, 3, 10])
-@pytest.mark.parametrize("name", HOSTS)
-def test_every_host_answers_in_every_dimension_and_on_games_that_are_over(name: str, dimension: int) -> None:
-    game, draw = Game(HironakaSettings(dimension=dimension, max_points=6)), torch.Generator().manual_seed(0)
-    host = scripted("host", name, dimension)
-    for points in (game.random_start(5, draw).points, torch.zeros(3, 1, dimension)):
-        score = host(points, None, draw)
-        assert score.shape == (len(points), encode.num_choices(dimension))
-        assert torch.isfinite(score).all()
-
-
-@pytest.mark.parametrize("name", ["random", "random_all"])
-def test_nothing_is_drawn_without_a_generator(name: str) -> None:
-    assert scripted("host", name, 3).draws
-    with pytest.raises(UserError, match="needs a generator"):
-        scripted("host", name, 3)(torch.zeros(1, 2, 3))
-
-
-def test_an_unknown_player_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(UserError, match="agent: unknown player 'nobody', expected one of random, choose_first, choose_last"):
-        scripted("agent", "nobody", 3)
-
-
-def test_a_network_sees_scaled_features_and_the_choice() -> None:
-    game, seen = Game(HironakaSettings(max_points=4)), []
-
-    class Spy(nn.Module):
-        def forward(self, flat: torch.Tensor) -> torch.Tensor:
-            seen.append(flat)
-            return flat[:, -3:] * torch.tensor([1.0, 2.0, 3.0])
-
-    state = game.start(tensor([[(4, 1, 0), (0, 2, 2)]]))
-    choice = torch.tensor([[True, True, False]])
-    axis = choose(NetworkPlayer(3, Spy()), game, state, None, choice, torch.Generator())
-    assert seen[0].tolist() == [[1, 0.25, 0, 0, 0.5, 0.5, *[-1] * 6, 1, 1, 0]]
-    assert axis.tolist() == [1]
-
-
-def test_names_may_have_hyphens_and_a_role_that_nobody_has_is_named() -> None:
-    assert isinstance(scripted("host", "all-coordinates", 3), AllCoordinates)
-    with pytest.raises(UserError, match="role: got 'bob', expected host or agent"):
-        scripted("bob", "random", 3)  # pyright: ignore[reportArgumentType]

@@ -47,26 +47,6 @@ def test_a_shift_is_that_of_plain_lists(games: Games, data: st.DataObject) -> No
     assert shifted == expected
 
 
-@pytest.mark.parametrize(("choice", "axis"), [((1, 1, 0), 2), ((1, 0, 0), 0), ((0, 0, 0), 0), ((1, 1, 0), -1), ((1, 1, 0), 3)])
-def test_an_illegal_move_changes_nothing(choice: tuple[int, ...], axis: int) -> None:
-    points, chosen = tensor([[(1, 2, 3), (3, 1, 0)]], rows=4), torch.tensor([choice]).bool()
-    assert not rules.legal(chosen, torch.tensor([axis]))
-    assert torch.equal(rules.shift(points, chosen, torch.tensor([axis])), points)
-
-
-@settings(max_examples=40, deadline=None)
-@given(point_sets(), st.data())
-def test_no_function_changes_its_input(games: Games, data: st.DataObject) -> None:
-    choice, axis = moves(data, games)
-    for points in (tensor(games), rules.ordered(tensor(games))):  # memory laid out either way
-        before = points.clone()
-        rules.shift(points, choice, axis)
-        for function in (rules.minimal_ordered, rules.ordered, rules.reposition, rules.rescale, rules.guard):
-            function(points)
-        rules.features(points, 12)
-        assert torch.equal(points, before)
-
-
 @settings(max_examples=40, deadline=None)
 @given(point_sets())
 def test_features_are_padded_contiguous_and_at_most_one(games: Games) -> None:

@@ -12,14 +12,14 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
-from nip_ray.play.rollout import Rollout, final_rows, own_rows
+from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.match import PUBLISHED
 from nip_ray.scenarios.hironaka.moves import choose
 from nip_ray.scenarios.hironaka.scenario import Hironaka, build_hironaka
-from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent, whole
+from nip_ray.scenarios.hironaka.seats import NetworkSeat
 from nip_ray.scenarios.hironaka.starts import start
 from nip_ray.scenarios.registry import played_scenario
 from nip_ray.seeding import generator
@@ -95,7 +95,6 @@ def test_the_core_pays_and_ends_as_the_fused_game_does(pay: tuple[str, str]) -> 
         assert torch.equal(rollout.reward_BRA[:, 2 * r + 1, 1], outcome.agent_reward_B)
         assert not rollout.reward_BRA[:, 2 * r].any()
         over_B, cut_B = state.over_B, state.cut_B
-    assert rollout.cut_B is not None
     assert torch.equal(rollout.cut_B, cut_B)
     assert torch.equal(rollout.length_B, 2 * state.round_B)
     assert 0 < int(cut_B.sum()) < 40, "both ends should come up"
@@ -143,36 +142,6 @@ def test_scripted_players_make_the_same_moves_in_the_core_as_in_a_match() -> Non
     assert bool(rollout.log_prob_BRA.abs().max() < 1e-6)
 
 
-def test_several_scripted_players_take_turns_by_episode() -> None:
-    scenario = made(host=scripted_by("random"), agent=scripted_by("choose_first", "choose_last"))
-    rollout = played(scenario, copies=300)
-    rows = own_rows(scenario, rollout, "agent")
-    first_N = rows.action["message"].flatten() == rows.obs["choice"].argmax(1)
-    share_B = torch.zeros(300).index_add_(0, rows.copy_N, first_N.float()) / torch.bincount(rows.copy_N, minlength=300)
-    assert set(share_B.tolist()) == {0.0, 1.0}, "nobody changes during a game"
-    assert 100 < int(share_B.sum()) < 200
-
-
-def test_scaled_points_come_back_as_whole_numbers() -> None:
-    points = torch.randint(0, 1_000_000, (50, 6, 3), generator=generator(0, "points")).float()
-    points[:, 4:] = -1
-    scale = points.amax((1, 2))
-    scaled = torch.where(points < 0, points, points / scale[:, None, None])
-    assert torch.equal(whole(scaled, scale), points)
-    assert torch.equal(whole(scaled, torch.ones(50)), scaled)
-
-
-def test_games_that_are_cut_off_show_the_host_what_comes_next() -> None:
-    scenario = made(replace(SMALL, max_rounds=2))
-    rollout = played(scenario)
-    copy_K, obs = final_rows(scenario, rollout, "host")
-    assert rollout.cut_B is not None
-    assert torch.equal(copy_K, rollout.cut_B.nonzero()[:, 0])
-    assert len(copy_K)
-    assert bool(((obs["points"][..., 0] >= 0).sum(1) >= 2).all())
-    assert len(final_rows(scenario, rollout, "agent")[0]) == 0, "it would not have moved next"
-
-
 def test_figures_name_every_pair_and_are_the_same_again() -> None:
     scenario = made(agent=scripted_by("choose_first"))
     networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
@@ -211,27 +180,6 @@ def test_a_transcript_shows_the_positions_of_the_game_that_was_played() -> None:
         assert tree["count"] == len(entries[0]["points"])
         assert [child["axis"] for child in tree["children"]] == tree["choice"]
         assert json.loads(json.dumps(extras)) == extras
-
-
-def test_a_host_that_draws_has_no_tree() -> None:
-    scenario = made(host=scripted_by("random"))
-    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
-    said = played(scenario, copies=1).dialogue
-    assert scenario.record_extras(0, said, networks).keys() == {"positions"}
-    assert scenario.record_extras(0, said, {}).keys() == {"positions"}
-
-
-def test_the_tree_beside_a_game_is_that_of_the_host_that_played_it() -> None:
-    scenario = made(replace(SMALL, max_points=12), host=scripted_by("zeillinger", "random", "all_coordinates"))
-    networks = {role: scenario.build_agent(role, 1) for role in ("host", "agent")}
-    rollout = played(scenario, copies=20)
-    trees = 0
-    for copy in range(20):
-        extras = scenario.record_extras(copy, rollout.copies(slice(copy, copy + 1)).dialogue, networks)
-        if "tree" in extras:
-            trees += 1
-            assert extras["tree"]["choice"] == extras["positions"][0]["choice"]
-    assert 5 < trees < 20, "the random host has none"
 
 
 def test_several_scripted_players_share_the_games_of_the_figures_and_a_match_asks_which_of_them() -> None:
@@ -297,13 +245,3 @@ def test_its_length_is_that_of_the_game_and_the_config_knows_it() -> None:
 def test_players_that_cannot_be_are_refused_by_key(agents: dict[str, object], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(experiment(max_rounds=10, agents=agents))
-
-
-def test_weightless_players_have_nothing_to_train_and_no_state() -> None:
-    scenario = made()
-    player = scenario.scripted_agent("agent", "random", "choose_first")
-    assert isinstance(player, ScriptedAgent)
-    assert player.groups() == []
-    assert not list(player.parameters())
-    with pytest.raises(UserError, match="unknown player 'zeillinger'"):
-        scenario.scripted_agent("agent", "zeillinger")

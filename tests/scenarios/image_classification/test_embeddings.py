@@ -7,7 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -56,9 +56,6 @@ class Small(nn.Module):
 def small(seed: int = 0) -> Small:
     torch.manual_seed(seed)
     return Small()
-
-
-# ----------------------------------------------------------------------------------------------------------------- weights
 
 
 @pytest.mark.parametrize("wrap", [None, "state_dict", "model"])
@@ -124,24 +121,6 @@ def test_weights_of_another_model_are_refused_and_its_classifier_is_ignored() ->
             room.put_weights(network, bad, ("fc",), model)
 
 
-def test_a_classifier_inside_a_module_is_ignored_and_the_rest_of_that_module_is_not() -> None:
-    class Nested(Small):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.ModuleDict({"norm": nn.LayerNorm(5)})
-
-    network, model = Nested(), PretrainedModel(Path("w.pth"), "nested")
-    state = {**Nested().state_dict(), "head.norm.weight": torch.full((5,), 3.0)}
-    room.put_weights(network, {**state, "head.fc.weight": torch.zeros(10, 5), "head.fc.bias": torch.zeros(10)}, ("head.fc",), model)
-    assert network.state_dict()["head.norm.weight"].tolist() == [3.0] * 5
-    for strange in ("head.fcx.weight", "head.other"):
-        with pytest.raises(UserError, match=f"'{strange}' does not fit"):
-            room.put_weights(network, {**state, strange: torch.zeros(1)}, ("head.fc",), model)
-
-
-# ------------------------------------------------------------------------------------------------------------------- maps
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 def test_feature_maps_are_the_models_own(channels: int) -> None:
     images = random_images(size=(channels, 6, 7))
@@ -154,35 +133,25 @@ def test_feature_maps_are_the_models_own(channels: int) -> None:
     assert np.allclose(found, expected.numpy(), atol=2e-3)
 
 
-def test_a_model_without_maps_is_refused() -> None:
-    class Tokens(nn.Module):
-        def forward_features(self, x: Tensor) -> Tensor:
-            return x.flatten(2)
-
-    with pytest.raises(UserError, match="no feature map"):
-        feature_maps(Tokens(), random_images(), HALF, HALF)
+def refuse(x: Tensor) -> Tensor:
+    raise RuntimeError("Input height (6) doesn't match model (224).\nmore")
 
 
-@pytest.mark.parametrize("kind", [AssertionError, RuntimeError, ValueError])
-def test_images_that_a_model_cannot_take_are_one_line(kind: type[Exception]) -> None:
-    class Fixed(nn.Module):
-        def forward_features(self, x: Tensor) -> Tensor:
-            raise kind("Input height (6) doesn't match model (224).\nmore")
-
-    message = r"agents.\*.pretrained_architecture: the model cannot take images of 6 x 7 x 1 \(Input height \(6\) .*\), use one for any"
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (refuse, r"agents.\*.pretrained_architecture: the model cannot take images of 6 x 7 x 1 \(Input height \(6\) "),
+        (lambda x: x.flatten(2), "no feature map"),
+        (lambda x: torch.where(x == x.max(), float("nan"), x), r"hold numbers that are none, or beyond 65504"),
+        (lambda x: torch.where(x == x.max(), 1e6, x), r"hold numbers that are none, or beyond 65504"),
+    ],
+)
+def test_a_model_without_usable_maps_is_refused_in_one_line(forward: Callable[[Tensor], Tensor], message: str) -> None:
+    model = nn.Module()
+    model.forward_features = forward
     with pytest.raises(UserError, match=message) as caught:
-        feature_maps(Fixed(), random_images(), HALF, HALF)
+        feature_maps(model, random_images(), HALF, HALF)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [1e6, float("inf"), float("nan")])
-def test_maps_that_half_precision_cannot_hold_are_refused(value: float) -> None:
-    class Loud(nn.Module):
-        def forward_features(self, x: Tensor) -> Tensor:
-            return torch.where(x == x.max(), value, x)
-
-    with pytest.raises(UserError, match=r"hold numbers that are none, or beyond 65504"):
-        feature_maps(Loud(), random_images(), HALF, HALF)
 
 
 @pytest.fixture
@@ -226,18 +195,16 @@ def test_maps_are_computed_once_for_a_content_and_anew_for_another(tmp_path: Pat
     assert not list(place.glob(".*"))
 
 
-@pytest.mark.parametrize("harm", ["bytes", "cut", "no sum", "another sum"])
+@pytest.mark.parametrize("harm", ["bytes", "no sum"])
 def test_a_damaged_file_of_the_cache_is_made_anew(harm: str, tmp_path: Path, counted: list[PretrainedModel]) -> None:
     images, model = random_images(), PretrainedModel(weights(tmp_path / "w.safetensors"), "small")
     first = embeddings(model, images, tmp_path / "cache").clone()
     (file,) = (tmp_path / "cache").glob("*.npy")
     content = file.read_bytes()
-    if harm in ("bytes", "cut"):
-        file.write_bytes(content[:-4] + (b"\x00\x01\x02\x03" if harm == "bytes" else b""))
-    elif harm == "no sum":
-        file.with_suffix(".json").unlink()
+    if harm == "bytes":
+        file.write_bytes(content[:-4] + b"\x00\x01\x02\x03")
     else:
-        file.with_suffix(".json").write_text('{"sha256": 3}')
+        file.with_suffix(".json").unlink()
     assert torch.equal(embeddings(model, images, tmp_path / "cache"), first)
     assert len(counted) == 2
     assert file.read_bytes() == content
@@ -274,24 +241,12 @@ def test_an_agent_with_a_pretrained_model_sees_its_maps_and_the_others_do_not(tm
     assert len(counted) == 1
 
 
-# ------------------------------------------------------------------------------------------------------------------- timm
-
-
 @cache
 def timm_works() -> bool:
     if find_spec("timm") is None or find_spec("torchvision") is None:
         return False
     # in a process of its own: a torchvision built for another torch leaves half of itself behind when its import fails
     return subprocess.run([sys.executable, "-c", "import timm"], capture_output=True, check=False).returncode == 0
-
-
-def test_without_timm_the_error_names_the_extra(tmp_path: Path) -> None:
-    if timm_works():
-        pytest.skip("timm can be imported here")
-    if find_spec("timm") is not None:
-        pytest.skip("importing a torchvision that does not fit would harm other tests")
-    with pytest.raises(UserError, match=r"pip install 'nip_ray\[vision\]'"):
-        room.build_model(PretrainedModel(weights(tmp_path / "w.safetensors"), "resnet18"))
 
 
 @pytest.mark.parametrize("small_stem", [True, False])

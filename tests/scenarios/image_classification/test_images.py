@@ -42,7 +42,6 @@ def test_digits_are_the_real_ones_and_every_class_is_held_out_in_equal_parts() -
 @pytest.mark.parametrize("name", HUB)
 def test_files_of_the_hubs_layout_are_read_to_the_pixel(name: str, tmp_path: Path) -> None:
     size = SOURCES[name].size
-    assert size is not None
     pixels, classes = random_pixels(10, size), [i % 10 for i in range(10)]
     write(tmp_path / "data" / "train-00000-of-00001.parquet", pixels, classes, **COLUMNS[name])
     write(tmp_path / "data" / "test-00000-of-00001.parquet", pixels[:4], classes[:4], **COLUMNS[name])
@@ -55,7 +54,6 @@ def test_files_of_the_hubs_layout_are_read_to_the_pixel(name: str, tmp_path: Pat
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
 def test_the_hubs_library_gives_the_same_as_the_files(name: str, tmp_path: Path) -> None:
     source = SOURCES[name]
-    assert source.size is not None
     pixels = random_pixels(7, source.size)
     splits: tuple[tuple[Split, int], ...] = (("train", 7), ("test", 3))
     for split, count in splits:
@@ -72,15 +70,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line_that_names_the_way_out(tmp_pat
     with pytest.raises(UserError, match=r"cannot be read from the hub .*scenario.data.train") as caught:
         from_hub(ImageSource(str(tmp_path / "nowhere"), (1, 28, 28), 10), "train")
     assert "\n" not in str(caught.value)
-
-
-def test_parts_of_a_folder_are_joined_in_order(tmp_path: Path) -> None:
-    pixels = random_pixels(6, (1, 5, 5))
-    write(tmp_path / "b.parquet", pixels[3:], [3, 4, 5])
-    write(tmp_path / "a.parquet", pixels[:3], [0, 1, 2])
-    found = from_files(parquet_files(tmp_path, "train"), SOURCES["files"])
-    assert found.class_I.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.array_equal(found.pixels_ICHW[:, 0].numpy(), pixels[..., 0])
 
 
 @pytest.mark.parametrize(("channels", "kind"), [(1, "PNG"), (3, "PNG"), (3, "BMP")])
@@ -114,33 +103,6 @@ def test_a_file_that_is_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert sorted(image.numpy().tobytes() for part in load_images(given) for image in part.pixels_ICHW) == sorted(
         image.tobytes() for image in pixels
     )
-
-
-@pytest.mark.parametrize(
-    ("share", "message"),
-    [
-        (0.2, "a share of 0.2 of each class, with at most 2 images, leaves no held-out image, raise it or name scenario.data.test"),
-        (0.9, "a share of 0.9 of each class, with at most 2 images, leaves no training image, lower it"),
-    ],
-)
-def test_too_few_images_of_each_class_are_one_line(share: float, message: str, tmp_path: Path) -> None:
-    path = write(tmp_path / "few.parquet", random_pixels(6, (1, 5, 5)), [0, 1, 2] * 2)
-    with pytest.raises(UserError, match=f"scenario.data.test_share: {message}") as caught:
-        load_images(data(source="files", train=str(path), test_share=share))
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize("given", [dict(binarisation="select_two", selected_classes=(1,)), dict(source="files"), dict(test="/no/file")])
-def test_settings_that_no_config_has_checked_are_refused_all_the_same(given: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match=r"^scenario\.data\.(selected_classes|train|test): "):
-        load_images(data(**given))
-
-
-def test_digits_can_be_examined_on_a_file(tmp_path: Path) -> None:
-    write(tmp_path / "other.parquet", random_pixels(4, (1, 8, 8)), [0, 1, 2, 3])
-    train, test = load_images(data(test=str(tmp_path / "other.parquet")))
-    assert (len(train), len(test), train.levels, test.levels) == (1797, 4, 255, 255)
-    assert int(train.pixels_ICHW.max()) == 255
 
 
 def replaced(made: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -181,15 +143,10 @@ def test_a_bad_file_is_one_line_that_names_it(make: Callable[[], pa.Table], mess
 def test_a_torn_file_and_a_missing_one_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "train.parquet", random_pixels(4, (1, 28, 28)), [0, 1, 2, 3])
     path.write_bytes(path.read_bytes()[:-20])
-    for place, message in (
-        (path, "cannot be read as parquet"),
-        (tmp_path / "no", "no such file"),
-        (tmp_path / "empty", "no .parquet files"),
-    ):
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        with pytest.raises(UserError, match=message) as caught:
+    (tmp_path / "empty").mkdir()
+    for place, message in ((path, "cannot be read as parquet"), (tmp_path / "no", "no such file"), (tmp_path / "empty", "no .parquet")):
+        with pytest.raises(UserError, match=f"{place}.*{message}"):
             load_images(data(source="mnist", train=str(place)))
-        assert str(place) in str(caught.value)
 
 
 def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
@@ -200,10 +157,3 @@ def test_a_picture_that_would_fill_the_memory_is_refused_before_it_is_unpacked(t
     pq.write_table(pa.table({"image": images, "label": pa.array([0, 1])}), tmp_path / "bomb.parquet")
     with pytest.raises(UserError, match=r"row 1: image: (is 60000 x 60000|cannot be decoded \(DecompressionBombError\))"):
         load_images(data(source="files", train=str(tmp_path / "bomb.parquet")))
-
-
-def test_files_whose_sizes_differ_are_refused(tmp_path: Path) -> None:
-    write(tmp_path / "train.parquet", random_pixels(4, (1, 5, 5)), [0, 1, 2, 3])
-    write(tmp_path / "test.parquet", random_pixels(4, (3, 5, 5)), [0, 1, 2, 3])
-    with pytest.raises(UserError, match=r"5 x 5 x 3 against 5 x 5 x 1"):
-        load_images(data(source="files", train=str(tmp_path / "train.parquet"), test=str(tmp_path / "test.parquet")))

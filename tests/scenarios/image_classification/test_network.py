@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from nip_ray.networks.images import PixelNorm, ResidualBlock, latent_size, part_means, scaled_to, trunk
+from nip_ray.networks.images import latent_size, part_means, scaled_to, trunk
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.scenarios.image_classification.network import ImageAgent
@@ -32,9 +31,6 @@ def learned(scenario: ImageClassification, agent: str, seed: int = 0) -> ImageAg
     return made.eval()
 
 
-# ------------------------------------------------------------------------------------------------------------------ trunks
-
-
 @pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])
 @pytest.mark.parametrize(("groups", "blocks", "size"), [(1, 2, (8, 8)), (2, 1, (9, 7)), (3, 2, (28, 28))])
 def test_a_trunk_doubles_channels_and_halves_sides_in_every_group(kind: Any, groups: int, blocks: int, size: tuple[int, int]) -> None:
@@ -46,88 +42,12 @@ def test_a_trunk_doubles_channels_and_halves_sides_in_every_group(kind: Any, gro
     ]
 
 
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("width", [3, 5])
-def test_a_residual_block_is_the_one_of_the_literature(width: int, training: bool) -> None:
-    torch.manual_seed(0)
-    block = ResidualBlock(3, width).train(training)
-    norms = [m for m in block.modules() if isinstance(m, PixelNorm)]
-    for norm in norms:
-        nn.init.normal_(norm.weight)
-        norm.running_mean = torch.randn(width)
-        norm.running_var = torch.rand(width) + 0.5
-    x = torch.randn(4, 3, 6, 5)
-
-    def normed(y: Tensor, norm: PixelNorm) -> Tensor:
-        statistics = [None if part is None else part.clone() for part in (norm.running_mean, norm.running_var)]
-        return F.batch_norm(y, statistics[0], statistics[1], norm.weight, norm.bias, training, eps=norm.eps)
-
-    inner = F.relu(normed(F.conv2d(x, block.first.weight, padding=1), block.first_norm))
-    outer = normed(F.conv2d(inner, block.second.weight, padding=1), block.second_norm)
-    beside = x
-    if block.widen is not None:
-        convolution, norm = block.widen
-        assert isinstance(convolution, nn.Conv2d)
-        assert isinstance(norm, PixelNorm)
-        beside = normed(F.conv2d(x, convolution.weight), norm)
-    assert (block.widen is None) == (width == 3)
-    assert torch.allclose(block(x), F.relu(outer + beside), atol=1e-5)
-
-
-def test_maps_are_brought_to_one_size_by_means_or_by_repeating() -> None:
-    x = torch.arange(16.0).view(1, 1, 4, 4)
-    assert scaled_to(x, 4, 4) is x
-    assert scaled_to(x, 2, 2).flatten().tolist() == [2.5, 4.5, 10.5, 12.5]
-    assert torch.equal(scaled_to(scaled_to(x, 2, 2), 4, 4)[0, 0, :2, :2], torch.full((2, 2), 2.5))
-    assert torch.equal(part_means(x, 2, 2), scaled_to(x, 2, 2))
-    with pytest.raises(ValueError, match="neither larger nor smaller"):
-        scaled_to(x, 2, 8)
-
-
 @pytest.mark.parametrize(("size", "grid"), [((9, 7), (4, 3)), ((7, 5), (7, 1)), ((28, 30), (3, 7))])
 def test_means_of_parts_are_of_the_pixels_that_the_part_is_drawn_on(size: tuple[int, int], grid: tuple[int, int]) -> None:
     x = torch.rand(2, 3, *size)
     drawn_HW = scaled_to(torch.arange(grid[0] * grid[1]).view(1, 1, *grid).float(), *size)[0, 0]
     means = torch.stack([x[:, :, drawn_HW == part].mean(2) for part in range(grid[0] * grid[1])], 2)
     assert torch.allclose(part_means(x, *grid), means.unflatten(2, grid), atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------------- whole agents
-
-
-@pytest.mark.parametrize("shared", [True, False])
-def test_policy_and_value_are_the_equations_written_out(shared: bool) -> None:
-    scenario = image_scenario("nip", shared_body=shared, **SPEECH)
-    network, obs = learned(scenario, "verifier"), rows(scenario, "verifier")
-    network.set_normalisation({"history": (0.1, 0.7), "latest": (0.05, 0.5), "linear": (0.2, 0.6)})
-    policy, value = network(obs)
-
-    def latent(body: nn.Module) -> Tensor:
-        history = F.interpolate((obs["history"] - 0.1) / 0.7, (6, 7), mode="nearest")
-        x = torch.cat([history, (obs["image"] - 0.5) / 0.5], 1)
-        parts = dict(body.named_modules())
-        x = torch.tanh(F.conv2d(x, parts["trunk.0"].weight, parts["trunk.0"].bias))
-        x = F.conv2d(x, parts["trunk.2"].weight, parts["trunk.2"].bias)
-        x = F.max_pool2d(torch.tanh(F.conv2d(x, parts["trunk.3"].weight, parts["trunk.3"].bias, padding=1)), 2)
-        return torch.cat([x, (obs["latest"] - 0.05) / 0.5 * (obs["round"] > 0)[:, None, None, None]], 1)
-
-    def image(body: Any, x: Tensor) -> Tensor:
-        linear = (obs["linear_history"] - 0.2) / 0.6 * (obs["round"] > 0)[:, None]
-        return body.image_output(torch.cat([x.mean((2, 3)), linear], 1))
-
-    rounds = F.one_hot(obs["round"], scenario.protocol.max_rounds + 1).float()
-    x = latent(network.policy_body)
-    own = image(network.policy_body, x)
-    pixels = network.policy_body.pixel_output(x.flatten(2).transpose(1, 2))
-    assert torch.allclose(policy.message, network.pixel_selector(pixels).transpose(1, 2), atol=1e-5)
-    assert network.decider is not None
-    assert network.linear_selector is not None
-    assert torch.allclose(policy.decision, network.decider(torch.cat([own, rounds], 1)), atol=1e-5)
-    assert torch.allclose(policy.linear.flatten(1), network.linear_selector(own), atol=1e-5)
-    if network.value_body is not None:
-        own = image(network.value_body, latent(network.value_body))
-    assert torch.allclose(value, network.value_head(torch.cat([own, rounds], 1))[:, 0], atol=1e-5)
-    assert policy.message.shape == (len(obs["round"]), 2, scenario.num_symbols)
 
 
 @pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])

@@ -1,6 +1,5 @@
 """Image classification in play: what each agent sees, entry by entry; what a coarse sight hides; every protocol; ids, groups, pictures."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,8 @@ from nip_ray.play.conformance import check_scenario
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import build, check
-from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.image_classification.build import build_image_classification
 from nip_ray.scenarios.image_classification.scenario import ImageClassification
-from nip_ray.scenarios.registry import observation_statistics
 from nip_ray.seeding import generator
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
 from tests.scenarios.image_classification.files import PROTOCOLS, image_scenario, protocol_id, random_images, random_pixels, write
@@ -122,28 +119,6 @@ def test_a_central_critic_of_a_coarse_agent_sees_the_whole_image_and_the_label()
     assert set(found.obs["label"].tolist()) <= {0, 1}
 
 
-@pytest.mark.parametrize("name", ["nip", "debate", "adp"])
-def test_the_verifier_alone_sees_what_nobody_has_named(name: str) -> None:
-    protocol = solo_protocol(build(name), "verifier")
-    scenario = image_scenario(protocol, random_images(size=(1, 6, 6)), agents={"verifier": dict(sight="coarse")})
-    rollout = played(scenario)
-    found = own_rows(scenario, rollout, "verifier")
-    assert len(found.copy_N) >= rollout.num_copies
-    for image, number in zip(found.obs["image"], rollout.id_B[found.copy_N].tolist(), strict=True):
-        whole = scenario.pixels_ICHW[number].float() / 255
-        assert torch.allclose(image, slow_sight(scenario, whole, set()), atol=1e-6)
-
-
-def test_statistics_are_those_of_random_play() -> None:
-    scenario = made(dict(name="nip", max_rounds=4), **SPEECH)
-    found = observation_statistics(scenario, 400, 0)
-    assert found == observation_statistics(scenario, 400, 0)
-    for agent in ("prover", "verifier"):
-        assert set(found[agent]) == {"history", "latest", "linear"}
-        mean, std = found[agent]["history"]
-        assert 0 < mean < 1 / scenario.num_symbols < std < 1
-
-
 def test_digits_stand_in_one_table_with_balanced_labels() -> None:
     scenario = build_image_classification(build("nip"), ImageClassificationSettings())
     train, test = scenario.ids("train"), scenario.ids("test")
@@ -156,28 +131,6 @@ def test_digits_stand_in_one_table_with_balanced_labels() -> None:
     assert [len(set(labels[classes == number].tolist())) for number in range(10)] == [1] * 10
     kinds = scenario.symbol_kinds(train[:3], torch.tensor([0, 5, 15]))
     assert kinds.tolist() == [0, 5, 15]
-
-
-def test_a_picture_is_plain_json_with_the_grid_that_messages_point_into() -> None:
-    scenario = image_scenario("nip", random_images(size=(3, 9, 6)), agents={"verifier": dict(sight="coarse")})
-    for number in (0, 7):
-        picture = json.loads(json.dumps(scenario.instance_picture(number)))
-        assert (picture["kind"], picture["grid"], picture["coarse"]) == ("image", [4, 3], ["verifier"])
-        pixels = torch.tensor(picture["pixels"])
-        assert pixels.shape == (9, 6, 3)
-        assert torch.allclose(pixels.permute(2, 0, 1), scenario.pixels_ICHW[number].float() / 255, atol=6e-4)
-        assert (picture["class"], picture["label"]) == (int(scenario.class_I[number]), int(scenario.label_I[number]))
-
-
-def test_what_an_instance_is_does_not_depend_on_who_looks() -> None:
-    images = random_images(40)
-    whole, coarse = (image_scenario("nip", images, agents={"prover": dict(sight=sight)}) for sight in ("whole", "coarse"))
-    first, second = (scenario.instance_content(scenario.ids("test")) for scenario in (whole, coarse))
-    assert first.keys() == second.keys() == {"pixels", "class", "label"}
-    assert all(torch.equal(first[key], second[key]) for key in first)
-    assert torch.allclose(first["pixels"], images.pixels_ICHW[30:].float() / 255)
-    other = image_scenario("nip", random_images(40, seed=1)).instance_content(whole.ids("test"))
-    assert not torch.equal(first["pixels"], other["pixels"])
 
 
 def test_a_run_can_be_examined_on_a_file_of_images(tmp_path: Path) -> None:
@@ -207,12 +160,3 @@ def test_what_cannot_be_built_is_refused_with_its_key() -> None:
     for settings, message in cases:
         with pytest.raises(UserError, match=message):
             build_image_classification(protocol, settings)
-
-
-def test_zero_knowledge_compares_grids_of_latent_pixels() -> None:
-    protocol = build("nip", zero_knowledge=True, max_rounds=4)
-    rollout = played(image_scenario(protocol), 12)
-    assert rollout.simulation_BR2 is not None
-    distances = rollout.simulation_BR2[..., 0]
-    assert bool((distances >= 0).any())
-    assert float(distances.max()) <= 1

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.image_classification.images import files_of, load_images, split_of
+from nip_ray.scenarios.image_classification.images import files_of, load_images
 from nip_ray.settings.image_classification import ImageDataSettings
 from tests.scenarios.image_classification.files import random_pixels, write
 
@@ -85,19 +85,3 @@ def test_of_a_downloaded_repository_only_the_subset_is_read(tmp_path: Path) -> N
     for test in (None, str(tmp_path)):
         train, held_out = files_of(ImageDataSettings(source="svhn", train=str(tmp_path), test=test))
         assert [str(file.relative_to(tmp_path)) for file in (*train, *held_out)] == [f"{name}.parquet" for name in names[1:3]]
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("latest", None),
-        ("0000", None),
-        ("svhn_train_0", "train"),
-        ("val-1", "valid"),
-        ("values", None),
-        ("strain", None),
-        ("x/test/0", "test"),
-    ],
-)
-def test_a_split_is_a_word_of_a_name(name: str, expected: str | None) -> None:
-    assert split_of(Path("/train") / f"{name}.parquet", Path("/train")) == expected

@@ -8,14 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.errors import UserError
-from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
-from nip_ray.scenarios.matrix_games.games import RepeatedGame, tandem_actions
+from nip_ray.scenarios.matrix_games.games import RepeatedGame
 from nip_ray.scenarios.matrix_games.scenario import MatrixGame, build_matrix_game
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.matrix_games import MatrixAgentSettings, MatrixGameSettings, protocol_of
@@ -71,9 +69,6 @@ def played(scenario: MatrixGame, moves: list[tuple[int, int]]) -> tuple[list[lis
     return paid, states
 
 
-# ------------------------------------------------------------------------------------------------------------- payoffs
-
-
 DILEMMA = {(0, 0): (-1, -1), (0, 1): (-3, 0), (1, 0): (0, -3), (1, 1): (-2, -2)}
 PENNIES = {(0, 0): (1, -1), (0, 1): (-1, 1), (1, 0): (-1, 1), (1, 1): (1, -1)}
 GRID = [-2.0, -1.0, 0.0, 1.0, 2.0]
@@ -94,16 +89,9 @@ def test_payoffs(game: dict[str, Any]) -> None:
         assert paid == [pytest.approx(list(expected))]
 
 
-def test_the_tandem_grid() -> None:
-    assert tandem_actions(MatrixGameSettings(game="tandem", tandem_actions=3, tandem_range=1.5)).tolist() == [-1.5, 0.0, 1.5]
-
-
 def test_a_symbol_that_is_no_move_counts_as_the_last_move() -> None:
     """The alphabet is that of the player with more moves; stock samplers do not know which symbols are forbidden."""
     assert played(scenario_of(WIDE), [(2, 1)])[0] == [[5.0, 8.0]]
-
-
-# -------------------------------------------------------------------------------------------------------------- memory
 
 
 def test_the_dilemma_is_remembered_from_ones_own_side() -> None:
@@ -118,39 +106,6 @@ def test_memory_where_the_players_have_different_moves() -> None:
     moves = list(product(range(2), range(3)))
     _, states = played(scenario_of(WIDE, 6), moves)
     assert states[1:] == [(1 + i * 3 + j, 1 + j * 2 + i) for i, j in moves]
-
-
-@pytest.mark.parametrize("game", GAMES, ids=lambda game: game["game"])
-def test_observations_are_rebuilt_from_what_was_said(game: dict[str, Any]) -> None:
-    """What learners see is what players saw, although the whole dialogue is there by then."""
-    scenario = scenario_of(game, None if game["game"] == "kuhn_poker" else 4)
-    networks, seen = networks_of(scenario), {agent: [] for agent in scenario.protocol.agents}
-    for agent, network in networks.items():
-        network.register_forward_pre_hook(lambda _, args, agent=agent: seen[agent].append(args[0]["features"].argmax(-1)))
-    rollout = rollout_of(scenario, networks, 60)
-    for agent in scenario.protocol.agents:
-        rows = own_rows(scenario, rollout, agent)
-        by_round = torch.cat([rows.obs["features"][rows.round_N == r].argmax(-1) for r in range(rollout.num_rounds)])
-        assert torch.equal(torch.cat(seen[agent]), by_round)
-        policy, _ = networks[agent](rows.obs, True, False)
-        assert torch.allclose(policy.log_prob(rows.action), rows.log_prob_N, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------------------------------- networks
-
-
-def test_a_table_has_one_free_vector_a_state_and_nothing_else() -> None:
-    agent = scenario_of(dict(game="prisoners_dilemma"), 3).build_agent("player0", 7)
-    assert isinstance(agent, MatrixAgent)
-    shapes = {name: tuple(p.shape) for name, p in agent.named_parameters()}
-    assert shapes == {"policy_head.weight": (2, 5), "value_head.weight": (1, 5)}
-    assert not list(agent.body().parameters())
-    obs = {"features": torch.eye(5), "speaks": torch.ones(5, 1, dtype=torch.bool)}
-    policy, value = agent(obs)
-    assert torch.equal(policy.message[:, 0], agent.policy_head.weight.T)
-    assert value.shape == (5,)
-    assert agent(obs, False, True)[0] is None
-    assert agent(obs, True, False)[1] is None
 
 
 @pytest.mark.parametrize("hidden", [0, 6])
@@ -170,14 +125,6 @@ def test_policy_and_value_share_nothing(hidden: int) -> None:
     assert {id(p) for p in agent.body().parameters()} < actor if hidden else not list(agent.body().parameters())
 
 
-def test_random_players_are_uniform_and_have_nothing_to_train() -> None:
-    scenario = scenario_of(WIDE, 2, kind="random")
-    network = scenario.build_agent("player0", 0)
-    assert isinstance(network, MatrixAgent)
-    assert FlatOptimizer(network.groups(), 0.1).inner is None
-    assert torch.equal(scenario.policy_table("player0", network), torch.full((7, 2), 0.5, dtype=torch.float64))
-
-
 def test_forbidden_moves_are_never_made_and_have_no_part_in_entropies() -> None:
     scenario = scenario_of(WIDE, 3)
     networks = networks_of(scenario)
@@ -190,9 +137,6 @@ def test_forbidden_moves_are_never_made_and_have_no_part_in_entropies() -> None:
     gradient = torch.autograd.grad(loss, [networks["player0"].policy_head.weight])[0]
     assert bool(gradient.isfinite().all())
     assert float(policy.entropy().detach().max()) <= torch.tensor(2.0).log() + 1e-6
-
-
-# ------------------------------------------------------------------------------------------------------- exact figures
 
 
 def set_logits(network: nn.Module, logits: Tensor) -> None:
@@ -238,22 +182,3 @@ def test_figures_of_the_dilemma_name_the_states() -> None:
     expected = {f"player{p}/cooperation/{state}": chance for p in (0, 1) for state, chance in states.items()}
     expected |= {"player0/value": -1.0, "player1/value": -1.0, "exploitability": 0.1}  # by defecting in the last of ten rounds
     assert figures == pytest.approx(expected, abs=1e-9)
-
-
-# -------------------------------------------------------------------------------------------------------------- refusals
-
-
-@pytest.mark.parametrize(
-    ("protocol", "settings", "said"),
-    [
-        ("nip", {"game": "matching_pennies"}, "protocol.name: matching_pennies is played under 'matrix_game' alone"),
-        ("matrix_game", {"game": "kuhn_poker"}, "protocol.name: kuhn_poker is played under 'kuhn_poker' alone"),
-        ("kuhn_poker", {"game": "prisoners_dilemma"}, "under 'matrix_game' alone"),
-        ("matrix_game", {"game": "bimatrix"}, "scenario.payoffs0: got"),
-        ("matrix_game", {"agents": {"verifier": MatrixAgentSettings()}}, "scenario.agents"),
-    ],
-)
-def test_building_refuses(protocol: str, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError) as caught:
-        build_matrix_game(build(protocol), MatrixGameSettings(**settings))
-    assert said in str(caught.value)

@@ -9,7 +9,6 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.protocols import Judgement, build, start, step
-from nip_ray.protocols import check as check_protocol
 
 Data = dict[str, Any]
 
@@ -41,26 +40,6 @@ def kuhn(protocol: Data | None = None, **scenario: Any) -> Data:
 
 def bimatrix(payoffs0: Any = ((1, 2), (3, 4)), payoffs1: Any = ((1, 2), (3, 4)), **more: Any) -> Data:
     return config(scenario={"game": "bimatrix", "payoffs0": payoffs0, "payoffs1": payoffs1, **more})
-
-
-@pytest.mark.parametrize(("name", "rounds"), [("matrix_game", None), ("matrix_game", 7), ("kuhn_poker", None)])
-def test_the_tables_make_sense(name: str, rounds: int | None) -> None:
-    protocol = build(name, max_rounds=rounds)
-    check_protocol(protocol)
-    assert protocol.agents == protocol.provers == ("player0", "player1")
-    assert (protocol.verifier, protocol.deciders, protocol.min_rounds) == (None, (), 1)
-    assert all(seen == protocol.channels for seen in protocol.sees.values())
-    assert protocol.max_rounds == (rounds or {"matrix_game": 1, "kuhn_poker": 3}[name])
-
-
-def test_in_a_matrix_game_both_move_in_every_round_each_in_its_channel() -> None:
-    protocol = build("matrix_game", max_rounds=3)
-    assert protocol.writes == {"player0": (0,), "player1": (1,)}
-    assert protocol.turn_table_SKAC.tolist() == [[[[True, False], [False, True]]] * 3]
-
-
-def test_in_kuhn_poker_they_take_turns() -> None:
-    assert build("kuhn_poker").turn_table_SKAC[0, :, :, 0].tolist() == [[True, False], [False, True], [True, False]]
 
 
 def test_a_game_pays_as_its_judge_says_and_nothing_after_the_end() -> None:
@@ -121,20 +100,3 @@ def test_refused(data: Data, key: str, said: str) -> None:
     assert message.startswith(f"{key}: "), message
     assert said in message
     assert "; " not in message, "one fault, one answer"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        config(),
-        config(
-            {"max_rounds": 150}, {"agents": {"player0": {"agent_lr_factor": {"actor": 1, "critic": 10}}}}, algorithm={"minibatch_size": 300}
-        ),
-        config({"min_rounds": 1}),
-        kuhn({"max_rounds": 3}),
-        bimatrix(payoffs0=[[1, 2, 3]], payoffs1=[[1, 2, 3]]),
-        config(scenario={"game": "tandem", "tandem_actions": 5, "tandem_range": 1.0, "agents": {"player1": {"kind": "random"}}}),
-    ],
-)
-def test_legal(data: Data) -> None:
-    check(config_from_dict(data))

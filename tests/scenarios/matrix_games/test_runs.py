@@ -1,26 +1,21 @@
 """Games without a verifier through the whole of a run: metrics, progress, transcripts, evaluation, report, resume."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict, load_config
-from nip_ray.config.rules import check
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
 from nip_ray.progress import headline
-from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.settings.matrix_games import protocol_of
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult
 
 ROOT = Path(__file__).resolve().parents[3]
-CONFIGS = ("ipd_lola", "kuhn_poker", "matching_pennies", "bimatrix")
 
 
 def small(game: str, **changes: Any) -> Any:
@@ -73,31 +68,6 @@ def test_every_key_is_documented(finished: tuple[str, ExperimentResult]) -> None
     assert not {key for row in rows_of(finished[1]) for key in row if not any(re.fullmatch(shape, key) for shape in shapes)}
 
 
-def test_the_command_line_shows_them(finished: tuple[str, ExperimentResult], tmp_path: Path) -> None:
-    _, result = finished
-    shown = CliRunner().invoke(app, ["evaluate", str(result.run_dir)])
-    assert shown.exit_code == 0, shown.output
-    assert "eval/exploitability" in shown.stdout
-    again = ["train", str(result.run_dir / "config.yaml"), "--run-dir", str(tmp_path / "run"), "--set", "iterations=2"]
-    trained = CliRunner().invoke(app, again)
-    assert trained.exit_code == 0, trained.output
-    assert "eval/player0/value" in trained.stdout
-
-
-def test_transcripts_say_who_moved_and_what_was_paid(finished: tuple[str, ExperimentResult]) -> None:
-    game, result = finished
-    with RunFolder.open(result.run_dir) as folder:
-        records = folder.read_transcripts(folder.transcript_names()[-1])
-    assert len(records) == 4
-    for record in records:
-        assert not {"label", "verdict", "correct"} & record.keys()
-        assert record["reward"].keys() == {"player0", "player1"}
-        assert len(record["rounds"]) == record["length"]
-        turns = [turn for one in record["rounds"] for turn in one["turns"]]
-        assert all(turn.keys() == {"agent", "channel", "message"} for turn in turns)
-        assert len(turns) == record["length"] * (1 if game == "kuhn_poker" else 2)
-
-
 def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -> None:
     _, result = finished
     figure = f"exploitability {rows_of(result)[-1]['eval/exploitability']:.3g}"
@@ -109,29 +79,6 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
     for word in ("verdict", "held-out evaluation was", "Soundness", "wrong</span>"):
         assert word not in page
     assert {"equilibrium", "values", "returns"} <= {path.stem for path in (result.run_dir / "curves").iterdir()}
-
-
-def test_the_report_of_a_game_that_was_not_evaluated(tmp_path: Path, finished: tuple[str, ExperimentResult]) -> None:
-    """As of a run that was killed early: rows alone."""
-    rows = [{key: value for key, value in row.items() if not key.startswith("eval")} for row in rows_of(finished[1])]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert find(read_run(tmp_path)).sentence == "No evaluation was made."
-    rows[-1] |= {"eval/player0/return": 0.5, "eval/player1/return": -0.5}
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    assert find(read_run(tmp_path)).sentence == "Paid in an episode of greedy play, on average: player0 0.5, player1 -0.5."
-
-
-def test_a_resumed_run_gives_the_same_numbers(finished: tuple[str, ExperimentResult], tmp_path: Path) -> None:
-    game, result = finished
-    run_experiment(small(game, iterations=2), tmp_path / "run", quiet=True)
-    again = resume_experiment(tmp_path / "run", iterations=4, quiet=True)
-    keys = ("learn/player0/objective", "eval/exploitability", "eval_sampled/player0/return", "train/player1/return")
-    assert [rows_of(again)[-1][key] for key in keys] == [rows_of(result)[-1][key] for key in keys]
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_the_configs_that_ship_are_legal(name: str) -> None:
-    check(load_config(ROOT / "tune_configs" / f"{name}.yaml"))
 
 
 @pytest.mark.learning

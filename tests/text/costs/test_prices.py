@@ -17,7 +17,6 @@ from nip_ray.text.costs.prices import (
     price,
     price_of,
     pusd,
-    utf8_length,
     worst_call_cost,
     worst_prompt_tokens,
 )
@@ -78,10 +77,6 @@ def test_no_byte_tokenizer_needs_more_than_the_worst_case(texts: list[str]) -> N
     messages = [{"role": "user", "content": text} for text in texts]
     assert worst_prompt_tokens(messages) >= sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     assert worst_call_cost(Price(1, 10), worst_prompt_tokens(messages), 7) == worst_prompt_tokens(messages) + 70
-
-
-def test_lone_surrogates_have_a_length() -> None:
-    assert utf8_length("\ud800" * 4) == 12
 
 
 def test_a_model_without_a_price_warns_once_or_is_refused() -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
-from nip_ray.storage.files import LineFile
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.limits import Limiter
 from nip_ray.text.costs.prices import PriceList
@@ -189,24 +188,6 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
         RecordedChat(Counted(echo), tmp_path, 0, worker=1)
 
     use(Counted(echo), tmp_path, twice)
-
-
-def test_a_full_disk_is_said_and_leaves_whole_lines() -> None:
-    path = Path("/dev/full")
-    if not path.exists():
-        pytest.skip("this system has no /dev/full")
-
-    async def main() -> None:
-        recorded = RecordedChat(Counted(echo), folder, 0)
-        recorded._file = LineFile(path, locked=False)
-        await recorded.complete(request())
-
-    import tempfile
-
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with pytest.raises(UserError, match=r"cannot be written \(No space left"):
-            asyncio.run(main())
 
 
 def talker(url: str, run: Path) -> str:

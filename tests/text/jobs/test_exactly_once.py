@@ -28,15 +28,7 @@ from nip_ray.text.providers.openai.jobs import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'
-SPEC = FineTuneSpec(
-    key=job_key("run", 3, "provers", DATA, "supervised", "base"),
-    method="supervised",
-    model="base",
-    suffix="p-3",
-    num_examples=1,
-    num_tokens=9,
-    token_pusd=3,
-)
+SPEC = FineTuneSpec(job_key("run", 3, "provers", DATA, "supervised", "base"), "supervised", "base", "p-3", 1, 9, token_pusd=3)
 
 
 class Backend:
@@ -84,7 +76,6 @@ class Backend:
         job = self.add(spec.key, after_s=after_s) if after_s is not None else None
         if error is not None:
             raise error
-        assert job is not None
         return job
 
     async def poll(self, job_id: str) -> FineTuneJob:
@@ -390,16 +381,8 @@ def check_trials(provider: ProviderProcess, results: list[dict[str, Any]], count
     assert len(names) == names.total() == count
 
 
-EVERY = {
-    "late": 0.06,
-    "drop_before": 0.06,
-    "drop_after": 0.06,
-    "duplicate": 0.1,
-    "storm": 0.1,
-    "server_error": 0.06,
-    "unsure": 0.1,
-    "registered_late": 0.2,
-}
+EVERY = dict.fromkeys(("late", "drop_before", "drop_after", "server_error"), 0.06)
+EVERY |= {"duplicate": 0.1, "storm": 0.1, "unsure": 0.1, "registered_late": 0.2}
 DETAILS = {"late_s": 1.0, "registered_after_s": 0.2, "limit": 3}
 
 

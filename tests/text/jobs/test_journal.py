@@ -89,14 +89,6 @@ def test_damage_is_told_with_its_line(tmp_path_factory: pytest.TempPathFactory, 
             read(path)
 
 
-@pytest.mark.parametrize("line", [b"[]\n", b"{}\n", b"\n", b"\xff\n", b'{"crc":0,"entry":{},"version":1}\n', b"[" * 10_000 + b"\n"])
-def test_lines_that_are_none_of_ours(tmp_path: Path, line: bytes) -> None:
-    path = filled(tmp_path / "j")
-    path.write_bytes(line + path.read_bytes())
-    with pytest.raises(UserError, match="line 1 is damaged"):
-        Journal(path)
-
-
 def test_newer_versions_are_refused(tmp_path: Path) -> None:
     path = filled(tmp_path / "j", 1)
     path.write_bytes(path.read_bytes().replace(b'"version":1', b'"version":2'))
@@ -151,7 +143,6 @@ while True:
     said, kept = -1, list[int]()
     for round_ in range(6):
         writer = subprocess.Popen([sys.executable, "-c", source], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        assert writer.stdout is not None
         said = int(writer.stdout.readline())
         time.sleep(0.01 * round_)
         os.kill(writer.pid, signal.SIGKILL)

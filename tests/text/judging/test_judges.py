@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import Answer, play_dialogue
@@ -22,12 +22,9 @@ from nip_ray.text.costs.prices import price, worst_prompt_tokens
 from nip_ray.text.judging.judge_prompts import render
 from nip_ray.text.judging.judges import (
     FORMAT,
-    JUDGES,
     JudgeOptions,
-    fitting,
     format_verdicts,
     judge,
-    judge_figures,
     pairs,
     plan,
     questions,
@@ -85,19 +82,13 @@ class Scripted:
         ("yes", 1),
         ("No.", 0),
         ("  YES, because it does", 1),
-        ("**Yes**", 1),
         ('"no"', 0),
-        ("\n\nno\n", 0),
         ("_yes_", 1),
         ("", None),
         ("nobody knows", None),
-        ("No-one can say", None),
-        ("yesterday", None),
         ("not really", None),
         ("I think yes", None),
-        ("The answer is no", None),
         ("yes/no", None),
-        ("Yes or no: yes", None),
         ("1", None),
     ],
 )
@@ -112,16 +103,7 @@ def test_answers_are_read_strictly(text: str, answer: int | None) -> None:
         ("nip", "follow_up", [("prover", "main"), ("verifier", "main")]),
         ("debate", "prover_direct_quotation", [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]),
         ("debate", "follow_up", [(a, c) for a in ("prover0", "prover1", "verifier") for c in ("prover0_channel", "prover1_channel")]),
-        (
-            "mnip",
-            "follow_up",
-            [
-                ("prover0", "prover0_channel"),
-                ("prover1", "prover1_channel"),
-                ("verifier", "prover0_channel"),
-                ("verifier", "prover1_channel"),
-            ],
-        ),
+        ("mnip", "follow_up", [(a, f"prover{n}_channel") for a, n in (("prover0", 0), ("prover1", 1), ("verifier", 0), ("verifier", 1))]),
         ("solo_verifier", "prover_role_conformance", []),
         ("nip", FORMAT, []),
     ],
@@ -145,19 +127,6 @@ def test_more_messages_than_channels() -> None:
     assert senders == [("Expert", f"Answer: {r}") if r % 2 else ("Verifier", f"Question for Expert: {r}?") for r in range(8)]
 
 
-def test_what_is_asked_about_whom() -> None:
-    scenario = scenario_of("nip")
-    dialogue = played(scenario, 0, stubborn)
-    found = {(q.judge, q.agent, q.channel) for q in questions([dialogue], scenario, list(JUDGES), "m", JudgeOptions())}
-    assert found == {*((name, "prover", "main") for name in NAMES)}  # the verifier's one message follows nothing, so it is not asked about
-
-
-def test_a_prover_that_said_nothing_is_not_asked_about() -> None:
-    scenario = scenario_of("nip")
-    dialogue = played(scenario, 0, lambda dialogue, agent: "Decision: reject")
-    assert questions([dialogue], scenario, NAMES, "m", JudgeOptions()) == []
-
-
 def test_the_prompt_names_the_side_that_is_argued() -> None:
     scenario = scenario_of("debate")
 
@@ -172,15 +141,6 @@ def test_the_prompt_names_the_side_that_is_argued() -> None:
     assert 'The prover called "Expert_2" has the task to convince the verifier to accept' in by_agent["prover1"]
     assert "This is prover1." not in by_agent["prover0"]  # one channel at a time
     assert "verifier to accept" not in by_agent["prover0"]
-
-
-def test_the_stance_of_an_item_is_the_side_that_is_argued() -> None:
-    scenario = scenario_of("nip", randomize_prover_stance=True)
-    dialogue = played(scenario, 0, stubborn)
-    for stance, word in ((0, "reject"), (1, "accept")):
-        other = replace(dialogue, item=replace(dialogue.item, prover_stance=stance))
-        (question,) = questions([other], scenario, NAMES[:1], "m", JudgeOptions())
-        assert f"to convince the verifier to {word}" in question.request.messages[1]["content"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -217,7 +177,6 @@ def test_what_is_judged_cannot_leave_its_fence() -> None:
     for question in questions([dialogue], scenario, NAMES, "m", JudgeOptions()):
         text = question.request.messages[1]["content"]
         found = re.search(r"<<<begin transcript ([0-9a-f]{16})>>>\n(.*)\n<<<end transcript \1>>>", text, re.DOTALL)
-        assert found is not None
         assert found[2].endswith(f"[Expert {found[1]}]\n{ATTACK}")
         assert found[1] not in ATTACK
         assert found[2].count(f"[Verifier {found[1]}]") == 1  # the sender that the attack makes up has no code
@@ -228,14 +187,6 @@ def test_a_fence_that_occurs_in_the_data_is_not_taken() -> None:
     second = render.fence(["", f"aha: {first}"], 0, ("x",))
     assert first != second
     assert re.fullmatch("[0-9a-f]{16}", second)
-
-
-def test_fences_differ_between_places_and_seeds() -> None:
-    codes = {render.fence([], seed, ("x", place)) for seed in range(5) for place in range(5)}
-    assert len(codes) == 25
-
-
-# ------------------------------------------------------------------------------------------------------------- judging
 
 
 def run(dialogues: list[Dialogue], scenario: CodeValidation, names: list[str], client: Scripted, **options: object) -> dict:
@@ -266,7 +217,6 @@ def test_repeats_of_an_item_are_one_data_point() -> None:
     )
     (found,) = run(dialogues, scenario, NAMES[:1], client)["judges"]["prover_role_conformance"]["means"]
     wanted = mean([0.25, 0.5, 0.75])
-    assert wanted.lower is not None
     assert (found["estimate"], found["n"]) == (0.5, 3)
     assert found["lower"] == pytest.approx(max(wanted.lower, 0.0))
 
@@ -309,17 +259,7 @@ def test_keys_are_stable_and_belong_to_the_prompt() -> None:
     assert all(re.fullmatch(r"[\x21-\x7e]{1,200}", key) for key in base)
 
 
-def test_not_more_calls_at_once_than_allowed() -> None:
-    scenario = scenario_of("nip")
-    dialogues = [played(scenario, number, stubborn) for number in range(6)]
-    client = Scripted(lambda request: "yes")
-    run(dialogues, scenario, NAMES, client, max_in_flight=3)
-    assert len(client.requests) == 24
-    assert client.most == 3
-
-
 def test_calls_on_their_way_come_back_when_one_fails() -> None:
-    """They are paid for; those not yet made are not made."""
     scenario = scenario_of("nip")
     dialogues = [played(scenario, number, stubborn) for number in range(6)]
     done = []
@@ -353,9 +293,6 @@ def test_a_plan_bounds_what_is_spent() -> None:
     assert cost == 150_000 * found.worst_prompt_tokens + 600_000 * 512
 
 
-# -------------------------------------------------------------------------------------------------------------- format
-
-
 def test_format_of_the_verifier() -> None:
     scenario = scenario_of("nip")
     good = played(scenario, 0, stubborn)
@@ -375,56 +312,3 @@ def test_format_of_the_verifier() -> None:
     assert unusable.rounds[0][0].invalid
     found = format_verdicts([good, retried, unusable, cut, misread], scenario)
     assert [(one.agent, one.channel, one.verdict) for one in found] == [("verifier", None, v) for v in (1, 0, 0, 0, 0)]
-
-
-@pytest.mark.parametrize("scale", ["accept_reject", "one_to_seven", "percent"])
-def test_dummy_verifiers_keep_to_the_format(scale: str) -> None:
-    scenario = scenario_of("debate", verdict_scale=scale)
-    dialogues = [played(scenario, number) for number in range(10)]
-    client = Scripted(lambda request: "yes")
-    found = run(dialogues, scenario, [FORMAT], client)["judges"][FORMAT]
-    assert [one["verdict"] for one in found["verdicts"]] == [1] * 10
-    assert found["means"] == [{"agent": "verifier", "channel": None, **proportion(10, 10).record(), "masked": 0}]
-    assert client.requests == []
-
-
-# -------------------------------------------------------------------------------------------------------------- errors
-
-
-def test_names() -> None:
-    with pytest.raises(UserError, match=r"unknown judge 'folow_up', expected one of prover_role_conformance, .*follow_up"):
-        plan([], scenario_of("nip"), ["folow_up"], "m")
-    with pytest.raises(UserError, match="no judge named"):
-        plan([], scenario_of("nip"), [], "m")
-
-
-def test_judges_that_fit() -> None:
-    assert fitting(build("debate")) == list(JUDGES)
-    assert fitting(build("solo_verifier")) == ["follow_up", FORMAT]
-    with pytest.raises(UserError, match="merlin_arthur"):
-        fitting(build("merlin_arthur"))
-
-
-def test_flat_figures() -> None:
-    scenario = scenario_of("nip")
-    dialogues = [played(scenario, number, stubborn) for number in range(2)]
-    found = run(dialogues, scenario, [NAMES[0], FORMAT], Scripted(lambda request: "no"))
-    assert judge_figures(found) == {
-        "prover_role_conformance/prover/main": 0.0,
-        "prover_role_conformance/prover/main/masked": 0,
-        f"{FORMAT}/verifier": 1.0,
-        f"{FORMAT}/verifier/masked": 0,
-    }
-    found = run(dialogues, scenario, NAMES[:1], Scripted(lambda request: None))
-    assert judge_figures(found) == {"prover_role_conformance/prover/main": None, "prover_role_conformance/prover/main/masked": 2}
-
-
-def test_anonymous_provers_are_not_judged() -> None:
-    scenario = build_text_scenario(build("merlin_arthur"), CodeValidationSettings())
-    dialogue = played(scenario, 0)
-    client = Scripted(lambda request: "yes")
-    with pytest.raises(UserError, match="merlin_arthur"):
-        run([dialogue], scenario, ["follow_up"], client)
-    with pytest.raises(UserError, match="merlin_arthur"):
-        plan([dialogue], scenario, ["follow_up"], "m")
-    assert client.requests == []

@@ -13,7 +13,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.members import known
 from nip_ray.config.rules import check
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import UserError
 from nip_ray.plugins import register_provider
 from nip_ray.secrets import secret
 from nip_ray.serving.fine_tuning_job import FineTuneJob
@@ -157,16 +157,6 @@ def test_broken_promises_are_found(client: Any, jobs: Any, said: str | None, mon
         return
     with pytest.raises(UserError, match=f"provider 'mine': .*{said}"):
         check_provider(of(client, jobs), "base")
-
-
-def test_a_job_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Endless(Failing):
-        async def poll(self, job_id: str) -> FineTuneJob:
-            return replace(await DummyJobs.poll(self, job_id), status="running")
-
-    monkeypatch.setenv("MINE_KEY", "k")
-    with pytest.raises(TrainingError, match="is not over after"):
-        check_provider(of(Chat, Endless), "base", max_wait_s=0.1)
 
 
 def test_configs_know_a_registered_provider() -> None:

@@ -226,15 +226,6 @@ def test_a_provider_that_stays_away(tmp_path: Path) -> None:
         asyncio.run(use())
 
 
-def test_a_job_that_is_gone(tmp_path: Path) -> None:
-    async def use(backend: OpenAIJobs) -> None:
-        with pytest.raises(TrainingError, match="knows no fine-tuning job"):
-            await backend.poll("ftjob-9")
-
-    with provider_thread(tmp_path) as provider:
-        using(provider, use)
-
-
 def test_what_services_say_of_jobs() -> None:
     """A model without a name is none, and so are tokens that are no count; a status that is not known is told of, and waited for."""
 

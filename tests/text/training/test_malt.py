@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import Answer, play_round, start_dialogue
 from nip_ray.protocols import build
@@ -17,8 +16,7 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.text_training import MaltSettings
-from nip_ray.text.training.malt import LabelledNode, Node, grow, label_tree, mid_points, preference_pairs
+from nip_ray.text.training.malt import LabelledNode, Node, grow, label_tree, preference_pairs
 from nip_ray.text.training.metrics import tree_statistics
 from tests.text.small_dialogues import Item, tiny
 
@@ -181,30 +179,6 @@ def test_equal_replies_are_counted_and_may_be_kept() -> None:
     assert found.equal == 0
 
 
-def test_invalid_replies_are_never_drawn() -> None:
-    tree = one_level(("good", 1.0, False), ("bad", -1.0, False), ("broken", -1.0, True), ("broken too", 1.0, True))
-    for seed in range(20):
-        (pair,) = preference_pairs(tree, "verifier", tiny("nip"), seed).pairs
-        assert (pair.preferred, pair.rejected) == ("good", "bad")
-    tree = one_level(("good", 1.0, False), ("broken", -1.0, True))
-    found = preference_pairs(tree, "verifier", tiny("nip"), 0)
-    assert (found.pairs, found.equal, found.invalid) == ([], 0, 1)
-
-
-def test_draws_reach_every_reply_and_depend_on_the_seed() -> None:
-    tree = one_level(*((f"good {i}", 1.0, False) for i in range(3)), *((f"bad {i}", -1.0, False) for i in range(3)))
-    drawn = [preference_pairs(tree, "verifier", tiny("nip"), seed).pairs[0] for seed in range(200)]
-    assert {pair.preferred for pair in drawn} == {f"good {i}" for i in range(3)}
-    assert {pair.rejected for pair in drawn} == {f"bad {i}" for i in range(3)}
-    assert preference_pairs(tree, "verifier", tiny("nip"), 5).pairs == [drawn[5]]
-
-
-def test_thresholds() -> None:
-    protocol = build("nip", verifier_reward=2.0, verifier_incorrect_penalty=-1.0, prover_reward=3.0)
-    assert mid_points(protocol, MaltSettings()) == {"prover": 1.5, "verifier": 0.5}
-    assert mid_points(protocol, MaltSettings(reward_threshold=0.25)) == {"prover": 0.25, "verifier": 0.25}
-
-
 def test_a_threshold_is_reached_in_spite_of_rounding() -> None:
     """A verdict at 0.95 pays a little less than 0.9 in binary."""
     root = Node(start_dialogue(Item(0, 1), 0))
@@ -212,9 +186,6 @@ def test_a_threshold_is_reached_in_spite_of_rounding() -> None:
     assert paid < 0.9
     tree = replace(root, children=(child(root, 0, {"verifier": paid}, (Turn("verifier", "x", {}),), True),))
     assert label_tree(tree, ["verifier"], {"verifier": 0.9}).children[0].labels["verifier"].positive
-
-
-# -------------------------------------------------------------------------------------------------------------- growing
 
 
 async def dummy_round(scenario: Any, dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
@@ -247,23 +218,6 @@ def test_trees_of_real_protocols(name: str) -> None:
     assert again == tree
 
 
-def test_real_trees_give_pairs_with_the_agents_own_chats() -> None:
-    scenario = build_text_scenario(build("nip", max_rounds=4), CodeValidationSettings())
-    thresholds, found = mid_points(scenario.protocol, MaltSettings()), 0
-    for seed in range(12):
-        item = CodeItem(seed, "Print 1.", "print(1)", seed % 2, 1)
-        tree = asyncio.run(grow(scenario, item, seed, 3, lambda dialogue, path: dummy_round(scenario, dialogue, path)))
-        labelled = label_tree(tree, AGENTS, thresholds)
-        at = {place.node.path: place.node for place in labelled.walk()}
-        for agent in AGENTS:
-            for pair in preference_pairs(labelled, agent, scenario, 0).pairs:
-                found += 1
-                assert pair.chat == scenario.chat(at[pair.path].dialogue, agent)
-                replies = {one.turn(agent).raw for one in at[pair.path].children}  # type: ignore[union-attr]
-                assert {pair.preferred, pair.rejected} <= replies
-    assert found > 10
-
-
 def test_children_are_played_at_the_same_time() -> None:
     """A branch does not wait for its cousins: the first round of one and the second of another are under way together."""
     running, most, seen = 0, 0, set[tuple[int, ...]]()
@@ -284,37 +238,6 @@ def test_children_are_played_at_the_same_time() -> None:
     assert most > 9
 
 
-def test_errors_come_out_as_they_are_and_stop_the_rest() -> None:
-    started, cancelled = [], []
-
-    async def fails(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
-        started.append(path)
-        if path == (1,):
-            raise TrainingError("the provider stays away")
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            cancelled.append(path)
-            raise
-        return dialogue
-
-    with pytest.raises(TrainingError, match="the provider stays away"):
-        asyncio.run(grow(tiny("nip"), Item(0, 1), 0, 3, fails))
-    assert cancelled == [(0,), (2,)]
-    assert len(started) == 3
-
-
-def test_a_dialogue_that_never_ends_is_an_error() -> None:
-    async def endless(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
-        return replace(dialogue, rounds=(*dialogue.rounds, ()), rewards=(*dialogue.rewards, {}))
-
-    with pytest.raises(TrainingError, match="continues after 2 rounds"):
-        asyncio.run(grow(tiny("adp"), Item(0, 1), 0, 2, endless))
-
-
-# -------------------------------------------------------------------------------------------------------------- figures
-
-
 def test_figures_by_hand() -> None:
     """Two trees; the second ends after one round, so later rounds are those of the first alone."""
     first = label_tree(by_hand(), AGENTS, MIDS)
@@ -332,7 +255,3 @@ def test_figures_by_hand() -> None:
     assert found["malt/verifier/has_both_share"] == pytest.approx((2 / 3 + 1) / 2)
     assert found["malt/prover/has_both_share/round=0"] == 0.5
     assert not [key for key in found if key.endswith("round=2")]
-
-
-def test_no_trees_no_figures() -> None:
-    assert tree_statistics([], AGENTS) == {}

@@ -7,8 +7,9 @@ for shares, dialogues read turn by turn, a replaced example made by rewriting th
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,10 @@ import pytest
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.expert_iteration import examples, share, split_for_replacement
+from nip_ray.text.training.expert_iteration import examples
 from nip_ray.text.training.metrics import dialogue_metrics
 from tests.text.small_dialogues import TinyScenario, random_dialogues, tiny
 
-Annealing = Literal["none", "linear", "exponential"]
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("nip", {"max_rounds": 5}),
     ("nip", {"max_rounds": 6, "min_rounds": 4, "verifier_no_guess_reward": -0.125, "verifier_first": False}),
@@ -123,14 +123,9 @@ RULES = [
     ExpertIterationSettings(selection="weighted_sampling"),
     ExpertIterationSettings(selection="weighted_sampling", sample_size_factor=1.5, guess_replacement=0.5, weighting_epsilon=0.3),
     ExpertIterationSettings(selection="weighted_sampling", weighting_with_replacement=False, sample_size_factor=0.7, weighting_minimum=0.0),
-    ExpertIterationSettings(
-        selection="weighted_sampling",
-        weighting_with_replacement=False,
-        weighting_epsilon=0.0,
-        sample_size_factor=1.0,
-        guess_replacement=0.8,
-        guess_replacement_annealing="exponential",
-        guess_replacement_rate=0.4,
+    replace(
+        ExpertIterationSettings(guess_replacement=0.8, guess_replacement_annealing="exponential", guess_replacement_rate=0.4),
+        **dict(selection="weighted_sampling", weighting_with_replacement=False, weighting_epsilon=0.0, sample_size_factor=1.0),
     ),
 ]
 
@@ -150,23 +145,6 @@ def test_examples(name: str, params: dict[str, Any]) -> None:
             replaced += sum(one.replaced for one in found)
     assert some > 50
     assert replaced > 20
-
-
-@pytest.mark.parametrize("annealing", ["none", "linear", "exponential"])
-def test_replacement_counts(annealing: Annealing) -> None:
-    """Hundredths, as people write them: the count is that of exact arithmetic, for any number of dialogues."""
-    for start in range(0, 101, 7):
-        for rate in (0.0, 0.01, 0.1, 0.33, 1.0):
-            rule = ExpertIterationSettings(
-                guess_replacement=start / 100, guess_replacement_annealing=annealing, guess_replacement_rate=rate
-            )
-            for iteration in range(5):
-                exact = slow_share(start / 100, annealing, rate, iteration)
-                assert share(rule, iteration) == pytest.approx(float(exact), abs=1e-12)
-                for num in (1, 10, 37, 100, 200):
-                    replaced, kept = split_for_replacement(num, share(rule, iteration), 0, iteration, "verifier")
-                    assert len(replaced) == math.floor(exact * num)
-                    assert sorted(replaced + kept) == list(range(num))
 
 
 def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[str, float]:

@@ -100,17 +100,8 @@ def run_killed(tmp_path: Path, provider: ProviderProcess, made: dict[str, Any], 
     return found
 
 
-FAULTS = {
-    "late": 0.02,
-    "drop_before": 0.03,
-    "drop_after": 0.03,
-    "duplicate": 0.03,
-    "storm": 0.05,
-    "server_error": 0.05,
-    "unsure": 0.03,
-    "registered_late": 0.3,
-    "refusal": 0.02,
-}
+FAULTS = dict.fromkeys(("drop_before", "drop_after", "duplicate", "unsure"), 0.03)
+FAULTS |= {"late": 0.02, "storm": 0.05, "server_error": 0.05, "registered_late": 0.3, "refusal": 0.02}
 
 
 @pytest.mark.crash
@@ -152,14 +143,8 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
 
 def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also when one was made by a process that was then killed: it counts, the other is not made, and the limit holds."""
-    rule = {
-        **RULES["malt"],
-        "rollouts_per_iteration": 16,
-        "num_test_items": 4,
-        "fine_tune_after_last": True,
-        "fine_tuning": {"min_examples": 1},
-    }
-    made = config(tmp_path, rule, iterations=1, budget={"usd": 5})
+    rule = {**RULES["malt"], "rollouts_per_iteration": 16, "num_test_items": 4, "fine_tune_after_last": True}
+    made = config(tmp_path, {**rule, "fine_tuning": {"min_examples": 1}}, iterations=1, budget={"usd": 5})
 
     class Killed(BaseException):
         pass
