@@ -16,10 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar, get_origin
 
+import pydantic
 import pydantic_core
 import yaml
 
@@ -39,6 +41,7 @@ _LONGEST = 60  # characters of a wrong value that a message shows
 
 _EXPERIMENT_KEYS, _RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
+Settings = TypeVar("Settings")
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> AnyConfig:
@@ -301,6 +304,47 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
             if (at.get(step) if isinstance(at, dict) else at[step]) is None:
                 at[step] = {}
             at = at[step]
+
+
+def settings_from(data: Any, kind: type[Settings], prefix: str = "") -> Settings:
+    """The settings of a `kind` (a dataclass) that a mapping describes; keys left out have their defaults, unions are told apart by `name`.
+
+    prefix: of its keys. Raises one UserError that lists every fault.
+    """
+    try:
+        found = _model(kind).model_validate_json(pydantic_core.to_json(data, inf_nan_mode="constants"), strict=True)
+    except pydantic_core.ValidationError as error:
+        raise UserError(*dict.fromkeys(prefix + fault_text(detail, kind) for detail in error.errors(include_url=False))) from None
+    except ValueError as error:
+        raise UserError(f"{prefix.rstrip('.') or 'config'}: holds numbers, text, lists and mappings only ({error})") from None
+    return _settings(kind, found)
+
+
+def _settings(kind: type[Settings], found: pydantic.BaseModel) -> Settings:
+    values = {name: getattr(found, name) for name in keys_of(kind)}
+    for name, element in _elements(kind).items():
+        values[name] = tuple(_settings(element, one) for one in values[name])
+    return kind(**values)
+
+
+def _elements(kind: type) -> dict[str, type]:
+    """Key -> the class of what its tuple holds, of keys that are tuples of settings."""
+    held = {key.name: value_annotation(key.annotation) for key in keys_of(kind).values() if get_origin(key.annotation) is tuple}
+    return {name: of for name, of in held.items() if is_dataclass(of)}  # type: ignore[misc]
+
+
+@cache
+def _model(kind: type) -> type[pydantic.BaseModel]:
+    """A settings class as pydantic checks it."""
+    fields: dict[str, Any] = {}
+    for key in keys_of(kind).values():
+        annotation: Any = key.annotation
+        if key.name in _elements(kind):
+            annotation = tuple[_model(_elements(kind)[key.name]), ...]
+        elif len(branches(annotation)) > 1:
+            annotation = Annotated[annotation, pydantic.Field(discriminator="name")]
+        fields[key.name] = (annotation, pydantic.Field(key.default, **key.bounds))
+    return pydantic.create_model(kind.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
 
 
 def fault_text(detail: Any, config: type) -> str:

@@ -15,6 +15,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from nip_ray.errors import UserError
+
 MASK = "action_mask"
 """The part of an observation that says which actions are legal: (n, actions), true for legal."""
 
@@ -172,3 +174,37 @@ def ended(terminated: Any, truncated: Any) -> np.ndarray:
     if isinstance(terminated, Mapping):
         return np.logical_and.reduce([terminated[player] | truncated[player] for player in terminated])
     return terminated | truncated
+
+
+# -------------------------------------------------------------------------------- which copies belong to which learner
+
+
+Scope = tuple[int, int]
+"""A half-open range of copies; those of all learners follow each other in their order."""
+
+
+def resolve_scopes(num_copies: int, num_learners: int, sizes: Sequence[int] | None = None) -> tuple[Scope, ...]:
+    """The range of copies of each learner. sizes: how many copies each has (None: equal shares, the remainder to the last).
+
+    Raises UserError when there is no learner, more learners than copies, or when sizes do not fit.
+    """
+    if num_learners < 1:
+        raise UserError("learners: got an empty list, expected at least one learner")
+    if num_learners > num_copies:
+        raise UserError(f"learners: got {num_learners} for {num_copies} copies, expected at most one learner a copy")
+    if sizes is None:
+        sizes = equal_shares(num_copies, num_learners)
+    if len(sizes) != num_learners:
+        raise UserError(f"scopes: got {len(sizes)} for {num_learners} learners, expected one for each")
+    if any(type(size) is not int or size < 1 for size in sizes):
+        raise UserError(f"scopes: got {list(sizes)}, expected integers >= 1")
+    if sum(sizes) != num_copies:
+        raise UserError(f"scopes: got {list(sizes)}, which is {sum(sizes)} copies, expected a sum of {num_copies}, as many as there are")
+    stops = [sum(sizes[: i + 1]) for i in range(num_learners)]
+    return tuple((stop - size, stop) for stop, size in zip(stops, sizes, strict=True))
+
+
+def equal_shares(num_copies: int, num_learners: int) -> list[int]:
+    """Equal numbers of copies, the remainder with the last: 10 among 3 are 3, 3, 4."""
+    share = num_copies // num_learners
+    return [share] * (num_learners - 1) + [num_copies - share * (num_learners - 1)]

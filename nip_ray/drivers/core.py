@@ -9,18 +9,51 @@ Decisions that matter here:
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nip_ray.cluster.interrupts import safe_point
-from nip_ray.drivers.contract import Agent, Tracker, Transition, rows, stack
+from nip_ray.drivers.contract import Agent, Scope, Tracker, Transition, resolve_scopes, rows, stack
 from nip_ray.drivers.environments import Copies, Recipe, copies_of, num_copies_of, recipe_of
-from nip_ray.drivers.reports import Reports
-from nip_ray.drivers.scopes import Scope, resolve_scopes
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import DriverSettings, EnvironmentSettings
+
+Row = dict[str, Any]
+
+
+def nothing(told: Any) -> None:
+    """Who gets rows or checkpoints where nobody asked for them."""
+
+
+@dataclass(frozen=True)
+class Reports:
+    """on_row gets the figures of every `write_interval` timesteps, on_checkpoint the timestep at every `checkpoint_interval` (0: never)."""
+
+    write_interval: int = 0
+    on_row: Callable[[Row], None] = nothing
+    checkpoint_interval: int = 0
+    on_checkpoint: Callable[[int], None] = nothing
+
+    def next_due(self, timestep: int, end: int) -> int:
+        """The first timestep after this one at which something is due, `end` at the latest."""
+        intervals = (interval for interval in (self.write_interval, self.checkpoint_interval) if interval)
+        return min([end, *((timestep // interval + 1) * interval for interval in intervals)])
+
+    def checkpoint_if_due(self, timestep: int) -> None:
+        """Ask for a checkpoint, where one is due."""
+        if self.checkpoint_interval and timestep % self.checkpoint_interval == 0:
+            self.on_checkpoint(timestep)
+
+    def tell(self, timestep: int, row: Callable[[], Row]) -> None:
+        """Hand on the row that `row` makes, and ask for a checkpoint, where they are due."""
+        if self.write_interval and timestep % self.write_interval == 0:
+            self.on_row(row())
+        self.checkpoint_if_due(timestep)
+
+
+SILENT = Reports()
 
 
 class Pending:

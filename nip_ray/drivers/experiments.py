@@ -27,9 +27,8 @@ from nip_ray.config.keys import branches, keys_of, tag_of
 from nip_ray.config.load import apply_overrides, config_from_dict, load_config, plain
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
-from nip_ray.drivers.contract import Agent, arrays
+from nip_ray.drivers.contract import Agent, Scope, arrays
 from nip_ray.drivers.environments import Recipe
-from nip_ray.drivers.scopes import Scope
 from nip_ray.errors import UserError
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids

@@ -16,12 +16,10 @@ from typing import Any
 import torch
 
 from nip_ray.cluster.interrupts import safe_point
-from nip_ray.drivers.contract import Agent
-from nip_ray.drivers.core import Core, Environment, Pending, as_recipe, learners_and_scopes, own_part
+from nip_ray.drivers.contract import Agent, Scope
+from nip_ray.drivers.core import SILENT, Core, Environment, Pending, Reports, own_part
 from nip_ray.drivers.environments import Recipe
-from nip_ray.drivers.reports import SILENT, Reports
-from nip_ray.drivers.scopes import Scope
-from nip_ray.drivers.sequential import SequentialDriver, described
+from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.progress import progress_line
 from nip_ray.settings.drivers import DriverSettings
@@ -30,38 +28,30 @@ _START_S, _END_S = 300.0, 5.0
 _SUMMED = ("env_steps_total", "env_steps_per_s", "episodes_total")
 
 
-class ParallelDriver:
+class ParallelDriver(SequentialDriver):
     """Trains and evaluates each learner in a process of its own; arguments as those of `SequentialDriver`.
 
     Ray is joined where this process has joined one; else a local one is started, and ended by `close`.
     Raises UserError where arguments do not fit or Ray has not enough processors, LearnerLost when a process is gone.
     """
 
-    def __init__(
-        self,
-        environment: Environment,
-        agents: Agent | Sequence[Agent],
-        settings: DriverSettings,
-        scopes: Sequence[int] | None = None,
-        names: Sequence[str] | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.agents, self.scopes, self.names = learners_and_scopes(environment, agents, scopes, names)
-        self.settings = settings
+    def _set_up(self, environment: Environment) -> None:
+        settings = self.settings
         self._owns_ray = _ensure_ray(len(self.agents) * settings.threads_per_learner)
         atexit.register(self.close)
         self._closed = False
         self._seats = [_Seat(name, settings.threads_per_learner) for name in self.names]
-        recipe = as_recipe(environment)
+        recipe = self._recipe
         self._together: SequentialDriver | None = None
         try:
             _answers([seat.call("hold", agent) for seat, agent in zip(self._seats, self.agents, strict=True)], _START_S)
             if recipe is None or recipe.shared:
                 doubles: list[Any] = [_Double(agent, seat) for agent, seat in zip(self.agents, self._seats, strict=True)]
-                self._together = SequentialDriver(environment, doubles, settings, scopes, names, seed)
+                sizes = [stop - start for start, stop in self.scopes]
+                self._together = SequentialDriver(environment, doubles, settings, sizes, self.names, self.seed)
             else:
                 orders = zip(self._seats, self.scopes, self.names, strict=True)
-                _answers([seat.call("furnish", recipe, scope, name, settings, seed) for seat, scope, name in orders])
+                _answers([seat.call("furnish", recipe, scope, name, settings, self.seed) for seat, scope, name in orders])
         except BaseException:
             self.close()
             raise
@@ -143,9 +133,6 @@ class ParallelDriver:
             import ray
 
             ray.shutdown()
-
-    def __str__(self) -> str:
-        return described(self)
 
     def _ask(self, method: str, *arguments: Any) -> list[Any]:
         return _answers([seat.call(method, *arguments) for seat in self._seats])

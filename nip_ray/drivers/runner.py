@@ -3,9 +3,9 @@
 Decisions that matter here:
 - a run folder as of any other trainer: config.yaml (every key), metrics.jsonl (rows whose `iteration` is the timestep), checkpoints with
   sums, environment.json; `runner_evaluation.json` has the figures of the evaluation at the end. Of an experiment it keeps the config with
-  every key, too (experiment.yaml), and goes on by that whatever becomes of the file that was named;
+  every key, too (experiment.yaml), and continues by that whatever becomes of the file that was named;
 - a checkpoint holds weights, optimizers, replay, counters, statistics and the episodes in flight: a resumed run gives the numbers of one
-  that was never stopped, wherever the environment's state can be read (see `nip_ray.drivers.snapshots`), and all drivers can go on from
+  that was never stopped, wherever the environment's state can be read (see `nip_ray.drivers.snapshots`), and all drivers can continue from
   each other's.
 """
 
@@ -19,15 +19,12 @@ from nip_ray.config.changes import changes_of, refuse_fixed, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.drivers.agents import make_agent
-from nip_ray.drivers.contract import Agent
+from nip_ray.drivers.contract import Agent, Scope, resolve_scopes
+from nip_ray.drivers.core import Reports
 from nip_ray.drivers.environments import Copies, Recipe, make_environment, recipe_of
-from nip_ray.drivers.manual import ManualDriver
+from nip_ray.drivers.loops import ManualDriver, SequentialDriver, StepDriver
 from nip_ray.drivers.parallel import ParallelDriver
-from nip_ray.drivers.reports import Reports
-from nip_ray.drivers.scopes import Scope, resolve_scopes
-from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, names_of, runner_to_yaml, sizes_of
-from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.settings.drivers import DQNAgentSettings, ExperimentEnvironmentSettings, PPOAgentSettings, RunnerSettings
@@ -37,8 +34,12 @@ from nip_ray.storage.fingerprint import fingerprint
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.sources import is_artifact
 
-Driver = SequentialDriver | ParallelDriver
-DRIVERS: dict[str, Any] = {"sequential": SequentialDriver, "parallel": ParallelDriver, "step": StepDriver, "manual": ManualDriver}
+DRIVERS: dict[str, type[SequentialDriver]] = {
+    "sequential": SequentialDriver,
+    "parallel": ParallelDriver,
+    "step": StepDriver,
+    "manual": ManualDriver,
+}
 """Name -> class, called with (environment, agents, settings, scopes, names, seed)."""
 
 EVALUATION = "runner_evaluation.json"
@@ -174,7 +175,9 @@ def experiment_of(settings: RunnerSettings, run_dir: Path | None = None) -> Expe
     return read_experiment(settings.environment, None if run_dir is None else run_dir / EXPERIMENT_FILE)
 
 
-def make_driver(settings: RunnerSettings, *, quiet: bool = False, experiment: ExperimentConfig | None = None, fresh: bool = True) -> Driver:
+def make_driver(
+    settings: RunnerSettings, *, quiet: bool = False, experiment: ExperimentConfig | None = None, fresh: bool = True
+) -> SequentialDriver:
     """The driver that settings describe, with fresh agents; whoever asks for it closes it.
 
     experiment: what is played (None: as the settings say). fresh: with first weights taken from elsewhere, where settings ask for them.
@@ -184,8 +187,7 @@ def make_driver(settings: RunnerSettings, *, quiet: bool = False, experiment: Ex
     recipe, agents = _parts(settings, experiment or experiment_of(settings), scopes, fresh)
     driver = replace(settings.driver, progress_bar=False) if quiet else settings.driver
     sizes = [stop - start for start, stop in scopes]
-    made: Driver = DRIVERS[driver.name](recipe, agents, driver, sizes, names_of(settings), settings.seed)
-    return made
+    return DRIVERS[driver.name](recipe, agents, driver, sizes, names_of(settings), settings.seed)
 
 
 def _parts(
@@ -224,7 +226,7 @@ def fingerprint_of(settings: RunnerSettings, experiment: ExperimentConfig | None
     return fingerprint(kept)
 
 
-def _run(folder: RunFolder, settings: RunnerSettings, driver: Driver, experiment: ExperimentConfig | None) -> RunnerResult:
+def _run(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, experiment: ExperimentConfig | None) -> RunnerResult:
     total, kept = settings.driver.timesteps, settings.experiment
     write = write_interval(settings)
     checkpoint = max(1, total // 10) if kept.checkpoint_interval is None else kept.checkpoint_interval
@@ -262,7 +264,7 @@ def write_interval(settings: RunnerSettings) -> int:
     return max(1, settings.driver.timesteps // 100) if given is None else given
 
 
-def _save(folder: RunFolder, settings: RunnerSettings, driver: Driver, timestep: int, mark: str) -> None:
+def _save(folder: RunFolder, settings: RunnerSettings, driver: SequentialDriver, timestep: int, mark: str) -> None:
     state = driver.state_dict()
     agents = state.pop("agents")
     tensors = {"driver": state, **{f"agent_{name}": agent for name, agent in zip(names_of(settings), agents, strict=True)}}

@@ -8,17 +8,13 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any
-
-import pydantic
-import pydantic_core
+from typing import Any
 
 from nip_ray.config.aliases import in_own_words
-from nip_ray.config.keys import branches, keys_of, with_tags
-from nip_ray.config.load import apply_overrides, fault_text, faults_of, is_experiment, plain, read_mapping, to_yaml
-from nip_ray.drivers.scopes import resolve_scopes
+from nip_ray.config.keys import with_tags
+from nip_ray.config.load import apply_overrides, faults_of, is_experiment, plain, read_mapping, settings_from, to_yaml
+from nip_ray.drivers.contract import resolve_scopes
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import (
     ExperimentAgentSettings,
@@ -57,19 +53,7 @@ def is_runner_folder(run_dir: Path | str) -> bool:
 
 def parse_runner(data: Mapping[str, Any]) -> RunnerSettings:
     """The settings that a mapping describes; keys left out have their defaults. Raises one UserError that lists every fault."""
-    data = _with_names(data)
-    try:
-        encoded = pydantic_core.to_json(data, inf_nan_mode="constants")
-    except ValueError as error:
-        raise UserError(f"a runner file holds numbers, text, lists and mappings only ({error})") from None
-    try:
-        found = _model(RunnerSettings).model_validate_json(encoded, strict=True)
-    except pydantic_core.ValidationError as error:
-        faults = dict.fromkeys(fault_text(detail, RunnerSettings) for detail in error.errors(include_url=False))
-        raise UserError(*faults) from None
-    fields = {name: getattr(found, name) for name in keys_of(RunnerSettings)}
-    learners = tuple(LearnerSettings(**{name: getattr(one, name) for name in keys_of(LearnerSettings)}) for one in fields.pop("learners"))
-    settings = RunnerSettings(**fields, learners=learners)
+    settings = settings_from(_with_names(data), RunnerSettings)
     _check(settings)
     return settings
 
@@ -148,15 +132,3 @@ def _check_kind(where: str, learner: LearnerSettings, played: bool) -> None:
                 f"{where}.algorithm.changes: {change} is about what all learners play, put it into environment.changes; "
                 f"a learner has its own {', '.join(_OWN)}, scenario.agents"
             )
-
-
-@cache
-def _model(kind: type) -> type[pydantic.BaseModel]:
-    """A settings class as pydantic checks it: unions told apart by `name`."""
-    fields: dict[str, Any] = {}
-    for key in keys_of(kind).values():
-        annotation: Any = tuple[_model(LearnerSettings), ...] if key.name == "learners" else key.annotation
-        if len(branches(annotation)) > 1:
-            annotation = Annotated[annotation, pydantic.Field(discriminator="name")]
-        fields[key.name] = (annotation, pydantic.Field(key.default, **key.bounds))
-    return pydantic.create_model(kind.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields)

@@ -45,7 +45,7 @@ from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
 from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, summarise
-from nip_ray.sweeps.trial_config import values_of
+from nip_ray.sweeps.trial import values_of
 from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
 from nip_ray.tracking import check_trackers
 

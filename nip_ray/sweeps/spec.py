@@ -10,20 +10,17 @@ Decisions that matter here:
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import pydantic
-import pydantic_core
 import yaml
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import branches, keys_of, suggest, with_tags
-from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, fault_text, faults_of, plain, read_mapping, unshared
+from nip_ray.config.keys import keys_of, suggest, with_tags
+from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, faults_of, plain, read_mapping, settings_from, unshared
 from nip_ray.config.members import ADDED
 from nip_ray.config.players import playing, without_verifier
 from nip_ray.config.rules import check
@@ -255,31 +252,12 @@ def _setting(values: Mapping[str, Any]) -> str:
 # ----------------------------------------------------------------------------------------------------------- settings
 
 
-@cache
-def _model() -> type[pydantic.BaseModel]:
-    """`SweepSettings` as pydantic checks it: unions told apart by `name`, as in experiment configs."""
-    fields: dict[str, Any] = {}
-    for key in keys_of(SweepSettings).values():
-        union = len(branches(key.annotation)) > 1
-        kind = Annotated[key.annotation, pydantic.Field(discriminator="name")] if union else key.annotation
-        fields[key.name] = (kind, pydantic.Field(key.default, **key.bounds))
-    return pydantic.create_model("Sweep", __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-
-
 def _settings(data: Any) -> SweepSettings:
     """What stands under `sweep`. Raises UserError that lists every fault."""
     data = {} if data is None else data
     if not isinstance(data, Mapping):
         raise UserError(f"{SWEEP}: got {data!r:.60}, expected mapping")
-    try:
-        encoded = pydantic_core.to_json(with_tags(data, SweepSettings), inf_nan_mode="constants")
-        found = _model().model_validate_json(encoded, strict=True)
-    except pydantic_core.ValidationError as error:
-        faults = dict.fromkeys(f"{SWEEP}.{fault_text(detail, SweepSettings)}" for detail in error.errors(include_url=False))
-        raise UserError(*faults) from None
-    except ValueError as error:
-        raise UserError(f"{SWEEP}: it holds numbers, text, lists and mappings only ({error})") from None
-    return SweepSettings(**{name: getattr(found, name) for name in keys_of(SweepSettings)})
+    return settings_from(with_tags(data, SweepSettings), SweepSettings, f"{SWEEP}.")
 
 
 # -------------------------------------------------------------------------------------------------------------- rules
@@ -422,7 +400,7 @@ def _metric_fault(metric: str, config: AnyConfig) -> str | None:
     if not slash or prefix not in prefixes:
         if text and prefix == "eval" and rest:
             return f"but held-out dialogues of language models are under eval_sampled/{rest}"
-        near = _nearest([prefix], prefixes)
+        near = difflib.get_close_matches(prefix, prefixes, 1, 0.8)
         known = f"{'/..., '.join(prefixes)}/..." + ("" if text else f", {', '.join(_PLAIN)}")
         return f"did you mean {near[0]}/{rest or '...'}?" if near else f"expected a key of docs/metrics.md: {known}"
     return _name_fault(prefix, rest.split("/"), config) or _absence(metric, prefix, rest, config)
@@ -436,12 +414,8 @@ def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
     if prefix not in ("time", "cost") and agents is not None and not own_figures and parts[0] not in known:
         return suggest(parts[0], known)
     last = parts[-1]
-    near = _nearest([last], _LAST)
+    near = difflib.get_close_matches(last, _LAST, 1, 0.8)
     return f"did you mean .../{near[0]}?" if near and last not in (*_LAST, *known) else None
-
-
-def _nearest(words: Iterable[str], known: Sequence[str]) -> list[str]:
-    return [near for word in words for near in difflib.get_close_matches(word, known, 1, 0.8)]
 
 
 def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | None:

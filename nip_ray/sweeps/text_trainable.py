@@ -15,8 +15,6 @@ Decisions that matter here:
 """
 
 import asyncio
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.text_run import reopened
 from nip_ray.storage.folder import RunFolder
-from nip_ray.sweeps.trainable import opened
-from nip_ray.sweeps.trial_config import experiment_of
+from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
 from nip_ray.text.training.run import begin, finish, new_state, num_measured
@@ -39,7 +36,7 @@ from nip_ray.text.training.state import STATE, load_state, save_state
 from nip_ray.text.training.trainer import TextTrainer
 from nip_ray.tracking import check_trackers
 
-POINTER = "run.json"
+_FORMAT = "nip_ray.text_trial"
 
 
 class TextTrainable(tune.Trainable):
@@ -48,7 +45,7 @@ class TextTrainable(tune.Trainable):
     """
 
     def setup(self, config: dict[str, Any]) -> None:
-        """Make the run folder, or open the one of an earlier start of this trial. Nobody is asked anything before the first `step`.
+        """Make the run folder, or open the one of an earlier start of this trial. No provider is contacted before the first `step`.
 
         Raises UserError when the folder cannot be written.
         """
@@ -57,15 +54,14 @@ class TextTrainable(tune.Trainable):
         self._fault: str | None = None
         self._from: str | None = None
         try:
-            self.experiment = with_absolute_paths(_of_language_models(config))
+            self.experiment = with_absolute_paths(experiment_of(config, TextExperimentConfig))
             check(self.experiment)
             check_trackers(self.experiment.tracking)
             trial_bundles(self.experiment)
         except UserError as error:
             self._fault = str(error)
             return
-        experiment: Any = self.experiment
-        self.folder = opened(Path(config["run_root"]).resolve() / self.trial_id, experiment)
+        self.folder = opened(Path(config["run_root"]).resolve() / self.trial_id, self.experiment)
 
     def step(self) -> dict[str, Any]:
         """One stage. Returns the newest figures by their keys in metrics.jsonl, `iteration` among them, `stage`, `text_iteration`,
@@ -73,18 +69,18 @@ class TextTrainable(tune.Trainable):
         `TextTrainer.run_stage` does.
         """
         if self._fault is not None or self.folder is None:
-            return _failed(self._fault)
+            return failed(self._fault)
         if self.trainer is None:
             try:
                 self.trainer = self._begin(self.folder)
             except UserError as error:
-                return _failed(error)
+                return failed(error)
         stage = self.trainer.state.stage
         try:
             if not self.trainer.state.over:
                 stage = self.trainer.run_stage()
         except BudgetExhausted as error:
-            return {**self._reached(self.folder, self.trainer), "stage": stage, **_failed(error)}
+            return {**self._reached(self.folder, self.trainer), "stage": stage, **failed(error)}
         if self.trainer.state.over:
             finish(self.folder, self.trainer)
         over = self.trainer.state.over
@@ -92,15 +88,11 @@ class TextTrainable(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Name the run."""
-        run = None if self.trainer is None else self.trainer.state.run_id
-        Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": "nip_ray.text_trial", "version": 1, "run": run}))
+        write_pointer(checkpoint_dir, _FORMAT, run=None if self.trainer is None else self.trainer.state.run_id)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Remember which run it is of; see `step`. Raises UserError for what `save_checkpoint` did not write."""
-        found = json.loads(Path(checkpoint_dir, POINTER).read_text())
-        if found.get("format") != "nip_ray.text_trial" or found.get("version") != 1:
-            raise UserError(f"{checkpoint_dir}: no checkpoint of a trial with language models, or one of a newer version")
-        self._from = found["run"]
+        self._from = read_pointer(checkpoint_dir, _FORMAT)["run"]
 
     def cleanup(self) -> None:
         """Give actors, trackers and the folder back."""
@@ -112,10 +104,7 @@ class TextTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """CPUs and GPUs of the main process, then of every rollout worker and of the local model's actors."""
-        try:
-            return tune.PlacementGroupFactory(trial_bundles(_of_language_models(config)))
-        except UserError:  # the trial itself will say so, and fail alone
-            return tune.PlacementGroupFactory([{"CPU": 1}])
+        return resources(config, TextExperimentConfig)
 
     def _reached(self, folder: RunFolder, trainer: TextTrainer) -> dict[str, Any]:
         return {**folder.figures(), "run_dir": str(folder.path), "text_iteration": num_measured(trainer.state)}
@@ -133,14 +122,3 @@ class TextTrainable(tune.Trainable):
         known = folder.path.parent / PROVIDERS  # of all trials
         store_abilities(known, asyncio.run(check_providers(experiment, known_abilities(known))))
         return begin(experiment, folder, prepare(experiment, folder.path), state, group=self.config.get("group"), in_trial=True)
-
-
-def _failed(reason: object) -> dict[str, Any]:
-    return {"done": True, "failed": " ".join(str(reason).split())}
-
-
-def _of_language_models(config: Mapping[str, Any]) -> TextExperimentConfig:
-    made = experiment_of(config)
-    if not isinstance(made, TextExperimentConfig):
-        raise UserError("TextTrainable trains language models; for networks take nip_ray.sweeps.trainable.ExperimentTrainable")
-    return made

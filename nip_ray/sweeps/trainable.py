@@ -16,8 +16,6 @@ Decisions that matter here:
   iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and with which values.
 """
 
-import json
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from typing import Any
 from ray import tune
 from ray.tune.result import SHOULD_CHECKPOINT
 
-from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml
@@ -35,11 +32,10 @@ from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.storage.files import write_atomically
-from nip_ray.storage.folder import CONFIG, RunFolder, environment
-from nip_ray.sweeps.trial_config import experiment_of, values_of
+from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, values_of, write_pointer
 
-POINTER, LINEAGE = "run.json", "lineage.json"
-_LOCK_WAIT_S = 120.0  # for the lock of a trial whose node is gone: a file server gives it back after a while
+LINEAGE, _FORMAT = "lineage.json", "nip_ray.trial"
 
 
 class ExperimentTrainable(tune.Trainable):
@@ -58,7 +54,7 @@ class ExperimentTrainable(tune.Trainable):
         self._from: dict[str, Any] | None = None
         self._fault: str | None = None
         try:
-            self.experiment = with_absolute_paths(_of_networks(config))
+            self.experiment = with_absolute_paths(experiment_of(config, ExperimentConfig))
             check(self.experiment)
         except UserError as error:
             self._fault = str(error)
@@ -71,14 +67,14 @@ class ExperimentTrainable(tune.Trainable):
         reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
         """
         if self._fault is not None or self.folder is None:
-            return _failed(self._fault)
+            return failed(self._fault)
         if self.session is None:
             try:
                 self.session = self._begin(self.folder)
             except LearnerLost:
                 raise
             except (UserError, TrainingError) as error:
-                return _failed(error)
+                return failed(error)
         before = self.session.saved_at
         try:
             for _ in range(self.config.get("iterations_per_report", 1)):
@@ -89,7 +85,7 @@ class ExperimentTrainable(tune.Trainable):
         except LearnerLost:
             raise
         except TrainingError as error:
-            return {**self.session.figures, **_failed(error)}
+            return {**self.session.figures, **failed(error)}
         saved = self.session.saved_at != before
         return {**self.session.figures, "run_dir": str(self.folder.path), "done": self.session.over, SHOULD_CHECKPOINT: saved}
 
@@ -97,15 +93,11 @@ class ExperimentTrainable(tune.Trainable):
         """Save the run, and say where it stands."""
         if self.session is not None:
             self.session.save()
-        found = {"trial": self.trial_id, "iteration": 0 if self.session is None else self.session.iteration}
-        Path(checkpoint_dir, POINTER).write_text(json.dumps({"format": "nip_ray.trial", "version": 1, **found}))
+        write_pointer(checkpoint_dir, _FORMAT, trial=self.trial_id, iteration=0 if self.session is None else self.session.iteration)
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
         """Remember where to continue; see `step`. Raises UserError for what `save_checkpoint` did not write."""
-        found = json.loads(Path(checkpoint_dir, POINTER).read_text())
-        if found.get("format") != "nip_ray.trial" or found.get("version") != 1:
-            raise UserError(f"{checkpoint_dir}: no checkpoint of a trial, or one of a newer version")
-        self._from = found
+        self._from = read_pointer(checkpoint_dir, _FORMAT)
 
     def cleanup(self) -> None:
         """Give actors, trackers and the folder back. A trial that is stopped between two reports is saved first."""
@@ -120,10 +112,7 @@ class ExperimentTrainable(tune.Trainable):
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
         """CPUs and GPUs of the main process, then of every env runner and learner."""
-        try:
-            return tune.PlacementGroupFactory(trial_bundles(_of_networks(config)))
-        except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
-            return tune.PlacementGroupFactory([{"CPU": 1.0}])
+        return resources(config, ExperimentConfig)
 
     def _begin(self, folder: RunFolder) -> Session:
         """The session, standing where this trial is to continue: another trial's checkpoint, or its own newest, or the start."""
@@ -149,7 +138,7 @@ class ExperimentTrainable(tune.Trainable):
             checkpoints = self.root / self._from["trial"] / "checkpoints"
             try:
                 return self._from["trial"], load_checkpoint(checkpoints, self._from["iteration"])
-            except UserError:  # the other one has gone on, and keeps its newest ones only
+            except UserError:  # the other one has continued, and keeps its newest ones only
                 return self._from["trial"], load_checkpoint(checkpoints)
         if has_checkpoint(folder.checkpoints):
             own = load_checkpoint(folder.checkpoints)
@@ -158,35 +147,9 @@ class ExperimentTrainable(tune.Trainable):
         return "", None
 
     def _taken_over(self, folder: RunFolder, wanted: Mapping[str, Any]) -> bool:
-        """Whether an earlier start of this trial went on from there already, with the same values."""
+        """Whether an earlier start of this trial continued from there already, with the same values."""
         last = steps[-1] if (steps := _lineage(folder)) else {"from": None}
         return last["from"] == wanted["trial"] and last["iteration"] >= wanted["iteration"] and last["values"] == values_of(self.config)
-
-
-def _of_networks(config: Mapping[str, Any]) -> ExperimentConfig:
-    made = experiment_of(config)
-    if not isinstance(made, ExperimentConfig):
-        raise UserError("ExperimentTrainable trains networks; for language models take nip_ray.sweeps.text_trainable.TextTrainable")
-    return made
-
-
-def opened(path: Path, experiment: ExperimentConfig) -> RunFolder:
-    """The run folder of a trial, open for writing. Waits for the lock of an earlier start that could not give it back."""
-    deadline = time.monotonic() + _LOCK_WAIT_S
-    while (path / CONFIG).is_file():
-        try:
-            return RunFolder.open(path, write=True)
-        except UserError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.5)
-    folder = RunFolder.create(path, config_to_yaml(experiment))
-    folder.write_json("environment.json", environment())
-    return folder
-
-
-def _failed(reason: object) -> dict[str, Any]:
-    return {"done": True, "failed": " ".join(str(reason).split())}
 
 
 def _take_rows(folder: RunFolder, source: Path, iteration: int) -> None:

@@ -31,7 +31,7 @@ from nip_ray.sweeps.compat import number_trials
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
 from nip_ray.sweeps.trainable import ExperimentTrainable
-from nip_ray.sweeps.trial_config import values_of
+from nip_ray.sweeps.trial import values_of
 
 TRIALS, TUNE = "trials", "tune"
 PROGRESS_S = 30.0

@@ -10,7 +10,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.base import BaseAgent
-from nip_ray.drivers.scopes import resolve_scopes
+from nip_ray.drivers.contract import resolve_scopes
 from nip_ray.settings.drivers import (
     DQNAgentSettings,
     DriverSettings,

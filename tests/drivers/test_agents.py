@@ -11,9 +11,9 @@ import torch
 
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.dqn import DQNAgent
-from nip_ray.drivers.agents.heads import NormalHead, head_for
 from nip_ray.drivers.contract import Agent, Tracker, Transition
-from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.loops import SequentialDriver
+from nip_ray.drivers.networks import NormalHead, head_for
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
 from tests.drivers.small import DQN, PPO, RANDOM, agents, counting, quiet, same

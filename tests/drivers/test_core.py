@@ -11,9 +11,8 @@ from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.players import IndependentPlayers
 from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.loops import SequentialDriver, StepDriver
 from nip_ray.drivers.runner import DRIVERS
-from nip_ray.drivers.sequential import SequentialDriver
-from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.drivers import LearnerSettings, PPOAgentSettings
 from tests.drivers.small import CARTPOLE, DQN, PPO, Duel, Recorder, Watched, agents, counting, quiet, same

@@ -11,7 +11,7 @@ from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.base import encoder
 from nip_ray.drivers.contract import rows
 from nip_ray.drivers.environments import Copies, make_environment
-from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.errors import UserError
 from nip_ray.settings.drivers import EnvironmentSettings, LearnerSettings
 from tests.drivers.small import DQN, PPO, RANDOM, Counting, counting, quiet

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from nip_ray.drivers.agents import make_agent
+from nip_ray.drivers.core import Reports
 from nip_ray.drivers.environments import Recipe
+from nip_ray.drivers.loops import SequentialDriver, StepDriver
 from nip_ray.drivers.parallel import ParallelDriver
-from nip_ray.drivers.reports import Reports
-from nip_ray.drivers.sequential import SequentialDriver
-from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.settings.drivers import EnvironmentSettings
 from nip_ray.storage.checkpoint import load_checkpoint, save_checkpoint

@@ -14,12 +14,10 @@ from nip_ray.config.load import config_to_yaml
 from nip_ray.drivers.agents.protocol import ProtocolAgent
 from nip_ray.drivers.contract import Agent
 from nip_ray.drivers.experiments import ProtocolCopies, alone, experiment_recipe, own_experiment, read_experiment
-from nip_ray.drivers.manual import ManualDriver
+from nip_ray.drivers.loops import ManualDriver, SequentialDriver, StepDriver
 from nip_ray.drivers.parallel import ParallelDriver
 from nip_ray.drivers.runner import make_driver, resume_as, resume_runner, run_runner
-from nip_ray.drivers.sequential import SequentialDriver
 from nip_ray.drivers.spec import load_runner, parse_runner
-from nip_ray.drivers.step import StepDriver
 from nip_ray.errors import UserError
 from nip_ray.rllib.cluster import build_algorithm
 from nip_ray.rllib.shared import scenario_of

@@ -12,7 +12,7 @@ from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.base import encoder, legal_of
 from nip_ray.drivers.contract import MASK
 from nip_ray.drivers.environments import Copies, make_environment
-from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
 from tests.drivers.small import RANDOM, quiet, same
 

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from nip_ray.drivers.scopes import resolve_scopes
+from nip_ray.drivers.contract import resolve_scopes
 from nip_ray.errors import UserError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from nip_ray.drivers.contract import Transition
-from nip_ray.drivers.sequential import SequentialDriver
+from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.statistics import EpisodeStatistics, information
 from tests.drivers.small import RANDOM, agents, counting, quiet
 

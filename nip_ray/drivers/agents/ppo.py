@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from nip_ray.drivers.agents.base import BaseAgent, copies_of_weights, encoder, legal_of, put_weights
-from nip_ray.drivers.agents.heads import head_for
 from nip_ray.drivers.contract import Rows, Transition, arrays
-from nip_ray.drivers.networks import mlp
+from nip_ray.drivers.networks import head_for, mlp
 from nip_ray.errors import TrainingError
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
