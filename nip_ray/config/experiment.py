@@ -38,7 +38,7 @@ from nip_ray.settings.providers import BudgetSettings, DummyProvider, LocalProvi
 from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
-from nip_ray.settings.state_tracking import StateTrackingSettings
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
 from nip_ray.settings.tracking import TrackingSettings
 
@@ -55,7 +55,9 @@ AlgorithmSettings = Annotated[
     PPOSettings | ReinforceSettings | StackelbergSettings | SoloSettings | DQNSettings, Field(discriminator="name")
 ]
 
-LanguageScenarioSettings = Annotated[CodeValidationSettings | LanguageMatrixGameSettings, Field(discriminator="name")]
+LanguageScenarioSettings = Annotated[
+    CodeValidationSettings | LanguageMatrixGameSettings | LanguageStateTrackingSettings, Field(discriminator="name")
+]
 TextAlgorithmSettings = Annotated[ExpertIterationSettings | MaltSettings | PolicyGradientSettings, Field(discriminator="name")]
 AnyProvider = Annotated[OpenAIProvider | LocalProvider | TrainingServiceProvider | DummyProvider, Field(discriminator="name")]
 

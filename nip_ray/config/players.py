@@ -49,7 +49,7 @@ def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
     return value_annotation(keys_of(type(config.scenario))["agents"].annotation)() if found is None else found
 
 
-def rounds_of(config: ExperimentConfig) -> int | None:
+def rounds_of(config: ExperimentConfig | TextExperimentConfig) -> int | None:
     """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's

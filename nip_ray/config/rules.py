@@ -28,7 +28,7 @@ from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, h
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.solo import SoloSettings
-from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings, chain_faults
+from nip_ray.settings.state_tracking import ChainSettings, StateAgentSettings, chain_faults
 
 Rule = Callable[[ExperimentConfig], Iterator[str]]
 
@@ -115,9 +115,9 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
         yield f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or random"
 
 
-def state_tracking(config: ExperimentConfig) -> Iterator[str]:
+def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """Chains have the length that the protocol comes down to."""
-    if isinstance(config.scenario, StateTrackingSettings):
+    if isinstance(config.scenario, ChainSettings):
         yield from chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0)
 
 
@@ -347,7 +347,14 @@ def _module_exists(name: str) -> bool:
         return False
 
 
-_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (protocol_name, protocol_parameters, games, agent_names, plugins)
+_SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
+    protocol_name,
+    protocol_parameters,
+    games,
+    state_tracking,
+    agent_names,
+    plugins,
+)
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,

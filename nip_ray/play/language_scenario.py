@@ -1,13 +1,16 @@
 """What the text room asks of a scenario that language models play: what `TextScenario` has, and what asking models and learning need."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from nip_ray.play.dialogue import Chat, Dialogue, Parsed, Turn, beginning
 from nip_ray.protocols import DECISIONS, Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
+
+Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
+"""(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing else."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +51,19 @@ class LanguageScenario(ABC):
         """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
-    def exact_figures(self, probability: Callable[[str, Chat, str], float]) -> dict[str, float]:
-        """Figures that are computed instead of sampled, where the game is small enough.
-
-        probability: that an agent replies to a chat with this text and nothing else.
-        """
+    def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
+        """Figures that are computed instead of sampled, over these items, where the game is small enough."""
         return {}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); () for no such list."""
+        return ()
+
+    def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
+        """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning from rewards; None
+        where the scenario knows of none. It depends on the arguments alone."""
+        return None
 
     def agent_settings(self, agent: str) -> LanguageAgentSettings:
         """The settings of `agent`: its own, those of `_default`, or the built-in ones."""

@@ -11,8 +11,10 @@ from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.scenarios.matrix_games.language import ITEMS, Deal, build_language_game
+from nip_ray.scenarios.state_tracking.language import build_language_state_tracking, chain_items, read_chain_item
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 SPLITS = ("train", "test")
 
@@ -51,6 +53,7 @@ LANGUAGE_SCENARIOS: dict[str, LanguageScenarioKind] = {
         lambda record: Deal(**record),
         held_out=False,
     ),
+    "state_tracking": LanguageScenarioKind(LanguageStateTrackingSettings, build_language_state_tracking, chain_items, read_chain_item),
 }
 """By name."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.heads import LrFactors
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
@@ -43,6 +44,16 @@ class StateTrackingSettings(ChainSettings):
     item_seed: int = option(0, "Seed of the chains.", ge=0)
     num_exact: int = option(64, "Held-out chains whose worst case evaluations compute (bisection, nip with one question; 0: none).", ge=0)
     agents: dict[str, StateAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
+
+
+@dataclass(frozen=True)
+class LanguageStateTrackingSettings(ChainSettings):
+    """Where does a chain of permutations lead? Language models as verifier and provers; the experiment's seed makes the chains."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["state_tracking"] = option("state_tracking", "The task.")
+    agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
 
 
 PROTOCOLS = ("solo_verifier", "adp", "nip", "debate", "bisection")

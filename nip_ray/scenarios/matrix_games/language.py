@@ -7,7 +7,7 @@ Decisions that matter here:
 - training and test items are the same six deals: there is nothing to generalise over.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -18,7 +18,7 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.language_scenario import LanguageScenario, Probabilities
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.matrix_games.games import Tables
 from nip_ray.scenarios.matrix_games.kuhn import CARDS, DEALS, KuhnPoker
@@ -80,21 +80,20 @@ class KuhnPokerInWords(LanguageScenario):
         place = (dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent)
         return Random(stable_seed(seed, "kuhn poker", *place)).choice(_words(_moves(dialogue)))
 
-    def exact_figures(self, probability: Callable[[str, Chat, str], float]) -> dict[str, float]:
-        """Values and exploitability (`KuhnPoker.figures`), and ``off_form``: the most that either player gives to no word, anywhere."""
-        tables, off_form = self.strategies(probability)
+    def exact_figures(self, items: Sequence[Deal], probabilities: Probabilities) -> dict[str, float]:
+        """Values and exploitability over all deals (`KuhnPoker.figures`), and ``off_form``: the most that a player gives to no word."""
+        tables, off_form = self.strategies(probabilities)
         return {**KuhnPoker().figures(tables), "off_form": off_form}
 
-    def strategies(self, probability: Callable[[str, Chat, str], float]) -> tuple[Tables, float]:
+    def strategies(self, probabilities: Probabilities) -> tuple[Tables, float]:
         """((states, moves) of each player, as dialogues are played; the most that is given to no word in any state).
 
-        probability: of a whole reply of an agent to a chat. What is given to no word is asked again, and at last passes.
+        What is given to no word is asked again, and at last passes.
         """
         tables, most = tuple(torch.zeros(KuhnPoker.num_states, 2, dtype=torch.float64) for _ in PLAYERS), 0.0
         for player, state, dialogue in information_sets():
             agent = PLAYERS[player]
-            chat = self.chat(dialogue, agent)
-            given = torch.tensor([probability(agent, chat, word) for word in _words(_moves(dialogue))], dtype=torch.float64)
+            given = torch.as_tensor(probabilities(agent, [self.chat(dialogue, agent)], _words(_moves(dialogue)))[0], dtype=torch.float64)
             lost = max(0.0, 1 - float(given.sum()))
             asked = self.max_invalid_replies(agent)
             tables[player][state] = given * sum(lost**attempt for attempt in range(asked))

@@ -23,7 +23,7 @@ from nip_ray.protocols import ACCEPT, Protocol
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.scenarios.state_tracking.chains import NUM_STATES, draw_chains
 from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, StateAgent
-from nip_ray.scenarios.state_tracking.seats import seats_of
+from nip_ray.scenarios.state_tracking.seats import one_question_is_asked, seats_of
 from nip_ray.scenarios.state_tracking.worst_case import (
     Chances,
     Positions,
@@ -117,9 +117,8 @@ class StateTracking(Scenario):
         """Under bisection, and under nip with one question: soundness against every lie and completeness against every opponent, of the
         sampled policies on the first `num_exact` held-out chains."""
         protocol, seats, id_I = self.protocol, self.seats, self.ids("test")[: self.settings.num_exact]
-        one_question = protocol.name == "nip" and protocol.verifier_turns == 2 and protocol.min_rounds == protocol.max_rounds
         false_I, true_I = (id_I[self.label_I[id_I] == label] for label in (0, 1))
-        if not (seats.bisects or one_question) or not len(false_I) or not len(true_I):
+        if not (seats.bisects or one_question_is_asked(protocol)) or not len(false_I) or not len(true_I):
             return {}
         false, true = self.chains.rows(false_I), self.chains.rows(true_I)
 

@@ -28,3 +28,8 @@ def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
     if "prover0" in protocol.provers:
         return Seats(committer, "prover0", bisects)
     return Seats(committer, protocol.verifier if protocol.verifier_turns > 1 else None, bisects)
+
+
+def one_question_is_asked(protocol: Protocol) -> bool:
+    """Whether the verifier asks once and then decides, in every dialogue."""
+    return protocol.name == "nip" and protocol.verifier_turns == 2 and protocol.min_rounds == protocol.max_rounds

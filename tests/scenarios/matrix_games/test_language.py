@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -74,16 +75,16 @@ def test_exploitability_is_that_of_the_tables() -> None:
     known = equilibrium(0.2)
     places = {str(poker().chat(dialogue, f"player{p}")): (p, s) for p, s, dialogue in information_sets()}
 
-    def table(agent: str, chat: Chat, reply: str) -> float:
-        player, state = places[str(chat)]
-        return float(known[player][state, int(reply in ("bet", "call"))])
+    def table(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
+        found = [places[str(chat)] for chat in chats]
+        return [[float(known[player][state, int(reply in ("bet", "call"))]) for reply in replies] for player, state in found]
 
-    figures = poker().exact_figures(table)
+    figures = poker().exact_figures(ITEMS, table)
     assert figures["exploitability"] == pytest.approx(0, abs=1e-9)
     assert figures["player0/value"] == pytest.approx(-1 / 18)
     assert figures["off_form"] == pytest.approx(0)
-    assert poker().exact_figures(lambda *_: 0.5)["exploitability"] == pytest.approx(11 / 24)
-    (first, _), off_form = poker(2).strategies(lambda agent, chat, reply: 0.25)
+    assert poker().exact_figures(ITEMS, lambda *_: [[0.5, 0.5]])["exploitability"] == pytest.approx(11 / 24)
+    (first, _), off_form = poker(2).strategies(lambda *_: [[0.25, 0.25]])
     assert off_form == pytest.approx(0.5)
     assert first.tolist() == policy([0.375] * 6).tolist(), "a quarter at once or after half a miss; two misses pass"
 

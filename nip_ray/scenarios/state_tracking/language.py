@@ -1,0 +1,285 @@
+"""State tracking between language models: the same chains, protocols and worst case as between networks, in words.
+
+Decisions that matter here:
+- a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state, place and move: so
+  a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
+- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the true states
+  between its ends, which provers know, the ends with their committed states, the middle, and for the verifier one move and two states;
+- what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
+from nip_ray.play.dialogue_rules import rulebook
+from nip_ray.play.language_scenario import LanguageScenario, Probabilities
+from nip_ray.protocols import DECISIONS, Protocol
+from nip_ray.scenarios.state_tracking.chains import GENERATORS, Chains, draw_chains
+from nip_ray.scenarios.state_tracking.seats import Seats, one_question_is_asked, seats_of
+from nip_ray.scenarios.state_tracking.worst_case import (
+    Chances,
+    Positions,
+    acceptance_of_truth,
+    least_acceptance,
+    worst_acceptance,
+    worst_acceptance_of_chain,
+)
+from nip_ray.seeding import stable_seed
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
+
+STATES = ("a", "b", "c", "d", "e")
+HALVES = ("left", "right")
+VERDICTS = DECISIONS[:2]
+MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
+_KEYS = ("states", "claim", "middle", "move", "start", "moves", "committed", "pass")
+_PLACES = 16  # that models know at least, so that one which learned on shorter chains can go on with longer ones
+
+
+@dataclass(frozen=True)
+class ChainItem:
+    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else 0."""
+
+    id: int
+    moves: tuple[int, ...]
+    states: tuple[int, ...]
+    claim: int
+    y: int
+
+
+@dataclass(frozen=True)
+class Dispute:
+    """The interval that is left of a bisection: its ends, the states committed there, and the one in the middle once it is said."""
+
+    low: int
+    high: int
+    low_state: int
+    high_state: int
+    middle: int | None = None
+
+    def half(self, right: bool) -> "Dispute":
+        """The half that is kept."""
+        place = (self.low + self.high) // 2
+        assert self.middle is not None
+        if right:
+            return Dispute(place, self.high, self.middle, self.high_state)
+        return Dispute(self.low, place, self.low_state, self.middle)
+
+
+@dataclass(frozen=True, eq=False)
+class StateTrackingInWords(LanguageScenario):
+    """The scenario; `build_language_state_tracking` makes it."""
+
+    settings: LanguageStateTrackingSettings
+    seats: Seats
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """States, places, moves and a few more."""
+        places = map(str, range(max(_PLACES, self.settings.length) + 1))
+        return (*STATES, *places, *MOVES, *HALVES, *VERDICTS, *_KEYS)
+
+    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """One message."""
+        if self.seats.bisects:
+            return self._chat_about(dialogue.item, agent, _dispute(dialogue))
+        item, committed = dialogue.item, self._committed(dialogue)
+        if agent != self.protocol.verifier:
+            said = [*_truth(item, 0, len(item.moves)), "claim", STATES[item.claim]]
+            if agent == self.seats.pointer:
+                said += ["committed", *(STATES[state] for state in committed or ())]
+            return _message(said)
+        at = None
+        if committed is not None and (place := self._pointed_at(dialogue)) is not None:
+            at = Dispute(place, place + 1, committed[place], committed[place + 1])
+        return self._overview(item, at, committed if self.seats.pointer is None else None)
+
+    def choices(self, dialogue: Dialogue, agent: str) -> tuple[str, ...]:
+        """Every word that `agent` may say in the round about to be played (of a chain of states: at each of its places)."""
+        r, rules = len(dialogue.rounds), rulebook(self.protocol)
+        if agent == self.seats.committer:
+            return STATES
+        points = HALVES if self.seats.bisects else tuple(map(str, range(self.settings.length)))
+        if agent != self.protocol.verifier:
+            return points
+        verdicts = VERDICTS if r >= self.protocol.min_rounds - 1 else ()
+        if r == rules.rounds_of(agent, dialogue.seed)[-1]:
+            return verdicts
+        return (*(points if agent == self.seats.pointer else ("pass",)), *verdicts)
+
+    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
+        """As `choices` says. Raises InvalidReply for anything else."""
+        said, choices = reply.split(), self.choices(dialogue, agent)
+        length = self._reply_words(agent)
+        if len(said) != length or not set(said) <= set(choices):
+            words = "a word" if length == 1 else f"{length} words"
+            raise InvalidReply(f"expected {words} out of {' '.join(choices)}, got {reply!r:.60}")
+        if said[0] in VERDICTS:
+            return Parsed(decision=VERDICTS.index(said[0]))
+        return Parsed(dict.fromkeys(rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], " ".join(said)))
+
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """Any of the choices."""
+        random = Random(stable_seed(seed, "state tracking", dialogue.item.id, dialogue.seed, len(dialogue.rounds), agent))
+        choices = self.choices(dialogue, agent)
+        return " ".join(random.choice(choices) for _ in range(self._reply_words(agent)))
+
+    def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
+        """A random turn of `agent` where provers commit to the true states and all points and halves are random: of who commits the true
+        states, of the verifier's last turn the item's label, else a random choice."""
+        random = Random(stable_seed(seed, "warm example", item.id, agent))
+        dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
+        for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
+            turns = []
+            for speaker, channels in rules.speakers(r, dialogue.seed).items():
+                said = self._warm_reply(dialogue, speaker, random, last=False)
+                turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
+            dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
+        last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
+        return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random, last)
+
+    def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
+        """Under bisection, and under nip with one question: `worst_case/soundness`, of rejecting the false claims of `items` against every
+        lie, and `worst_case/completeness`, of accepting the true ones against every opponent. What is given to no choice is asked again."""
+        one_question = one_question_is_asked(self.protocol)
+        if not (self.seats.bisects or one_question) or {item.y for item in items} != {0, 1}:
+            return {}
+        false, true = ([item for item in items if item.y == y] for y in (0, 1))
+        committer, pointer, verifier = self.seats.committer or "", self.seats.pointer or "", self.protocol.verifier or ""
+
+        def chances(agent: str, about: Sequence[ChainItem], replies: Sequence[str]) -> Chances:
+            return partial(self._chances, probabilities, about, agent, replies)
+
+        rejects, accepts = (chances(verifier, about, VERDICTS) for about in (false, true))
+        if one_question:
+            worst = worst_acceptance_of_chain(_chains(false), self._questions(probabilities, false), rejects)
+            least = acceptance_of_truth(_chains(true), self._questions(probabilities, true), accepts)
+        else:
+            worst = worst_acceptance(_chains(false), chances(pointer, false, HALVES), rejects)
+            least = least_acceptance(_chains(true), chances(committer, true, STATES), accepts)
+        return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
+
+    def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
+        """(I, n): how probably the verifier asks for each move."""
+        chats = [self._overview(item, None, None) for item in items]
+        given = probabilities(self.protocol.verifier or "", chats, tuple(map(str, range(self.settings.length))))
+        asked_IT = torch.as_tensor(given, dtype=torch.float64)
+        return asked_IT / asked_IT.sum(1, keepdim=True).clamp_min(1e-300)
+
+    def _chances(
+        self, probabilities: Probabilities, items: Sequence[ChainItem], agent: str, replies: Sequence[str], at: Positions
+    ) -> Tensor:
+        """See `Chances`; equal chats, such as those about one move, are asked about once. Of two replies: the chance of the second."""
+        chats = []
+        for item, low, high, low_state, high_state, middle in zip(*(x.tolist() for x in vars(at).values()), strict=True):
+            dispute = Dispute(low, high, low_state, high_state, None if middle < 0 else middle)
+            chats.append(self._chat_about(items[item], agent, dispute))
+        number: dict[str, int] = {}
+        place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
+        different = [[{"role": "user", "content": content}] for content in number]
+        given = torch.as_tensor(probabilities(agent, different, replies), dtype=torch.float64)
+        share = (given / given.sum(1, keepdim=True).clamp_min(1e-300))[place_N]
+        return share[:, 1] if len(replies) == 2 else share
+
+    def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
+        """What an agent is shown of a bisection, or of the move that it asked for."""
+        if not self.seats.bisects:
+            return self._overview(item, at, None)
+        if agent == self.protocol.verifier and at.high - at.low == 1:
+            return _message(_move(item, at))
+        said = [] if agent == self.protocol.verifier else _truth(item, at.low, at.high)
+        said += ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str((at.low + at.high) // 2)]
+        return _message(said if at.middle is None else [*said, STATES[at.middle]])
+
+    def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
+        """What the verifier is shown but under bisection: the chain, with committed states between its moves, or with one of its moves."""
+        said = ["start", STATES[item.states[0]], "moves"]
+        for place, move in enumerate(item.moves, 1):
+            said += [MOVES[move]] if committed is None else [MOVES[move], STATES[committed[place]]]
+        said += ["claim", STATES[item.claim]]
+        return _message(said if at is None else [*said, str(at.low), *_move(item, at)])
+
+    def _reply_words(self, agent: str) -> int:
+        return self.settings.length - 1 if agent == self.seats.committer and not self.seats.bisects else 1
+
+    def _warm_reply(self, dialogue: Dialogue, agent: str, random: Random, last: bool) -> str:
+        item = dialogue.item
+        if agent == self.seats.committer:
+            at = _dispute(dialogue) if self.seats.bisects else None
+            places = range(1, len(item.moves)) if at is None else [(at.low + at.high) // 2]
+            return " ".join(STATES[item.states[place]] for place in places)
+        if last and agent == self.protocol.verifier:
+            return VERDICTS[item.y]
+        return random.choice([word for word in self.choices(dialogue, agent) if word not in VERDICTS])
+
+    def _committed(self, dialogue: Dialogue) -> tuple[int, ...] | None:
+        """Start, the states that were committed to first, and the claim; None before."""
+        said = _said_by(dialogue, self.seats.committer)
+        if not said:
+            return None
+        inner = [STATES.index(word) for word in said[0].split()] or [0] * (len(dialogue.item.moves) - 1)
+        return (dialogue.item.states[0], *inner, dialogue.item.claim)
+
+    def _pointed_at(self, dialogue: Dialogue) -> int | None:
+        said = _said_by(dialogue, self.seats.pointer)
+        return int(said[-1] or 0) if said else None
+
+
+def _dispute(dialogue: Dialogue) -> Dispute:
+    """What is left of a bisection."""
+    item = dialogue.item
+    at = Dispute(0, len(item.moves), item.states[0], item.claim)
+    for r, turns in enumerate(dialogue.rounds):
+        said = next(iter(turns[0].messages.values()), "")
+        at = at.half(said == HALVES[1]) if r % 2 else replace(at, middle=STATES.index(said or STATES[0]))
+    return at
+
+
+def _said_by(dialogue: Dialogue, agent: str | None) -> list[str]:
+    """The message of each turn of `agent`, "" of one without a usable reply."""
+    return [next(iter(turn.messages.values()), "") for turns in dialogue.rounds for turn in turns if turn.agent == agent]
+
+
+def _truth(item: ChainItem, low: int, high: int) -> list[str]:
+    return ["states", *(word for place in range(low, high + 1) for word in (str(place), STATES[item.states[place]]))]
+
+
+def _move(item: ChainItem, at: Dispute) -> list[str]:
+    return ["move", MOVES[item.moves[at.low]], STATES[at.low_state], STATES[at.high_state]]
+
+
+def _message(words: Sequence[str]) -> Chat:
+    return [{"role": "user", "content": " ".join(words)}]
+
+
+def _chains(items: Sequence[ChainItem]) -> Chains:
+    return Chains(*(torch.tensor([getattr(item, name) for item in items]) for name in ("moves", "states", "claim")))
+
+
+def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str, list[ChainItem]]:
+    """The chains of `seed` by split. Raises UserError where there are not so many."""
+    chains = draw_chains(settings, seed)
+    rows = zip(*(x.tolist() for x in (chains.move_IT, chains.state_IP, chains.claim_I, chains.label_I)))
+    items = [ChainItem(number, tuple(moves), tuple(states), claim, y) for number, (moves, states, claim, y) in enumerate(rows)]
+    return {"train": items[: settings.num_train], "test": items[settings.num_train :]}
+
+
+def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
+    """An item from its record. Raises UserError for a chain that does not lead where its states say."""
+    item = ChainItem(record["id"], tuple(record["moves"]), tuple(record["states"]), record["claim"], record["y"])
+    steps = zip(item.moves, item.states, item.states[1:], strict=False)
+    if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(item.states[-1] == item.claim):
+        raise UserError(f"item {item.id}: its states or its label do not follow from its moves; make the items again")
+    return item
+
+
+def build_language_state_tracking(protocol: Protocol, settings: Any) -> StateTrackingInWords:
+    """The scenario of `settings`. Raises UserError for a protocol under which it is not played."""
+    return StateTrackingInWords(protocol, settings, seats_of(protocol, settings))

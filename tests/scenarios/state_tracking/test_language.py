@@ -1,0 +1,176 @@
+"""State tracking in words: what chats say, which replies count, and that models which read the words well are right."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn
+from nip_ray.play.dialogues import Answer, play_dialogue
+from nip_ray.play.scenario import Dialogue as SaidInSymbols
+from nip_ray.protocols import build
+from nip_ray.scenarios.state_tracking.chains import GENERATORS
+from nip_ray.scenarios.state_tracking.language import (
+    STATES,
+    ChainItem,
+    StateTrackingInWords,
+    build_language_state_tracking,
+    chain_items,
+    read_chain_item,
+)
+from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
+from tests.scenarios.state_tracking.test_scenario import PLAYED
+
+SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}
+ITEMS = chain_items(LanguageStateTrackingSettings(**SIZES), 0)
+
+
+def scenario(name: str = "bisection", **params: Any) -> StateTrackingInWords:
+    params = {"max_rounds": 5, **params} if name == "bisection" else params
+    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(**SIZES))
+
+
+def invented(made: StateTrackingInWords, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
+    """A dialogue of random replies, and all that was shown."""
+    shown = []
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...]) -> Answer:
+        shown.append((agent, chat))
+        return Answer(made.invent(dialogue, agent, seed))
+
+    return asyncio.run(play_dialogue(made, item, seed, ask)), shown
+
+
+@pytest.mark.parametrize(("name", "params"), PLAYED, ids=str)
+def test_random_replies_play_to_an_end_in_the_words_of_the_list(name: str, params: dict[str, Any]) -> None:
+    made = scenario(name, **params)
+    words, ends = set(made.words), set()
+    assert len(words) == len(made.words) <= 64
+    for item in ITEMS["test"]:
+        dialogue, shown = invented(made, item, item.id)
+        ends.add(dialogue.verdict)
+        for _, chat in shown:
+            assert [message["role"] for message in chat] == ["user"]
+            assert set(chat[0]["content"].split()) <= words
+        assert {word for turns in dialogue.rounds for turn in turns for word in turn.raw.split()} <= words
+        assert not any(turn.retries or turn.invalid for turns in dialogue.rounds for turn in turns)
+    assert {0, 1} <= ends
+
+
+@pytest.mark.parametrize("chooser", ["opponent", "verifier"])
+def test_both_media_come_down_to_the_same_move(chooser: str) -> None:
+    params = {"max_rounds": 5, "half_chosen_by": chooser}
+    made, tensors = scenario(**params), build_state_tracking(build("bisection", **params), StateTrackingSettings(**SIZES))
+    agents = made.protocol.agents
+    for item in ITEMS["test"]:
+        dialogue, shown = invented(made, item, item.id)
+        main = torch.full((1, 5, len(agents), 1, 1), -1)
+        for r, (turn,) in enumerate(dialogue.rounds[:-1]):
+            main[0, r, agents.index(turn.agent), 0, 0] = STATES.index(turn.raw) if r % 2 == 0 else int(turn.raw == "right")
+        last = torch.tensor([4])
+        obs = tensors.observe("verifier", torch.tensor([item.id]), SaidInSymbols(main), last, last * 0)
+        low, high, *_, move = obs["token"][0].tolist()
+        assert shown[-1] == ("verifier", [{"role": "user", "content": f"move m{move - 5} {STATES[low]} {STATES[high]}"}])
+
+
+def test_what_each_is_shown() -> None:
+    item = ChainItem(7, (0, 1, 2, 3), (0, 1, 3, 2, 0), 4, 0)
+    rounds = (
+        (Turn("prover1", "d", {"main": "d"}),),
+        (Turn("prover0", "right", {"main": "right"}),),
+        (Turn("prover1", "b", {"main": "b"}),),
+    )
+    shown = [
+        scenario().chat(Dialogue(item, 0, rounds[:r]), agent)[0]["content"]
+        for r, agent in enumerate(["prover1", "prover0", "prover1", "prover0"])
+    ]
+    assert shown == [
+        "states 0 a 1 b 2 d 3 c 4 a claim 0 a 4 e middle 2",
+        "states 0 a 1 b 2 d 3 c 4 a claim 0 a 4 e middle 2 d",
+        "states 2 d 3 c 4 a claim 2 d 4 e middle 3",
+        "states 2 d 3 c 4 a claim 2 d 4 e middle 3 b",
+    ]
+    assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
+    chain = (Turn("prover", "b c a", {"main": "b c a"}),)
+    asked = (Turn("verifier", "1", {"main": "1"}),)
+    assert scenario("adp").chat(Dialogue(item, 0, (chain,)), "verifier")[0]["content"] == "start a moves m0 b m1 c m2 a m3 e claim e"
+    nip = scenario("nip", min_rounds=3, max_rounds=3)
+    assert nip.chat(Dialogue(item, 0, (asked,)), "prover") == nip.chat(Dialogue(item, 0), "prover"), "it is not told the question"
+    assert nip.chat(Dialogue(item, 0, (asked, chain)), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e 1 move m1 b c"
+
+
+@pytest.mark.parametrize(
+    ("agent", "round", "reply"),
+    [("prover1", 0, "left"), ("prover1", 0, "a b"), ("prover0", 1, "a"), ("verifier", 4, "left"), ("verifier", 4, ""), ("prover1", 0, "A")],
+)
+def test_other_replies_are_invalid_and_count_as_the_first_choice(agent: str, round: int, reply: str) -> None:
+    made = scenario()
+    silent = tuple((Turn(name, "", {"main": ""}, invalid=True),) for name in ("prover1", "prover0", "prover1", "prover0"))
+    dialogue = Dialogue(ITEMS["test"][0], 0, silent[:round])
+    with pytest.raises(InvalidReply, match="expected a word out of"):
+        made.parse(dialogue, agent, reply)
+    item = dialogue.item
+    expected = f"move m{item.moves[0]} {STATES[item.states[0]]} a"
+    assert made.chat(Dialogue(item, 0, silent), "verifier")[0]["content"] == expected
+
+
+def read(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
+    """Perfect agents that know nothing but what the words say; a tenth of their weight is on other words."""
+    right = []
+    for chat in chats:
+        said = chat[0]["content"].split()
+        if agent == "verifier":
+            if "move" not in said:
+                return [[0.25] * len(replies)] * len(chats)  # which move to see
+            move, before, after = said[said.index("move") + 1 :]
+            right.append(("reject", "accept")[GENERATORS[int(move[1:])][STATES.index(before)] == STATES.index(after)])
+        else:
+            known = dict(zip(said[1 : said.index("claim") : 2], said[2 : said.index("claim") : 2], strict=True))
+            place, *middle = said[said.index("middle") + 1 :]
+            right.append(known[place] if agent == "prover1" else "right" if known[place] == middle[0] else "left")
+    return [[0.9 * (reply == one) for reply in replies] for one in right]
+
+
+def test_readers_of_the_words_catch_every_lie() -> None:
+    figures = scenario().exact_figures(ITEMS["test"], read)
+    assert figures == {"worst_case/soundness": pytest.approx(1), "worst_case/completeness": pytest.approx(1)}
+    coin = scenario().exact_figures(
+        ITEMS["test"], lambda agent, chats, replies: [[0.5, 0.5]] * len(chats) if agent == "prover0" else read(agent, chats, replies)
+    )
+    assert coin["worst_case/soundness"] == pytest.approx(1 / 4), "a random half shows one wrong move in n"
+    asked = scenario("nip", min_rounds=3, max_rounds=3).exact_figures(ITEMS["test"], read)
+    assert asked == {"worst_case/soundness": pytest.approx(1 / 4), "worst_case/completeness": pytest.approx(1)}
+    assert scenario("adp").exact_figures(ITEMS["test"], read) == {}
+
+
+def test_warm_examples_are_true_chains_and_labels() -> None:
+    made, seen = scenario(), set()
+    for item in ITEMS["train"]:
+        for agent in made.protocol.agents:
+            chat, reply = made.warm_example(item, agent, 0)
+            assert made.warm_example(item, agent, 0) == (chat, reply)
+            seen.add((agent, len(chat[0]["content"].split())))
+            if agent == "prover0":
+                assert reply in ("left", "right")
+            else:
+                assert reply == (("reject", "accept")[item.y] if agent == "verifier" else STATES[_middle(item, chat)])
+    assert len(seen) == 5, "two nodes of each prover, one of the verifier"
+
+
+def _middle(item: ChainItem, chat: Chat) -> int:
+    said = chat[0]["content"].split()
+    return item.states[int(said[said.index("middle") + 1])]
+
+
+def test_items_are_held_out_and_survive_their_record() -> None:
+    contents = {split: {(item.states[0], item.moves) for item in items} for split, items in ITEMS.items()}
+    assert not contents["train"] & contents["test"]
+    for item in ITEMS["test"]:
+        assert read_chain_item(asdict(item)) == item
+    with pytest.raises(UserError, match="item 40: its states or its label do not follow"):
+        read_chain_item({**asdict(ITEMS["test"][0]), "y": 1 - ITEMS["test"][0].y})
