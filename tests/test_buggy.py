@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.sandbox.testing import TestReport
@@ -65,9 +63,6 @@ def rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-# ------------------------------------------------------------------------------------------------------------ parsing
-
-
 def test_replies_are_parsed() -> None:
     assert parse_candidate(reply("a\nb\n", "1\n2", "3")) == Candidate("a\nb", ("1\n2", "3"))
     assert parse_candidate("modified solution:\n\n```\nx\n```") == Candidate("x", ())
@@ -82,23 +77,6 @@ def test_replies_without_a_program(text: str | None) -> None:
 @pytest.mark.parametrize("text", ["import os; os.system('x')", "import subprocess", "x = eval(input())", "__import__('x')"])
 def test_dangerous_programs_are_thrown_away(text: str) -> None:
     assert parse_candidate(reply(text + "\n")) is None
-
-
-@given(st.text("abc", max_size=7), st.text("abc", max_size=7))
-def test_levenshtein(first: str, second: str) -> None:
-    def plain(a: str, b: str) -> int:
-        if not a or not b:
-            return len(a) + len(b)
-        return min(plain(a[1:], b) + 1, plain(a, b[1:]) + 1, plain(a[1:], b[1:]) + (a[0] != b[0])) if len(a) + len(b) < 9 else -1
-
-    expected = plain(first, second)
-    if expected >= 0:
-        assert levenshtein(first, second) == expected
-    assert levenshtein(first, second) == levenshtein(second, first)
-    assert levenshtein(first, first + second) == len(second)
-
-
-# ------------------------------------------------------------------------------------------------------------- making
 
 
 def test_a_wrong_program_makes_a_row(tmp_path: Path) -> None:
@@ -138,24 +116,6 @@ def test_what_is_no_bug(tmp_path: Path, candidate: str) -> None:
     assert len(client.requests) == 2, "both solutions are tried"
 
 
-def test_a_program_that_is_wrong_in_one_test_and_crashes_in_another_is_a_bug(tmp_path: Path) -> None:
-    candidate = "n = int(input())\nprint(n + n if n == 1 else 1 if n == 2 else 1 // 0)\n"
-    assert make(tmp_path / "x.jsonl", lambda request: reply(candidate), [problem()])["made"] == 1
-    bug = rows(tmp_path / "x.jsonl")[0]["buggy_solutions"][0]
-    assert (bug["passed"], bug["failed"], bug["crashed"]) == (1, 1, 1)
-
-
-def test_suggested_inputs_count_where_tests_find_nothing(tmp_path: Path) -> None:
-    candidate = "n = int(input())\nprint(n + n if n < 100 else n)\n"
-    rule = lambda request: reply(candidate, "not a number", "100")  # noqa: E731
-    assert make(tmp_path / "a.jsonl", rule, [problem()])["made"] == 0, "none were asked for"
-    assert make(tmp_path / "b.jsonl", rule, [problem()], num_problematic_inputs=1)["made"] == 0, "the original crashes on the first"
-    client = Script(rule)
-    assert make(tmp_path / "c.jsonl", client, [problem()], num_problematic_inputs=2)["made"] == 1
-    assert "PROBLEMATIC INPUT k:" in client.requests[0].messages[-1]["content"]
-    assert rows(tmp_path / "c.jsonl")[0]["buggy_solutions"][0]["failed"] == 0
-
-
 def test_only_solutions_that_pass_are_used(tmp_path: Path) -> None:
     wrong = "print(1)\n"
     client = Script(lambda request: reply(wrong))
@@ -164,41 +124,6 @@ def test_only_solutions_that_pass_are_used(tmp_path: Path) -> None:
     row = rows(tmp_path / "x.jsonl")[0]
     assert NOT_RIGHT not in row["solutions"]
     assert make(tmp_path / "y.jsonl", client, [problem(solutions=(NOT_RIGHT, RIGHT))])["made"] == 0, "nothing is left to be kept"
-
-
-@pytest.mark.parametrize(
-    ("fraction", "most", "count", "expected"), [(0.5, 1, 4, 1), (0.5, 9, 4, 2), (0.5, 9, 5, 2), (0.3, 9, 4, 1), (0.2, 9, 4, 0)]
-)
-def test_how_many_are_changed(tmp_path: Path, fraction: float, most: int, count: int, expected: int) -> None:
-    solutions = [f"{RIGHT}# {i}\n" for i in range(count)]
-    make(
-        tmp_path / "x.jsonl",
-        lambda request: reply("print(1)\n"),
-        [problem(solutions=solutions)],
-        fraction_to_modify=fraction,
-        max_modifications=most,
-    )
-    if expected == 0:
-        assert not (tmp_path / "x.jsonl").exists()
-        return
-    (row,) = rows(tmp_path / "x.jsonl")
-    assert len(row["solutions"]) == len(row["buggy_solutions"]) == expected
-    changed = {bug["solution_number"] for bug in row["buggy_solutions"]}
-    assert len(changed) == expected
-    assert not {solutions[number] for number in changed} & set(row["solutions"])
-
-
-def test_attempts(tmp_path: Path) -> None:
-    """All attempts are asked for at once; the first that is wrong counts, and its number is told."""
-    rule = lambda request: reply("print(1)\n") if request.key.endswith("/2") else None if request.key.endswith("/0") else "no"  # noqa: E731
-    client = Script(rule)
-    make(tmp_path / "x.jsonl", client, [problem()], max_attempts=4)
-    assert rows(tmp_path / "x.jsonl")[0]["buggy_solutions"][0]["attempts"] == 3
-    assert len({request.key for request in client.requests}) == len(client.requests) == 4
-    assert len({request.seed for request in client.requests}) == 4
-
-
-# ------------------------------------------------------------------------------------------------------------ resuming
 
 
 def judge(solution: str, tests: Sequence[tuple[str, str]]) -> TestReport:
@@ -260,23 +185,6 @@ def test_damaged_files(tmp_path: Path) -> None:
         make(tmp_path / "x.parquet", lambda request: None, [])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"fraction_to_modify": 0.6}, "fraction_to_modify: 0.6; expected"),
-        ({"fraction_to_modify": 0}, "fraction_to_modify: 0; expected"),
-        ({"num_problematic_inputs": 11}, "num_problematic_inputs: 11; expected: 0 to 10"),
-        ({"max_attempts": 0}, "max_attempts: 0; expected: at least 1"),
-    ],
-)
-def test_bad_options(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        BuggyOptions("m", **options)
-
-
-# ----------------------------------------------------------------------------------------------------------- problems
-
-
 def apps(number: Any = 1, tests: Any = None, **more: Any) -> Row:
     tests = {"inputs": ["1\n", ["2", "x"]], "outputs": ["2\n", ["4"]]} if tests is None else tests
     text = tests if isinstance(tests, str) else json.dumps(tests)
@@ -294,9 +202,3 @@ def test_problems_of_apps(tmp_path: Path) -> None:
     ]
     found = list(problems_of(rows_in, "apps.jsonl", "test", ("interview",)))
     assert found == [ProgrammingProblem("test", 1, "interview", "q", ("a", "b"), (("1\n", "2\n"), ("2\nx", "4")))]
-
-
-@pytest.mark.parametrize("tests", ["{oops", "[1]", {"inputs": ["1"], "outputs": []}])
-def test_malformed_tests(tests: Any) -> None:
-    with pytest.raises(UserError, match=r"apps.jsonl: line 1: input_output: malformed"):
-        list(problems_of([apps(1, tests)], "apps.jsonl", "test", ("interview",)))

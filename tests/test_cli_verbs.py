@@ -106,12 +106,3 @@ def test_a_match_is_counted_and_repeats_itself() -> None:
     assert first.stdout == again.stdout
     assert "unknown player 'nobody'" in refusal("match", "nobody", "random")
     assert "unknown player" in refusal("match", "random", "zeillinger")
-
-
-def test_a_runner_trains(tmp_path: Path) -> None:
-    result = call(
-        "run", ROOT / "tune_configs" / "runner_cartpole.yaml", "--run-dir", tmp_path / "run", "--set", "driver.timesteps=40", "--quiet"
-    )
-    assert result.exit_code == 0, result.output
-    assert (tmp_path / "run" / "metrics.jsonl").is_file()
-    assert "driver" in refusal("run", ROOT / "tune_configs" / "runner_cartpole.yaml", "--set", "driver.timestep=40")

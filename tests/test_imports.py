@@ -66,7 +66,6 @@ class Import:
 
     @property
     def package(self) -> str:
-        """The top-level package."""
         return self.name.partition(".")[0]
 
     def within(self, *modules: str) -> bool:
@@ -253,15 +252,6 @@ for name in {names!r}: importlib.import_module(name)
 print([name for name in {sorted(CORE_MAY_NOT_USE - {"rich", "pydantic"})!r} if sys.modules.get(name)])
 """
     assert python(source).strip() == "[]"
-
-
-def test_lazy_names() -> None:
-    assert nip_ray.__version__.count(".") == 2
-    for name in ("run_experiment", "ExperimentConfig"):
-        assert name in nip_ray.__all__
-        assert name in dir(nip_ray)
-        assert callable(getattr(nip_ray, name))
-    assert not hasattr(nip_ray, "no_such_name")
 
 
 def test_files_are_short() -> None:

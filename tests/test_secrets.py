@@ -101,14 +101,3 @@ def test_records_are_cleaned_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     assert API_KEY not in log.getvalue()
     assert log.getvalue().count(HIDDEN) == 2
     assert "RuntimeError: outer" in log.getvalue()
-
-
-def test_installed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    handler = logging.StreamHandler(io.StringIO())
-    logger = logging.getLogger("nip_ray.test.installed")
-    logger.addHandler(handler)
-    redactor = Redactor()
-    redactor.install()
-    redactor.install()
-    assert handler.filters == [redactor]
-    logger.removeHandler(handler)

@@ -39,8 +39,8 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
     made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
     for name, provider in speaking_providers(config).items():
         if provider.training_workers:
-            asked = f"providers.{name}.num_training_workers: got {provider.training_workers}"
-            raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; set it to 1, or run the settings one by one")
+            asked = f"providers.{name}: got {provider.training_workers} workers for fine-tuning"
+            raise UserError(f"{asked}, but in a trial of a sweep one process fine-tunes; ask for 1, or run the settings one by one")
         made += provider.actors
     wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
     return [bundle for bundle in wanted if bundle]

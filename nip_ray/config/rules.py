@@ -283,7 +283,7 @@ def data_files(config: ExperimentConfig) -> Iterator[str]:
     for split in ("train", "test"):
         path = getattr(data, split)
         if path is not None and not Path(path).exists():
-            hint = "leave it out to make the pairs, or write them with `nip-ray data graph-isomorphism`"
+            hint = "put it there, or in a new run leave the key out to make the pairs or write them with `nip-ray data graph-isomorphism`"
             yield f"scenario.data.{split}: {path}: no such file, {hint}"
     if data.train is not None and data.test is not None and Path(data.train).resolve() == Path(data.test).resolve():
         yield f"scenario.data.test: {data.test}: this is the training file, hold other pairs out"

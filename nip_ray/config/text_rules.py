@@ -177,7 +177,7 @@ def code_files(config: TextExperimentConfig) -> Iterator[str]:
         if path is None:
             continue
         if not Path(path).is_file():
-            hint = "leave it out to make the items, or write them with `nip-ray data code-validation`"
+            hint = "put it there, or in a new run leave the key out to make the items or write them with `nip-ray data code-validation`"
             yield f"scenario.data.{split}: {path}: no such file, {hint}"
         elif Path(path).suffix not in (".jsonl", ".parquet"):
             yield f"scenario.data.{split}: {path}: expected a .jsonl or .parquet file"

@@ -16,7 +16,6 @@ OWN = Path(__file__).resolve().parents[2] / ".venv" / "browser"
 
 
 def chromium() -> str | None:
-    """The program, or None."""
     named = os.environ.get("NIP_RAY_CHROMIUM")
     if named:
         return named

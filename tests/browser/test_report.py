@@ -103,18 +103,6 @@ def words_episode(instance: str, texts: tuple[str, ...]) -> dict[str, Any]:
     return {"instance": instance, "label": 0, "length": len(texts), "verdict": "accept", "correct": False, "version": 1, "rounds": rounds}
 
 
-def game_episode(instance: int) -> dict[str, Any]:
-    """Two rounds of Hironaka's game, and the tree of its host."""
-    choices = ([0, 2], [0, 1])
-    turns = [{"agent": agent, "channel": "main", "message": [i]} for i in (1, 0) for agent in ("host", "agent")]
-    places = [{"round": i, "points": [[i, 2, 1], [3, 0, i]][: 2 - i], "choice": choices[i], "axis": 0} for i in range(2)]
-    leaf = {"count": 1, "over": True, "axis": 0, "choice": [], "children": []}
-    tree = {"count": 2, "over": False, "choice": [0, 2], "children": [leaf, {**leaf, "axis": 2}]}
-    rounds = [{"round": r, "turns": [turn]} for r, turn in enumerate(turns)]
-    record = {"instance": instance, "length": 4, "reward": {"host": 1.0, "agent": -1.0}, "rounds": rounds, "version": 1}
-    return {**record, "positions": [*places, {"round": 2, "points": [[1, 0, 0]]}], "tree": tree}
-
-
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(graph_run(tmp_path_factory.mktemp("pages") / "run"))
@@ -123,15 +111,6 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def in_sight(page: Any) -> list[str]:
     """The episodes that are shown."""
     return [article.get_attribute("id") for article in page.locator(".episode:visible").all()]
-
-
-def test_it_opens_with_one_episode_in_sight(opened: Callable[..., Any], drawn: Path) -> None:
-    page = opened(drawn)
-    assert page.title() == "drawn · nip_ray report"
-    assert in_sight(page) == ["episode-1"]
-    assert page.locator("#episode-1 svg .dot:visible").count() == 8
-    assert page.locator("#filters button").all_inner_texts() == ["all 8", "wrong 4", "fooled 2", "undecided 2"]
-    assert page.locator("#episode-1 .chances rect").count() == 3
 
 
 def test_the_mouse_chooses_episodes_rounds_and_filters(opened: Callable[..., Any], drawn: Path) -> None:
@@ -154,42 +133,9 @@ def test_the_mouse_chooses_episodes_rounds_and_filters(opened: Callable[..., Any
     assert episode.locator("tbody tr:visible").count() == 3
 
 
-def test_the_keyboard_does_all_of_it(opened: Callable[..., Any], drawn: Path) -> None:
-    page = opened(drawn)
-    page.focus("#filters button")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")  # wrong
-    assert page.locator("#episodes li:visible").count() == 4
-    page.keyboard.press("ArrowDown")
-    page.keyboard.press("ArrowDown")
-    assert in_sight(page) == ["episode-3"]
-    assert page.evaluate("document.activeElement.getAttribute('href')") == "#episode-3"
-    page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    assert page.locator(".episode:visible .where").inner_text() == "round 2 · 2 of 3"
-    page.keyboard.press("ArrowLeft")
-    assert page.locator(".episode:visible .where").inner_text() == "round 1 · 1 of 3"
-    page.keyboard.press("End")
-    assert in_sight(page) == ["episode-4"]  # the last of those that are wrong
-    page.keyboard.press("Home")
-    assert in_sight(page) == ["episode-1"]
-    assert page.url.endswith("#episode-1")
-    page.reload()
-    assert in_sight(page) == ["episode-1"]
-
-
 def test_on_a_phone_nothing_sticks_out(opened: Callable[..., Any], drawn: Path) -> None:
     page = opened(drawn, width=360)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
-
-
-def test_without_scripts_all_episodes_stand_there(browser: Any, drawn: Path) -> None:
-    context = browser.new_context(java_script_enabled=False)
-    page = context.new_page()
-    page.goto(drawn.as_uri())
-    assert page.locator(".episode:visible").count() == 8
-    assert page.locator("button:visible").count() == 0
-    context.close()
 
 
 def test_a_dialogue_can_be_read_channel_by_channel(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -200,19 +146,6 @@ def test_a_dialogue_can_be_read_channel_by_channel(opened: Callable[..., Any], t
     page.click("#episode-1 button[data-channel=secret]")
     assert page.locator("#episode-1 tbody tr:visible").count() == 4
     assert "reject 20 % · accept 80 %" in page.locator("#episode-1").inner_text()
-
-
-def test_a_game_is_seen_round_by_round(opened: Callable[..., Any], tmp_path: Path) -> None:
-    page = opened(write_report(graph_run(tmp_path / "run", [game_episode(1), game_episode(2)])))
-    episode = page.locator("#episode-1")
-    assert page.locator("[data-filter]").count() == 1  # nobody gives verdicts here
-    assert episode.locator("[data-frame]:visible").count() == 3
-    assert episode.locator("tbody td:nth-child(3)").all_inner_texts() == ["x0, x2", "x0", "x0, x1", "x0"]
-    assert episode.locator(".tree .dot").count() == 3
-    for round, (frame, lit) in enumerate([("0", 2), ("0", 2), ("2", 2), ("2", 2)]):
-        episode.locator("[data-step='1']").click()
-        assert episode.locator("[data-frame]:visible").get_attribute("data-frame") == frame, round
-        assert episode.locator("[data-frame]:visible .way.lit, [data-frame]:visible .way.answer").count() == lit
 
 
 def test_hostile_texts_do_nothing(opened: Callable[..., Any], tmp_path: Path) -> None:
@@ -249,20 +182,13 @@ def test_even_an_unescaped_script_would_not_run(browser: Any, drawn: Path, tmp_p
 
 
 @pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("kind", ["graphs", "words", "points", "image", "compared"])
+@pytest.mark.parametrize("kind", ["graphs", "words", "compared"])
 def test_it_passes_the_accessibility_checker(
     opened: Callable[..., Any], axe: str, drawn: Path, tmp_path: Path, kind: str, dark: bool
 ) -> None:
     address = drawn
     if kind == "words":
         address = write_report(graph_run(tmp_path / "run", [words_episode("one", ("a question", "an answer"))]))
-    elif kind == "points":
-        address = write_report(graph_run(tmp_path / "run", [game_episode(1)]))
-    elif kind == "image":
-        folder = graph_run(tmp_path / "run")
-        picture = {"kind": "image", "pixels": [[[0.1], [0.9]], [[0.5], [0.2]]], "grid": [2, 4]}
-        (folder / "instances.json").write_text(json.dumps({"version": 1, "pictures": {str(i): picture for i in range(8)}}))
-        address = write_report(folder)
     elif kind == "compared":
         runs = [graph_run(tmp_path / name, seed=seed) for seed, name in enumerate(("first", "second"))]
         address = write_comparison(runs, tmp_path / "comparison.html", runs[0] / "cross_play.json")
@@ -293,14 +219,3 @@ def test_a_watched_run_is_shown_anew_where_the_reader_was(opened: Callable[..., 
         file.write(json.dumps({**rows(1)[0], "iteration": 977}) + "\n")
     page.locator("dl", has_text="977").first.wait_for()
     assert in_sight(page) == ["episode-4"]
-
-
-def test_a_command_can_be_copied_and_print_has_one_size_of_letters(opened: Callable[..., Any], drawn: Path) -> None:
-    page = opened(drawn)
-    page.locator(".copy").last.click()
-    page.wait_for_function("[...document.querySelectorAll('.copy')].some((button) => button.textContent !== 'copy')")
-    assert "nip-ray train" in page.evaluate("getSelection().toString()")
-    page.emulate_media(media="print")
-    assert not page.locator(".copy:visible").count()
-    sizes = [page.evaluate(f"parseFloat(getComputedStyle(document.querySelector('{name}')).fontSize)") for name in ("td.n", ".interval")]
-    assert sizes[1] <= sizes[0] <= 12

@@ -78,9 +78,6 @@ def lines(folder: Path, pattern: str) -> int:
     return sum(path.read_bytes().count(b"\n") for path in folder.glob(pattern))
 
 
-# -------------------------------------------------------------------------------------------------------------- striking
-
-
 def processes(kind: str) -> list[psutil.Process]:
     """The Ray workers below this process that are actors of class `kind`."""
     found = []
@@ -94,7 +91,6 @@ def processes(kind: str) -> list[psutil.Process]:
 
 
 def kill_one(kind: str, dice: random.Random) -> str:
-    """SIGKILL one of them."""
     chosen = dice.choice(processes(kind))
     chosen.kill()
     return kind
@@ -128,9 +124,6 @@ class Blow:
         self.told = {"killed": killed, "at": time.time(), "rows": lines(self.folder, "**/metrics.jsonl")}
 
 
-# ----------------------------------------------------------------------------------------------------------------- cases
-
-
 class Stage:
     """A cluster, the undisturbed runs so far, and the cases that are played on it."""
 
@@ -142,7 +135,6 @@ class Stage:
         ray.init(address=self.cluster.address, log_to_driver=False, logging_level=logging.ERROR)
 
     def close(self) -> None:
-        """End all that was started."""
         ray.shutdown()
         self.cluster.shutdown()
 

@@ -5,33 +5,14 @@ import os
 import socket
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from nip_ray.cluster import doctor
-from nip_ray.cluster.doctor import cluster, ports
+from nip_ray.cluster.doctor import ports
 from nip_ray.cluster.doctor.finding import Finding
-
-
-def check(name: str) -> list[Finding]:
-    """What one check says."""
-    return doctor.CHECKS[name]()
-
-
-def told(findings: list[Finding], status: str) -> list[str]:
-    """The facts of one status."""
-    return [finding.what for finding in findings if finding.status == status]
-
-
-def everything_below(*folders: Path) -> set[Path]:
-    return {path for folder in folders for path in folder.rglob("*")}
-
-
-# ---------------------------------------------------------------------------------------------------------------- tokens
+from tests.cluster.test_doctor import check, everything_below, told
 
 
 @pytest.fixture
@@ -100,9 +81,6 @@ def test_a_cluster_that_asks_for_a_token_is_a_problem_for_who_has_none(home: Pat
     assert [finding.status for finding in check("token")] == ["ok"]
 
 
-# --------------------------------------------------------------------------------------------------------------- cluster
-
-
 @contextlib.contextmanager
 def listening(host: str) -> Iterator[int]:
     with socket.create_server((host, 0)) as server:
@@ -145,44 +123,6 @@ def test_an_address_of_another_form_is_a_problem_and_is_not_repeated(home: Path,
     assert address not in found.what
 
 
-def test_hosts_and_ports_are_read_in_every_form() -> None:
-    assert cluster.host_and_port("10.0.0.1:6379") == ("10.0.0.1", 6379)
-    assert cluster.host_and_port("ray://head:10001/") == ("head", 10001)
-    assert cluster.host_and_port("[::1]:6379") == ("::1", 6379)
-    assert cluster.is_loopback("::1")
-    assert cluster.is_loopback("127.3.2.1")
-    assert not cluster.is_loopback("localhost.example.org")
-
-
-def test_a_host_that_does_not_answer_is_not_waited_for() -> None:
-    with socket.socket() as server, contextlib.ExitStack() as stack:
-        server.bind(("127.0.0.1", 0))
-        server.listen(0)
-        for _ in range(4):  # the queue is full: the kernel drops whoever comes next
-            waiting = stack.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(server.getsockname())
-        start = time.monotonic()
-        assert "timed out" in cluster.reason_not_reached(*server.getsockname(), timeout_s=0.3)
-        assert time.monotonic() - start < 5
-
-
-def test_a_name_that_takes_ages_to_look_up_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    over = threading.Event()
-
-    def look_up(*_: object, **__: object) -> None:
-        over.wait(20)
-        raise OSError("no such name")
-
-    monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    start = time.monotonic()
-    try:
-        assert cluster.reason_not_reached("head.example.org", 6379, timeout_s=0.2) == "timed out"
-        assert time.monotonic() - start < 10
-    finally:
-        over.set()
-
-
 def test_auto_looks_for_what_ray_start_left(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(home))
     (home / "ray").mkdir()
@@ -196,8 +136,6 @@ def test_auto_looks_for_what_ray_start_left(home: Path, monkeypatch: pytest.Monk
         assert told(check("cluster"), "note")[0].count("answers") == 1
     assert told(check("cluster"), "note")[0].count("is not there any more") == 1
 
-
-# ----------------------------------------------------------------------------------------------------------------- ports
 
 LISTEN = """
 import socket, sys
@@ -256,16 +194,6 @@ def test_a_ray_without_tokens_that_other_machines_can_reach_is_noted(tmp_path: P
 def test_other_peoples_servers_are_none_of_ours(tmp_path: Path) -> None:
     with process_that_listens(tmp_path / "server.py", "0.0.0.0", "disabled") as port:
         assert port not in [one.port for one in ports.listeners()]
-
-
-def test_command_lines_are_known_for_what_they_are() -> None:
-    assert ports.role(["ray::IDLE", "", ""]) == "worker"
-    assert ports.role(["ray::ProxyActor", ""]) == "serve proxy"
-    assert ports.role(["/venv/ray/core/src/ray/raylet/raylet", "--x"]) == "raylet"
-    assert ports.role(["/venv/bin/python", "/venv/bin/nip-ray", "serve"]) == "nip-ray"
-    assert ports.role(["python", "-m", "nip_ray.cli", "train"]) == "nip-ray"
-    assert ports.role(["vim", "ray/dashboard/notes.md"]) == ""
-    assert ports.role([]) == ""
 
 
 def test_figures_of_a_dashboard_that_stays_at_home_are_not_the_dashboard() -> None:

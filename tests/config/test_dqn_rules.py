@@ -21,10 +21,6 @@ def config(**changes: Any) -> dict[str, Any]:
     return {name: {**base.get(name, {}), **changes.get(name, {})} for name in (*base, *changes)}
 
 
-def test_a_plain_experiment_is_in_order() -> None:
-    check(config_from_dict(config()))
-
-
 @pytest.mark.parametrize(
     ("changes", "fault"),
     [

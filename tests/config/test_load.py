@@ -14,7 +14,7 @@ from nip_ray.config.keys import keys_of
 from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
 from nip_ray.drivers.spec import parse_runner
 from nip_ray.errors import UserError
-from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphIsomorphismSettings
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.text_training import MaltSettings
 
@@ -35,9 +35,6 @@ def written(folder: Path, text: str) -> Path:
     path = folder / "config.yaml"
     path.write_text(text, encoding="utf-8")
     return path
-
-
-# ------------------------------------------------------------------------------------------------------------- files
 
 
 @pytest.mark.parametrize("path", TUNE_CONFIGS, ids=lambda path: path.stem)
@@ -68,47 +65,19 @@ def test_the_algorithm_says_whether_agents_are_language_models_or_a_scenario_of_
     assert isinstance(config_from_dict(named), TextExperimentConfig) is text
 
 
-def test_the_published_setting() -> None:
-    config = load_config(next(path for path in TUNE_CONFIGS if path.stem == "gi_published"))
-    assert (config.iterations, config.seed, config.play.num_copies) == (5000, 8144, 256)
-    ppo, protocol, scenario = config.algorithm, config.protocol, config.scenario
-    assert (protocol.name, protocol.min_rounds, protocol.max_rounds, protocol.verifier_first) == ("nip", 3, 8, True)
-    assert (protocol.verifier_no_guess_reward, protocol.verifier_terminated_penalty) == (0.05, -1)
-    assert (ppo.lr, ppo.anneal_lr, ppo.num_epochs, ppo.minibatch_size, ppo.gamma, ppo.lam) == (3e-4, False, 10, 256, 0.95, 0.95)
-    assert (ppo.max_grad_norm, ppo.clip_gradients, ppo.clip_epsilon, ppo.entropy_coefficient) == (0.5, "joint", 0.2, 0.001)
-    assert (ppo.critic_coefficient, ppo.critic_loss, ppo.normalize_advantage, ppo.loss) == (1, "smooth_l1", True, "clip")
-    assert isinstance(scenario, GraphIsomorphismSettings)
-    assert (scenario.shared_body, scenario.normalize_observations, scenario.data.num_train, scenario.data.num_test) == (
-        False,
-        True,
-        10000,
-        1000,
-    )
-    assert scenario.data.train is None
-    assert scenario.data.test is None
-    published = dict(num_transformer_layers=1, use_batch_norm=False, use_dual_gnn=False)
-    assert scenario.agents["prover"] == GraphAgentSettings(num_gnn_layers=5, **published)
-    assert scenario.agents["verifier"] == GraphAgentSettings(num_gnn_layers=2, **published)
-
-
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "is empty"),
-        ("# nothing\n", "is empty"),
         ("[1, 2]", "has [1, 2] at its top level"),
-        ("just text", "has 'just text' at its top level"),
         ("name: a\nplay:\n  num_copies: [1\n", "line 4"),
         ("name: a\n\tseed: 1\n", "line 2"),
         ("name: a\nname: b\n", "line 2, column 1: the key 'name' stands here twice"),
-        ("scenario:\n  data: {seed: 1, seed: 2}\n", "the key 'seed' stands here twice"),
-        ("seed: 1\n---\nseed: 2\n", "line 2"),
         ("seed: !!python/object:os.system x", "line 1"),
         ("? [a]\n: 1", "unhashable key"),
         ("a: &a\n  b: *a\n", "contains itself"),
         ("[" * 20_000, "nested too deeply"),
         ("name: !!binary gICA", "numbers, text, lists and mappings only"),
-        ("sed: 3", "sed: unknown key, did you mean seed?"),
         ("protocol: {name: npi}", "protocol.name: unknown protocol 'npi', did you mean nip?"),
     ],
 )
@@ -151,9 +120,6 @@ def test_merges_and_aliases(tmp_path: Path) -> None:
     assert agents["prover"].agent_lr_factor.actor == 2, "an alias is a copy: setting one place leaves the other"
 
 
-# ------------------------------------------------------------------------------------------------------------ values
-
-
 @pytest.mark.parametrize("text", ["1e-3", "1E-3", "1.e-3", ".1e-2", "+1e-03", "0.001"])
 def test_numbers_with_an_exponent(text: str) -> None:
     assert config_from_dict(parse_yaml(f"algorithm: {{lr: {text}}}", "text")).algorithm.lr == 1e-3
@@ -163,25 +129,15 @@ def test_numbers_with_an_exponent(text: str) -> None:
     ("data", "said"),
     [
         ({"seed": "3"}, "seed: got '3', expected integer >= 0"),
-        ({"seed": 3.0}, "seed: got 3.0, expected integer >= 0"),
-        ({"seed": -1}, "seed: got -1, expected integer >= 0"),
         ({"algorithm": {"lr": "fast"}}, "algorithm.lr: got 'fast', expected number > 0"),
         ({"algorithm": {"gamma": float("nan")}}, "algorithm.gamma: got nan, expected number >= 0 and <= 1"),
-        ({"algorithm": {"anneal_lr": 1}}, "algorithm.anneal_lr: got 1, expected true or false"),
         ({"algorithm": {"clip_value": "x"}}, "algorithm.clip_value: got 'x', expected number, true or false"),
         ({"algorithm": {"loss": "clipp"}}, "algorithm.loss: got 'clipp', expected one of clip, kl_penalty (did you mean clip?)"),
         ({"algorithm": 3}, "algorithm: got 3, expected mapping"),
         ({"protocol": {"force_guess": "two"}}, "protocol.force_guess: got 'two', expected one of zero, one, y or null"),
         ({"protocol": {"max_rounds": "8"}}, "protocol.max_rounds: got '8', expected integer >= 1 or null"),
         ({"scenario": {"data": {"graph_sizes": [7, "8"]}}}, "scenario.data.graph_sizes.1: got '8', expected integer"),
-        ({"scenario": {"data": {"graph_sizes": []}}}, "scenario.data.graph_sizes: got [], expected list of integers, not empty"),
-        ({"scenario": {"agents": {"prover": 5}}}, "scenario.agents.prover: got 5, expected mapping"),
         ({"scenario": {"name": "graph_isomorfism"}}, "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?"),
-        (
-            {"scenario": {"name": "chess"}},
-            "scenario.name: got 'chess', expected one of graph_isomorphism, image_classification",
-        ),
-        ({"scenario": "message_game"}, "scenario: got 'message_game', expected mapping"),
         ({"name": "two words"}, "name: got 'two words', expected text matching"),
         ({"plugins": "mine.py"}, "plugins: got 'mine.py', expected list of text"),
     ],
@@ -198,18 +154,13 @@ def test_values_of_another_kind_are_refused(data: dict[str, Any], said: str) -> 
         ({"algorithm": {"epochs": 3}}, "algorithm.epochs: unknown key, did you mean num_epochs?"),
         ({"algorithm": {"num_copies": 3}}, "did you mean minibatch_copies or play.num_copies?"),
         ({"zzz": 3}, "zzz: unknown key, expected one of name, seed, iterations"),
-        ({"scenario": {"shared_bodi": True}}, "scenario.shared_bodi: unknown key, did you mean shared_body?"),
         ({"scenario": {"agents": {"prover": {"d_gn": 1}}}}, "scenario.agents.prover.d_gn: unknown key, did you mean d_gnn?"),
         ({"scenario": {"agents": {"prover": {"gnn_lr_factor": {"acter": 1}}}}}, "scenario.agents.prover.gnn_lr_factor.acter: unknown"),
         ({"scenario": {"name": "message_game", "agents": {"prover": {"hiden": 1}}}}, "scenario.agents.prover.hiden: unknown key, did you"),
-        ({"protocol": {"min_round": 1}}, "protocol.min_round: unknown key, did you mean min_rounds?"),
     ],
 )
 def test_unknown_keys_are_answered_with_the_nearest(data: dict[str, Any], said: str) -> None:
     assert said in refusal(data)
-
-
-# -------------------------------------------------------------------------------------------------------- round trips
 
 
 NAMES = st.from_regex(r"\A[A-Za-z0-9._-]{1,12}\Z")
@@ -244,19 +195,14 @@ def test_round_trips_are_exact(name: str, text: str, number: float, data: st.Dat
     assert config_to_yaml(again) == written_out
 
 
-# ----------------------------------------------------------------------------------------------------------- overrides
-
-
 @pytest.mark.parametrize(
     ("override", "made"),
     [
         ("a=1", {"a": 1, "b": {"c": [1, 2]}, "e": None}),
         ("a=1e-3", {"a": 1e-3, "b": {"c": [1, 2]}, "e": None}),
-        ("a=null", {"a": None, "b": {"c": [1, 2]}, "e": None}),
         ("a=", {"a": None, "b": {"c": [1, 2]}, "e": None}),
         ("a=x=y", {"a": "x=y", "b": {"c": [1, 2]}, "e": None}),
         ("a=[1, b]", {"a": [1, "b"], "b": {"c": [1, 2]}, "e": None}),
-        ("a={x: {y: 2}}", {"a": {"x": {"y": 2}}, "b": {"c": [1, 2]}, "e": None}),
         ("b.c.1=9", {"a": 0, "b": {"c": [1, 9]}, "e": None}),
         ("b.d.x.y=9", {"a": 0, "b": {"c": [1, 2], "d": {"x": {"y": 9}}}, "e": None}),
         ("e.x=9", {"a": 0, "b": {"c": [1, 2]}, "e": {"x": 9}}),
@@ -272,13 +218,10 @@ def test_overrides(override: str, made: dict[str, Any]) -> None:
     ("override", "said"),
     [
         ("a", "must look like key.subkey=value"),
-        ("=1", "must look like key.subkey=value"),
-        ("a..b=1", "must look like key.subkey=value"),
         ("a=[1", "no valid YAML"),
         ("a={x: 1, x: 2}", "the key 'x' stands here twice"),
         ("a.b=1", "a is 0, which has no keys below it"),
         ("c.2=1", "c is a list of 2; '2' is no index from 0 to 1"),
-        ("c.x=1", "'x' is no index"),
         ("c.-1=1", "'-1' is no index"),
     ],
 )

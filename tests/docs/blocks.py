@@ -53,7 +53,6 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README.md and everything in docs/."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -247,7 +246,6 @@ class Interpreter:
         return json.loads(answer) if answer else f"the process ended with {self.process.wait()}"
 
     def end(self) -> None:
-        """End the process."""
         self.process.kill()
         self.process.wait()
         self.errors.close()

@@ -129,9 +129,6 @@ def test_the_index_leads_to_every_page() -> None:
     assert not sorted(str(page.relative_to(ROOT)) for page in PAGES.values() if page not in linked and page != index)
 
 
-# ------------------------------------------------------------------------------------------------------- the reader itself
-
-
 def page(folder: Path, text: str) -> list[Block]:
     (folder / "page.md").write_text(text, encoding="utf-8")
     return blocks_of(folder / "page.md")
@@ -163,16 +160,6 @@ def test_blocks_are_read_with_their_marks(tmp_path: Path) -> None:
 def test_a_block_that_fails_fails_the_page(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(Exception, match=said):
         run_page(page(tmp_path, text), tmp_path)
-
-
-@pytest.mark.docs
-def test_blocks_of_a_page_share_folder_and_names(tmp_path: Path) -> None:
-    text = (
-        "```bash\necho 7 > number\n```\n```python\nn = int(open('number').read())\n```\n"
-        "```python\nopen('twice', 'w').write(f'{2 * n}\\n')\n```\n```console\n$ cat twice; echo $HOME\n99\n.../home\n```\n"
-    )
-    run_page(page(tmp_path, text), tmp_path)
-    assert (tmp_path / "twice").read_text() == "14\n"
 
 
 def test_shown_lines_stand_for_printed_ones() -> None:

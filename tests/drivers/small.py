@@ -27,7 +27,6 @@ CARTPOLE = EnvironmentSettings(num_copies=6)
 
 
 def quiet(timesteps: int, **options: Any) -> DriverSettings:
-    """Driver settings without a progress bar."""
     return DriverSettings(timesteps=timesteps, progress_bar=False, **options)
 
 
@@ -42,7 +41,6 @@ def spaces(name: str = "CartPole-v1") -> tuple[Any, Any]:
 def agents(
     *learners: LearnerSettings, copies: int = 6, sizes: list[int] | None = None, env: str = "CartPole-v1", seed: int = 3
 ) -> list[Any]:
-    """Fresh agents, as a runner would make them."""
     scopes = resolve_scopes(copies, len(learners), sizes)
     pairs = zip(learners, scopes, strict=True)
     return [make_agent(one, *spaces(env), stop - start, seed, place) for place, (one, (start, stop)) in enumerate(pairs)]

@@ -1,6 +1,5 @@
 """The shipped agents: their mathematics against slow references, their state, and that they learn."""
 
-import copy
 import pickle
 from typing import Any
 
@@ -11,10 +10,10 @@ import torch
 
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.dqn import DQNAgent
-from nip_ray.drivers.contract import Agent, Tracker, Transition
+from nip_ray.drivers.contract import Agent, Transition
 from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.networks import NormalHead, head_for
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.settings.drivers import DQNAgentSettings, EnvironmentSettings, LearnerSettings, NetworkSettings, PPOAgentSettings
 from tests.drivers.small import DQN, PPO, RANDOM, agents, counting, quiet, same
 
@@ -133,29 +132,6 @@ def test_numbers_that_are_not_finite_end_training() -> None:
         agent.record_transition(Transition(seen, action, np.full(3, np.nan), seen, nothing, nothing, None, {}), t, 8)
     with pytest.raises(TrainingError, match="not finite"):
         agent.post_interaction(7, 8)
-
-
-def test_spaces_that_do_not_fit_are_refused() -> None:
-    pairs = gymnasium.spaces.MultiDiscrete([2, 2])
-    for learner, observation, action, words in (
-        (PPO, BOX, pairs, "expected a Discrete space or a Box"),
-        (PPO, gymnasium.spaces.Text(5), TWO, "expected a Box, MultiBinary, Discrete or MultiDiscrete space"),
-        (DQN, BOX, BOX, "needs a Discrete action space"),
-        (RANDOM, BOX, gymnasium.spaces.Box(-np.inf, np.inf, (1,)), "bounded Box"),
-    ):
-        with pytest.raises(UserError, match=words):
-            make_agent(learner, observation, action, 2, 0, 0)
-
-
-def test_figures_are_reduced_by_their_tags() -> None:
-    tracker = Tracker()
-    for value in (1, 2, 6):
-        for tag in ("x", "x_min", "x_max"):
-            tracker.add(tag, value)
-    again = Tracker()
-    again.load_state_dict(copy.deepcopy(tracker.state_dict()))
-    assert tracker.take() == again.take() == {"x": 3, "x_min": 1, "x_max": 6}
-    assert tracker.take() == {}
 
 
 CARTPOLE = EnvironmentSettings()

@@ -10,10 +10,9 @@ import pytest
 from nip_ray.drivers.agents import make_agent
 from nip_ray.drivers.agents.players import IndependentPlayers
 from nip_ray.drivers.contract import Agent
-from nip_ray.drivers.environments import Recipe
-from nip_ray.drivers.loops import SequentialDriver, StepDriver
+from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.runner import DRIVERS
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.settings.drivers import LearnerSettings, PPOAgentSettings
 from tests.drivers.small import CARTPOLE, DQN, PPO, Duel, Recorder, Watched, agents, counting, quiet, same
 
@@ -106,20 +105,6 @@ def test_evaluation_teaches_nobody(learner: LearnerSettings, shared: bool) -> No
     driver.close()
 
 
-def test_evaluation_in_copies_of_its_own_does_not_change_training() -> None:
-    finals = []
-    for evaluated in (False, True):
-        (agent,) = agents(PPO)
-        driver = SequentialDriver(CARTPOLE, agent, quiet(40))
-        driver.train(20)
-        if evaluated:
-            driver.evaluate(15, num_copies=2)
-        driver.train()
-        finals.append(driver.state_dict())
-        driver.close()
-    assert same(*finals)
-
-
 def duelists(copies: int, seed: int = 0) -> IndependentPlayers:
     learner = LearnerSettings(algorithm=PPOAgentSettings(rollouts=16, num_epochs=4, lr=0.01))
     box, buttons = gymnasium.spaces.Box(0, 1, (2,), np.float32), gymnasium.spaces.Discrete(2)
@@ -141,41 +126,6 @@ def test_a_learner_of_several_players_learns_and_is_evaluated_greedily() -> None
     sampled.close()
 
 
-def test_the_step_driver_counts_from_0_and_returns_what_the_environment_gave() -> None:
-    calls: list[str] = []
-    recorder = Recorder("a", calls, 3)
-    driver = StepDriver(Watched(counting(3), calls), recorder, quiet(5))
-    shown, reward, terminated, truncated, infos = driver.step()
-    assert "a.pre 0/5" in calls
-    assert shown.tolist() == [[0, 1]] * 3
-    assert reward.tolist() == [1, 1, 1]
-    assert not (terminated | truncated).any()
-    assert infos["episode"]["a/b"] == 1
-    assert driver.step(timestep=7, timesteps=9)[0].tolist() == [[0, 2]] * 3
-    assert "a.pre 7/9" in calls
-    assert driver.timestep == 2
-    driver.evaluate_step()
-    assert driver.timestep == 2
-    assert calls.count("env.reset") == 2
-    assert recorder.explored == [True, True, False]
-    driver.reset()
-    driver.step()
-    assert driver.timestep == 1
-    assert calls.count("a.pre 0/5") == 3
-    driver.close()
-
-
-def test_learners_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(UserError, match="empty list"):
-        SequentialDriver(CARTPOLE, [], quiet(1))
-    with pytest.raises(UserError, match="at most one learner a copy"):
-        SequentialDriver(CARTPOLE, agents(PPO, copies=1) * 7, quiet(1))
-    with pytest.raises(UserError, match="expected a different one for each"):
-        SequentialDriver(CARTPOLE, agents(PPO, PPO), quiet(1), names=["x", "x"])
-    with pytest.raises(UserError, match="learner_0 is made for 5 copies and gets 6"):
-        SequentialDriver(CARTPOLE, agents(DQN, copies=5), quiet(1))
-
-
 def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
     env = counting(3)
     env.copy = False
@@ -183,27 +133,6 @@ def test_an_environment_that_reuses_its_arrays_is_refused() -> None:
     with pytest.raises(TrainingError, match="copy=True"):
         driver.train()
     driver.close()
-
-
-def test_an_environment_without_copies_is_refused() -> None:
-    single = gymnasium.make("CartPole-v1")
-    for name, driver in DRIVERS.items():
-        with pytest.raises(UserError, match="CartPole-v1 is a single environment without copies"):
-            driver(single, agents(PPO, copies=1), quiet(1, name=name))
-    with pytest.raises(UserError, match="without copies"):
-        SequentialDriver(Recipe(lambda copies: single, 6), agents(PPO), quiet(1))
-    single.close()
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-def test_an_environment_is_closed_at_exit_where_that_is_asked_for(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    hooks: list[Any] = []
-    monkeypatch.setattr("atexit.register", hooks.append)
-    driver, calls, _ = watched(3, [3], close_environment_at_exit=wanted)
-    for hook in hooks:
-        hook()
-    assert ("env.close" in calls) is wanted
-    assert driver.timestep == 0
 
 
 def test_what_is_about_rows_in_infos_is_cut_to_each_learners_own() -> None:

@@ -108,16 +108,3 @@ def test_tuples_and_several_counts_are_seen_in_all_modes_and_kept(mode: str, lea
     assert width == 14
     rows = encode({"0": np.array([[4, 3], [0, 1]]), "1": {"bit": np.array([1, 0])}})
     assert [np.flatnonzero(row).tolist() for row in rows] == [[4, 11, 13], [0, 9, 12]]
-
-
-def test_text_is_refused_for_every_agent() -> None:
-    for learner in (PPO, DQN, RANDOM):
-        with pytest.raises(UserError, match="observations are a Text"):
-            make_agent(learner, gymnasium.spaces.Text(5), gymnasium.spaces.Discrete(2), 2, 0, 0)
-
-
-def test_options_reach_the_environment() -> None:
-    env = make_environment(EnvironmentSettings(options={"sutton_barto_reward": True}), 2)
-    env.reset(seed=0)
-    assert list(env.step(np.zeros(2, dtype=np.int64))[1]) == [0, 0]
-    env.close()

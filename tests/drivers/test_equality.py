@@ -157,10 +157,3 @@ def test_an_environment_whose_state_cannot_be_read_goes_on_with_fresh_episodes()
     assert driver.core.learners[0].statistics.length_B.tolist() == [0, 0, 0]
     driver.train()
     driver.close()
-
-
-def test_a_state_of_other_learners_is_refused() -> None:
-    driver = SequentialDriver(CARTPOLE, agents(PPO), quiet(4))
-    with pytest.raises(UserError, match="holds 2 learners, expected 1"):
-        driver.load_state_dict(sequential(CARTPOLE, PPO, DQN, timesteps=4))
-    driver.close()

@@ -9,7 +9,7 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from nip_ray.drivers.agents import make_agent
-from nip_ray.drivers.agents.base import encoder, legal_of
+from nip_ray.drivers.agents.base import legal_of
 from nip_ray.drivers.contract import MASK
 from nip_ray.drivers.environments import Copies, make_environment
 from nip_ray.drivers.loops import SequentialDriver
@@ -136,15 +136,6 @@ def test_a_mask_in_the_infos_travels_with_the_observation_it_is_about(mode: str)
         over += terminated.sum()
     assert over > 5
     copies.close()
-
-
-def test_parts_of_a_dict_are_laid_side_by_side_without_the_mask() -> None:
-    width, encode = encoder(Doors.observation_space)
-    assert width == 4 + 5
-    marks = np.array([[0, 1, 0, 1, 0], [1, 1, 0, 0, 0]], dtype=np.float64)
-    rows = encode({"clock": np.array([2, 0]), "marks": marks, "action_mask": marks})
-    assert rows.dtype == np.float32
-    assert rows.tolist() == [[0, 0, 1, 0, *marks[0]], [1, 0, 0, 0, *marks[1]]]
 
 
 @pytest.mark.parametrize("vectorization", ["auto", "sync"])

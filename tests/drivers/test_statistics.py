@@ -1,12 +1,9 @@
 """Returns and lengths, copy by copy."""
 
 import numpy as np
-import pytest
 
 from nip_ray.drivers.contract import Transition
-from nip_ray.drivers.loops import SequentialDriver
 from nip_ray.drivers.statistics import EpisodeStatistics, information
-from tests.drivers.small import RANDOM, agents, counting, quiet
 
 
 def step(statistics: EpisodeStatistics, reward: list[float], over: list[bool], valid: list[bool] | None = None) -> None:
@@ -33,20 +30,6 @@ def test_a_step_that_is_no_transition_counts_for_nothing() -> None:
     assert statistics.env_steps == 3
     assert statistics.length_B.tolist() == [0, 2]
     assert statistics.take()["reward_mean"] == 1
-
-
-@pytest.mark.parametrize("mode", ["next_step", "same_step", "disabled"])
-def test_every_way_of_beginning_anew_gives_the_same_episodes(mode: str) -> None:
-    driver = SequentialDriver(counting(3, mode), agents(RANDOM, copies=3), quiet(60))
-    driver.train()
-    by_copy = {
-        copy: [(gain, length) for where, gain, length in driver.core.learners[0].statistics.finished if where == copy] for copy in range(3)
-    }
-    for copy, found in by_copy.items():
-        lengths = [2 + (episode + copy) % 3 for episode in range(len(found))]
-        assert found == [(length * (length + 1) / 2, length) for length in lengths]
-        assert len(found) > 10
-    driver.close()
 
 
 def test_single_numbers_of_infos_are_tags() -> None:

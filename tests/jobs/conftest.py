@@ -9,6 +9,5 @@ from tests.jobs.head import Head, ray_head
 
 @pytest.fixture(scope="session")
 def head() -> Iterator[Head]:
-    """A Ray head with two CPUs and a token."""
     with ray_head(num_cpus=2) as running:
         yield running

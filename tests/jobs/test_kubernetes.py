@@ -47,31 +47,6 @@ def test_the_entrypoint_is_one_that_the_command_line_takes() -> None:
     assert any(given["run_dir"].is_relative_to(path) for path in mounted)
 
 
-def test_the_head_does_no_work_and_workers_come_with_it() -> None:
-    assert CLUSTER["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
-    assert JOB["entrypointNumCpus"] >= 1
-    assert CLUSTER["enableInTreeAutoscaling"] is True
-    assert set(WORKERS) == {"cpu", "gpu"}
-    for group in WORKERS.values():
-        assert group["minReplicas"] == group["replicas"] == 0 < group["maxReplicas"]
-
-
-def test_only_the_gpu_group_has_a_gpu() -> None:
-    limits = {name: pod["containers"][0]["resources"]["limits"] for name, pod in PODS.items()}
-    assert {name for name, limit in limits.items() if "nvidia.com/gpu" in limit} == {"gpu"}
-    gpu = PODS["gpu"]["containers"][0]["resources"]
-    assert gpu["limits"]["nvidia.com/gpu"] == gpu["requests"]["nvidia.com/gpu"] == "1"
-
-
-@each_pod
-def test_a_pod_has_limits(pod: dict[str, Any]) -> None:
-    for container in pod["containers"]:
-        resources = container["resources"]
-        assert {"cpu", "memory"} <= set(resources["limits"])
-        assert {"cpu", "memory"} <= set(resources["requests"])
-        assert resources["limits"]["memory"] == resources["requests"]["memory"]  # Ray plans with the limit
-
-
 @each_pod
 def test_a_pod_is_nobody_special(pod: dict[str, Any]) -> None:
     context = pod["securityContext"]
@@ -86,16 +61,6 @@ def test_a_pod_is_nobody_special(pod: dict[str, Any]) -> None:
 
 def test_workers_hold_no_key_of_kubernetes() -> None:
     assert all(PODS[name]["automountServiceAccountToken"] is False for name in WORKERS)
-
-
-@each_pod
-def test_what_a_pod_mounts_is_there(pod: dict[str, Any]) -> None:
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    for container in pod["containers"]:
-        assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
-    claim = DOCUMENTS["PersistentVolumeClaim"]
-    assert {volume["persistentVolumeClaim"]["claimName"] for volume in volumes.values()} == {claim["metadata"]["name"]}
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
 
 
 def test_images_and_versions_agree() -> None:

@@ -21,7 +21,6 @@ def packed(folder: Path, target: Path, include_gitignore: bool) -> list[str]:
 
 @pytest.fixture(scope="module", params=[True, False], ids=["with .gitignore", "by .rayignore alone"])
 def upload(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], int]:
-    """Files and bytes."""
     target = tmp_path_factory.mktemp("upload") / "package.zip"
     return packed(ROOT, target, request.param), target.stat().st_size
 

@@ -2,9 +2,14 @@
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
+
+from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.rllib.algorithm import ProtocolAlgorithm
+from tests.rllib.experiments import built
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -16,3 +21,17 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
     if variable is not None:
         os.environ["OMP_NUM_THREADS"] = variable
+
+
+@pytest.fixture
+def made() -> Iterator[Any]:
+    """Makes algorithms of configs; they are stopped afterwards."""
+    algorithms: list[ProtocolAlgorithm] = []
+
+    def make(config: ExperimentConfig, **training: Any) -> ProtocolAlgorithm:
+        algorithms.append(built(config, **training))
+        return algorithms[-1]
+
+    yield make
+    for algorithm in algorithms:
+        algorithm.stop()

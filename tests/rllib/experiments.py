@@ -70,8 +70,22 @@ def experiment(protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None =
 
 
 def message_game(**changes: Any) -> ExperimentConfig:
-    """The message game in four rounds."""
     return experiment(dict(name="message_game", max_rounds=4), **changes)
+
+
+def hironaka(rule: str = "ppo", **agents: Any) -> ExperimentConfig:
+    """Hironaka's game, of which some episodes end and others are cut off."""
+    return ExperimentConfig.model_validate(
+        {
+            "protocol": {"name": "hironaka"},
+            "scenario": {
+                **dict(name="hironaka", max_points=6, max_rounds=5, num_train=200, num_test=20, rho_games=10),
+                "agents": {"_default": dict(point_width=8, width=16, depth=1), **agents},
+            },
+            "algorithm": {"name": rule, "minibatch_size": 64, **({"num_epochs": 2} if rule == "ppo" else {})},
+            "play": {"num_copies": 24},
+        }
+    )
 
 
 def built(config: ExperimentConfig, **training: Any) -> ProtocolAlgorithm:
@@ -96,12 +110,10 @@ def trained(config: ExperimentConfig, iterations: int, **training: Any) -> Weigh
 
 
 def weights(algorithm: ProtocolAlgorithm) -> Weights:
-    """A copy of the learners' weights and buffers."""
     return {agent: copied(network.state_dict()) for agent, network in algorithm.networks().items()}
 
 
 def copied(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy of a module's state."""
     return {name: value.detach().clone() for name, value in state.items()}
 
 

@@ -26,7 +26,6 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 
 
 def rule_id(rule: Mapping[str, Any]) -> str:
-    """For people."""
     return "-".join(str(value) for key, value in rule.items() if key not in ("num_epochs", "agent"))
 
 
@@ -36,7 +35,6 @@ def diagonal(protocols: Sequence[dict[str, Any]], rules: Sequence[dict[str, Any]
 
 
 def goes_on_exactly(config: ExperimentConfig, folder: Path) -> None:
-    """It trains, is saved, restored and continues exactly, and is examined."""
     check(config)
     build = ALGORITHMS[config.algorithm.name]().experiment
     with one_thread():

@@ -19,13 +19,6 @@ from nip_ray.rllib.ppo import PPOLearner
 from nip_ray.rllib.registry import ALGORITHMS
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.ppo import PPOSettings
-from tests.builders import one_thread
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    with one_thread():
-        yield
 
 
 @dataclass(frozen=True)

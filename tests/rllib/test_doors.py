@@ -10,11 +10,10 @@ from ray.rllib.utils.pre_checks.env import check_multiagent_environments
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.play.rollout import own_rows
-from nip_ray.protocols import CONTINUE
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPOConfig
 from nip_ray.rllib.protocol_env import ProtocolEnv
-from tests.rllib.experiments import GAMES, experiment, game_id, message_game
+from tests.rllib.experiments import GAMES, experiment, game_id, hironaka
 
 COPIES = 12
 
@@ -37,6 +36,8 @@ CONFIGS += [
     pytest.param(experiment(dict(name=name), dict(message_size=2, linear_symbols=3)), id=f"{name}-long-and-linear-messages")
     for name in ("nip", "multi_channel_test")
 ]
+SCRIPTED = dict(host=dict(kind="scripted", player="zeillinger"), agent=dict(kind="scripted", player="random", others=["choose_first"]))
+CONFIGS += [pytest.param(hironaka(**agents), id=f"hironaka-{name}") for name, agents in (("learned", {}), ("scripted", SCRIPTED))]
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -72,16 +73,25 @@ def test_both_doors_give_the_same_episodes(config: ExperimentConfig) -> None:
             obs, rewards, terminated, truncated, infos = env.step(actions)
             paid = {agent: rollout.reward_BRA[copy, round, index].item() for index, agent in enumerate(protocol.agents)}
             assert rewards == {agent: paid[agent] for agent in acted}
-            assert not truncated["__all__"]
-            done = terminated["__all__"]
+            done, last = terminated["__all__"] or truncated["__all__"], round == int(rollout.length_B[copy]) - 1
+            assert truncated["__all__"] == (last and rollout.cut_B is not None and bool(rollout.cut_B[copy]))
         assert done
         assert set(obs) == acted
-        assert {info["verdict"] for info in infos.values()} == {int(rollout.verdict_B[copy])}
+        if protocol.verifier:
+            assert {info["verdict"] for info in infos.values()} == {int(rollout.verdict_B[copy])}
         assert not rollout.turn_BRA[copy, int(rollout.length_B[copy]) :].any()
         assert not rollout.reward_BRA[copy, int(rollout.length_B[copy]) :].any()
         lengths.add(int(rollout.length_B[copy]))
+    if rollout.cut_B is not None:
+        assert 0 < int(rollout.cut_B.sum()) < COPIES, "both ends should come up"
     if protocol.verifier and protocol.min_rounds < protocol.max_rounds and protocol.verifier_turns > 1:
         assert len(lengths) > 1, "some copies should end early, or this test shows little"
+
+
+def drawn(env: ProtocolEnv, agent: str, seen: Any) -> Any:
+    """A random action that is legal."""
+    mask = (np.asarray(seen["legal"], dtype=np.int8),) if "legal" in seen else None
+    return env.action_spaces[agent].sample(mask=mask)
 
 
 @pytest.mark.parametrize("config", CONFIGS)
@@ -105,9 +115,9 @@ def test_the_env_keeps_rllibs_contract(config: ExperimentConfig) -> None:
         while not done:
             for agent, seen in obs.items():
                 assert env.observation_spaces[agent].contains(seen), agent
-            obs, rewards, terminated, truncated, infos = env.step({agent: env.action_spaces[agent].sample() for agent in obs})
+            obs, rewards, terminated, truncated, infos = env.step({agent: drawn(env, agent, seen) for agent, seen in obs.items()})
             rounds += 1
-            done = terminated["__all__"]
+            done = terminated["__all__"] or truncated["__all__"]
             assert waiting <= set(rewards), "whoever acted is told what it was paid"
             assert all(isinstance(value, float) for value in rewards.values())
             assert set(terminated) | set(truncated) == {"__all__"}
@@ -120,7 +130,6 @@ def test_the_env_keeps_rllibs_contract(config: ExperimentConfig) -> None:
 
 
 def test_reset_seeds_the_draw_of_instances_and_episode_seeds() -> None:
-    """The same seed gives the same episodes, reset without a seed continues with the stream."""
     env = env_of(experiment(dict(name="merlin_arthur")))
 
     def drawn(seed: int) -> list[tuple[int, int]]:
@@ -137,33 +146,12 @@ def test_reset_seeds_the_draw_of_instances_and_episode_seeds() -> None:
 
 
 def test_the_env_plays_the_split_it_is_told_to() -> None:
-    """Held-out instances are not training instances."""
     config = experiment(dict(name="nip"))
     train, test = env_of(config), env_of(config, split="test")
     assert not set(train.instances.tolist()) & set(test.instances.tolist())
     for _ in range(5):
         test.reset()
         assert int(test.play.id_B[0]) in set(test.instances.tolist())
-
-
-def test_a_decision_out_of_turn_is_no_decision() -> None:
-    """Before min_rounds the env reads every decision as "continue", as the batched core does."""
-    env = env_of(message_game())
-    obs, _ = env.reset(seed=0)
-    for _ in range(3):
-        action = {agent: np.zeros(len(env.layouts[agent].sizes), dtype=np.int64) for agent in obs}
-        obs, _, terminated, _, _ = env.step(action)
-        assert not terminated["__all__"]
-    assert (env.play.decision_BRA[0, :3] == CONTINUE).all()
-    obs, _, terminated, _, infos = env.step({agent: np.zeros(len(env.layouts[agent].sizes), dtype=np.int64) for agent in obs})
-    assert terminated["__all__"]
-    assert infos["verifier"]["verdict"] == 0
-
-
-def test_an_env_without_an_experiment_says_what_it_needs() -> None:
-    """The message names the missing key."""
-    with pytest.raises(ValueError, match="experiment"):
-        ProtocolEnv({})
 
 
 def test_what_a_runner_plays_is_a_function_of_iteration_and_share() -> None:

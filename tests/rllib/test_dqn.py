@@ -11,12 +11,10 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.rules import check
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.staged import players
-from nip_ray.learning.dqn import GreedyPlayer
-from nip_ray.rllib.dqn import ProtocolDQN, ProtocolDQNConfig, chunks
-from nip_ray.scenarios.matrix_games.agent import MatrixAgent
+from nip_ray.rllib.dqn import ProtocolDQN, chunks
 from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
-from tests.rllib.experiments import built, distance, train, weights
+from tests.rllib.experiments import distance, train, weights
 from tests.rllib.test_restore import TRAVELS, Travel, same_state
 
 ROLE: dict[str, Any] = dict(
@@ -51,39 +49,6 @@ def dqn(protocol: str = "kuhn_poker", scenario: dict[str, Any] | None = None, ro
     )
     check(made)
     return made
-
-
-@pytest.fixture
-def made() -> Any:
-    """Makes algorithms that are stopped afterwards."""
-    algorithms: list[ProtocolDQN] = []
-
-    def make(config: ExperimentConfig, **training: Any) -> ProtocolDQN:
-        algorithms.append(built(config, **training))  # type: ignore[arg-type]
-        return algorithms[-1]
-
-    yield make
-    for algorithm in algorithms:
-        algorithm.stop()
-
-
-# ------------------------------------------------------------------------------------------------------------- it learns
-
-
-def test_it_finds_the_best_response_in_a_bimatrix_game(made: Any) -> None:
-    """player0 alone is trained against a player whose second move is certain; values of both moves are learned, too."""
-    payoffs = dict(game="bimatrix", payoffs0=[[1.0, 0.25], [0.0, 0.75], [2.0, -1.0]], payoffs1=[[0.0, 0.0]] * 3)
-    agents = {"player1": dict(agent_lr_factor=dict(actor=0, critic=0))}
-    config = dqn("matrix_game", {**payoffs, "agents": agents}, role=dict(lr=dict(initial=0.1)))
-    algorithm = made(config)
-    algorithm.set_opponent(
-        "player1", {**algorithm.networks()["player1"].state_dict(), "policy_head.weight": torch.tensor([[0.0], [100.0]])}
-    )
-    train(algorithm, 20)
-    q = algorithm.networks()["player0"].policy_head.weight[:, 0]
-    assert q.tolist() == pytest.approx([0.25, 0.75, -1.0], abs=0.05)
-    figures = algorithm.scenario.exact_figures(players(config, algorithm.networks()))
-    assert figures["player0/value"] == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(
@@ -122,9 +87,6 @@ def every_pure_table(table: torch.Tensor) -> Any:
     for number in range(moves**states):
         digits = torch.tensor([(number // moves**state) % moves for state in range(states)])
         yield nn.functional.one_hot(digits, moves).double()
-
-
-# ----------------------------------------------------------------------------------------------------- going on exactly
 
 
 @pytest.mark.parametrize("travel", TRAVELS)
@@ -174,9 +136,6 @@ def test_first_weights_from_elsewhere_reach_the_target_networks(made: Any) -> No
     assert float((target - 3).abs().max()) < 1e-3
 
 
-# ------------------------------------------------------------------------------------------------------ the loop's order
-
-
 def test_chunks_end_where_somebody_plays() -> None:
     """Steps 20 to 29, roll-outs after every fourth step for one role and every fifth for the other."""
     settings = DQNSettings(
@@ -208,47 +167,6 @@ def test_what_is_not_finite_ends_the_run(made: Any) -> None:
         train(algorithm, 30)
 
 
-# ------------------------------------------------------------------------------------------------------------ opponents
-
-
-def test_an_opponent_in_the_place_of_a_network_is_played_against(made: Any) -> None:
-    """Against the one who always folds a bet wins 1; against the one who always calls the queen's bet wins 2 or loses 2."""
-
-    class Always(nn.Module):
-        def __init__(self, move: int) -> None:
-            super().__init__()
-            self.move = move
-
-        def forward(self, obs: Any, want_policy: bool = True, want_value: bool = True) -> Any:
-            from nip_ray.learning.policy import Policy
-
-            logits = torch.zeros(len(obs["features"]), 1, 2)
-            logits[..., self.move] = 1.0
-            return Policy(logits, None, None, obs["speaks"], None), None
-
-        def groups(self) -> list[Any]:
-            return [None]  # type: ignore[list-item]  # something: its most likely moves are played
-
-    algorithm = made(dqn(algorithm=dict(trained_roles=["player0"])))
-    with pytest.raises(UserError, match="player0, which is trained"):
-        algorithm.set_opponent("player0", Always(0))
-    algorithm.set_opponent("player1", Always(0))
-    train(algorithm, 1)
-    assert set(bets(algorithm)) == {1.0}
-    algorithm.set_opponent("player1", Always(1))
-    train(algorithm, 1)
-    assert set(bets(algorithm)) == {-2.0, 2.0}
-    algorithm.set_opponent("player1", None)
-    train(algorithm, 1)
-
-
-def bets(algorithm: ProtocolDQN) -> list[float]:
-    """What player0 was paid in the last iteration where it bet at once."""
-    rollout = algorithm.rollout
-    bet_B = rollout.main_BRACM[:, 0, 0, 0, 0] == 1
-    return rollout.reward_BRA.sum(1)[bet_B, 0].tolist()
-
-
 def test_scripted_opponents_are_set_by_name(made: Any) -> None:
     algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"])))
     algorithm.set_opponent("agent", "choose_last")
@@ -257,21 +175,10 @@ def test_scripted_opponents_are_set_by_name(made: Any) -> None:
     host_N, axis_N = rollout.main_BRACM[:, 0, 0, 0, 0], rollout.main_BRACM[:, 1, 1, 0, 0]
     last = torch.tensor([1, 2, 2, 2])  # of the host's classes in three dimensions
     assert torch.equal(axis_N, last[host_N])
-    with pytest.raises(UserError, match="choose_first"):
-        algorithm.set_opponent("agent", "nobody")
-
-
-@pytest.mark.parametrize(
-    ("opponent", "words"),
-    [([], r"got \[\]"), (5, "got 5"), (nn.Linear(2, 2), r"got a Linear, which has no groups\(\)")],
-    ids=["nobody", "a number", "a layer"],
-)
-def test_what_is_no_opponent_is_refused_at_once_and_the_one_there_is_stays(made: Any, opponent: Any, words: str) -> None:
-    algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"])))
-    algorithm.set_opponent("agent", "choose_last")
-    with pytest.raises(UserError, match=words):
-        algorithm.set_opponent("agent", opponent)
-    assert set(algorithm.opponents) == {"agent"}
+    for opponent, said in (("nobody", "choose_first"), ([], r"got \[\]"), (nn.Linear(2, 2), r"a Linear, which has no groups\(\)")):
+        with pytest.raises(UserError, match=said):
+            algorithm.set_opponent("agent", opponent)
+    assert algorithm.opponents["agent"].names == ("choose_last",)
 
 
 def test_weights_of_an_opponent_leave_buffers_and_optimizers_alone(made: Any) -> None:
@@ -311,36 +218,6 @@ def test_a_restore_says_whose_module_is_missing(made: Any, capsys: pytest.Captur
     assert "player1 was played by a module" in capsys.readouterr().err
 
 
-# --------------------------------------------------------------------------------------------------- who may be trained
-
-
-def test_agents_with_more_than_one_choice_are_refused() -> None:
-    with pytest.raises(UserError, match=r"trained_roles.*verifier decides"):
-        ProtocolDQNConfig().experiment(dict(protocol=dict(name="nip"), algorithm=dict(name="dqn")))
-
-
-def test_the_best_move_is_certain_for_whoever_is_examined() -> None:
-    """Exact figures, sampled and greedy play of a network of values are those of its greedy policy."""
-    config = dqn()
-    algorithm = built(config)
-    try:
-        network, scenario = algorithm.networks()["player0"], algorithm.scenario
-        assert isinstance(network, MatrixAgent)
-        assert isinstance(scenario, MatrixGame)
-        with torch.no_grad():
-            network.policy_head.weight.copy_(torch.tensor([[0.1, 0.3, 0.1, 0.2, 0.5, 0.0], [0.2, 0.1, 0.0, 0.3, 0.4, 0.1]]))
-        player = players(config, algorithm.networks())["player0"]
-        assert isinstance(player, GreedyPlayer)
-        table = scenario.policy_table("player0", player)
-        assert table.argmax(1).tolist() == [1, 0, 0, 1, 0, 1]
-        assert set(table.flatten().tolist()) == {0.0, 1.0}
-    finally:
-        algorithm.stop()
-
-
-# ------------------------------------------------------------------------------------------- whoever plays and learns
-
-
 WORKERS = [
     pytest.param(dict(play=dict(num_env_runners=1)), 1e-6, id="one-runner"),
     pytest.param(dict(play=dict(num_env_runners=2), learners=dict(num_learners=1)), 1e-6, id="two-runners-one-learner"),
@@ -367,15 +244,6 @@ def test_workers_change_where_things_are_computed_and_not_the_numbers(
             assert there.row[key] == pytest.approx(value, rel=1e-3, abs=1e-5), key
 
 
-@pytest.mark.slow
-def test_remote_runners_play_against_the_opponents_that_were_set(ray_session: None, made: Any) -> None:
-    algorithm = made(dqn("hironaka", algorithm=dict(trained_roles=["host"]), play=dict(num_env_runners=1)))
-    algorithm.set_opponent("agent", ["choose_first"])
-    train(algorithm, 1)
-    host_N, axis_N = algorithm.rollout.main_BRACM[:, 0, 0, 0, 0], algorithm.rollout.main_BRACM[:, 1, 1, 0, 0]
-    assert torch.equal(axis_N, torch.tensor([0, 0, 1, 0])[host_N])
-
-
 def _training_state(learner: Any) -> Any:
     return learner.training_state()
 
@@ -398,15 +266,3 @@ def test_threads_change_no_number(made: Any, norm: str) -> None:
     finally:
         torch.set_num_threads(before)
     assert same_state(*found)
-
-
-def test_networks_that_draw_random_numbers_learn_one_after_the_other(made: Any) -> None:
-    """There is one stream of random numbers for noise and dropout: with two threads at it nothing could be repeated."""
-    config = dqn()
-    algorithm = made(config)
-    learner = algorithm.learner_group._learner
-    train(algorithm, 1)
-    assert learner._side_by_side(("player0", "player1"), 2)
-    learner._draw.clear()
-    learner.networks["player0"].policy_body = nn.Dropout(0.5)
-    assert not learner._side_by_side(("player0", "player1"), 2)

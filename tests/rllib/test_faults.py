@@ -51,9 +51,6 @@ def limits(**changes: Any) -> dict[str, Any]:
     return {"restart_delay_s": 0.0, "sample_timeout_s": 60.0, **changes}
 
 
-# -------------------------------------------------------------------------------------------------------- what is broken
-
-
 @pytest.mark.parametrize("moment", [pytest.param(1, marks=pytest.mark.crash), 3])
 def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: None, tmp_path: Path, moment: int) -> None:
     plugin, struck = write_plugin(tmp_path, RUNNER, moment, RAISES)
@@ -65,34 +62,27 @@ def test_an_error_in_an_env_runner_ends_the_run_with_its_message(ray_session: No
 
 
 @pytest.mark.crash
-def test_an_env_runner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
-    plugin, struck = write_plugin(tmp_path, RUNNER, 0, "raise ValueError('the dice are loaded')")
-    message = refused(tmp_path, (2, 0), plugin)
-    assert message == "env runner 1 cannot be made: ValueError: the dice are loaded"
-    assert len(struck.read_text()) <= 2  # no runner was tried twice
-
-
-@pytest.mark.crash
-def test_an_error_in_one_of_two_learners_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
-    """The other one waits for it in an all-reduce."""
-    plugin, _ = write_plugin(tmp_path, LEARNER, 2, "if not before: raise ValueError('the dice are loaded')")
-    assert refused(tmp_path, (0, 2), plugin) == "ValueError: the dice are loaded"
-
-
-@pytest.mark.crash
-def test_a_learner_that_cannot_be_made_ends_the_run_with_its_message(ray_session: None, tmp_path: Path) -> None:
-    plugin, _ = write_plugin(tmp_path, LEARNER, 0, RAISES)
-    message = refused(tmp_path, (0, 2), plugin)
-    assert message == "a learner cannot be made: ValueError: the dice are loaded"
+@pytest.mark.parametrize(
+    ("worker", "moment", "strikes", "workers", "said"),
+    [
+        (RUNNER, 0, "raise ValueError('the dice are loaded')", (2, 0), "env runner 1 cannot be made: "),
+        (LEARNER, 0, RAISES, (0, 2), "a learner cannot be made: "),
+        (LEARNER, 2, "if not before: raise ValueError('the dice are loaded')", (0, 2), ""),  # the other one waits in an all-reduce
+    ],
+    ids=["a runner is made", "a learner is made", "one of two learners"],
+)
+def test_an_error_in_a_worker_ends_the_run_with_its_message(
+    ray_session: None, tmp_path: Path, worker: str, moment: int, strikes: str, workers: tuple[int, int], said: str
+) -> None:
+    plugin, struck = write_plugin(tmp_path, worker, moment, strikes)
+    assert refused(tmp_path, workers, plugin) == f"{said}ValueError: the dice are loaded"
+    assert len(struck.read_text()) <= 2, "nothing was tried twice"
 
 
 @pytest.mark.parametrize("learners", [0, pytest.param(2, marks=pytest.mark.crash)])
 def test_what_is_not_finite_ends_the_run_by_name(ray_session: None, tmp_path: Path, learners: int) -> None:
     message = refused(tmp_path, (0, learners), algorithm={"num_epochs": 1, "minibatch_size": 64, "lr": 1e30, "max_grad_norm": None})
     assert "is not finite; the last checkpoint is untouched. Lower algorithm.lr" in message
-
-
-# ----------------------------------------------------------------------------------------------------------- what hangs
 
 
 @pytest.mark.crash
@@ -110,20 +100,10 @@ def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, 
 
 
 @pytest.mark.crash
-def test_when_every_env_runner_hangs_the_run_ends(ray_session: None, tmp_path: Path) -> None:
-    plugin, struck = write_plugin(tmp_path, RUNNER, 2, HANGS)
+@pytest.mark.parametrize("deed", [HANGS, DIES], ids=["hang", "die"])
+def test_env_runners_that_are_all_lost_end_the_run(ray_session: None, tmp_path: Path, deed: str) -> None:
+    plugin, struck = write_plugin(tmp_path, RUNNER, 2, deed)
     message = refused(tmp_path, (2, 0), plugin, fault_tolerance=limits(sample_timeout_s=3.0, max_env_runner_restarts=0))
-    assert "all env runners are lost for good (fault_tolerance.max_env_runner_restarts: 0" in message
-    assert len(struck.read_text()) == 2
-
-
-# -------------------------------------------------------------------------------------------------- what is lost for good
-
-
-@pytest.mark.crash
-def test_env_runners_that_die_again_and_again_end_the_run(ray_session: None, tmp_path: Path) -> None:
-    plugin, struck = write_plugin(tmp_path, RUNNER, 2, DIES)
-    message = refused(tmp_path, (2, 0), plugin, fault_tolerance=limits(max_env_runner_restarts=0))
     assert "all env runners are lost for good (fault_tolerance.max_env_runner_restarts: 0" in message
     assert len(struck.read_text()) == 2
 

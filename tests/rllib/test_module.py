@@ -37,25 +37,18 @@ def same(first: Policy, second: Policy) -> bool:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_flattening_a_policy_loses_nothing(layout: Layout) -> None:
-    """unflatten is the inverse of flatten, masks included, and the width is what the distribution class says."""
+def test_flattening_a_policy_and_splitting_an_action_lose_nothing(layout: Layout) -> None:
     policy = random_policy(layout, 1)
     flat = layout.flatten(policy)
     assert flat.shape == (COUNT, distribution_class(layout).required_input_dim(None))
     assert same(layout.unflatten(flat), policy)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_splitting_an_action_loses_nothing(layout: Layout) -> None:
-    """join is the inverse of split, and the factors come in the order of `sizes`."""
     random = torch.Generator().manual_seed(2)
-    flat = torch.stack([torch.randint(size, (COUNT,), generator=random) for size in layout.sizes], 1)
-    parts = layout.split(flat)
-    assert torch.equal(layout.join(parts), flat)
+    action = torch.stack([torch.randint(size, (COUNT,), generator=random) for size in layout.sizes], 1)
+    parts = layout.split(action)
+    assert torch.equal(layout.join(parts), action)
     assert parts["message"].shape == (COUNT, layout.factors)
-    assert ("linear" in parts) == bool(layout.linear_symbols)
-    assert ("decision" in parts) == layout.decides
-    assert layout.split(flat.to(torch.int32).float())["message"].dtype == torch.int64  # however a connector cast it
+    assert (("linear" in parts), ("decision" in parts)) == (bool(layout.linear_symbols), layout.decides)
+    assert layout.split(action.to(torch.int32).float())["message"].dtype == torch.int64  # however a connector cast it
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

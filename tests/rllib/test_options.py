@@ -28,7 +28,6 @@ def config_of(**changes: Any) -> ProtocolPPOConfig:
 
 
 def after(config: AlgorithmConfig, iterations: int = 1) -> Weights:
-    """The weights after so many iterations of what `config` builds."""
     algorithm: Any = config.build_algo()
     try:
         return train(algorithm, iterations)
@@ -101,22 +100,6 @@ def test_evaluation_plays_held_out_instances(interval: int | None) -> None:
         algorithm.stop()
 
 
-def test_evaluation_on_another_split() -> None:
-    chosen = {"explore": False, "env_config": {"split": "train"}}
-    algorithm: Any = config_of().env_runners(env_runner_cls=Watched).evaluation(evaluation_config=chosen).build_algo()
-    try:
-        Watched.played.clear()
-        algorithm.evaluate()
-        assert set(Watched.played[0]) <= set(algorithm.scenario.ids("train").tolist())
-    finally:
-        algorithm.stop()
-    with pytest.raises(UserError, match=r"env_config\.split: got 'tests', did you mean test"):
-        config_of().environment(env_config={"split": "tests"}).validate()
-
-
-# ------------------------------------------------------------------------------------------------- the table of options
-
-
 def other_than(value: Any) -> Any:
     """A value that nobody has as a default."""
     if isinstance(value, bool):
@@ -180,15 +163,10 @@ def with_own_forward() -> AlgorithmConfig:
         (lambda: config_of().callbacks(Stepping), "Stepping.on_episode_step: never called, use instead"),
         (lambda: config_of().training(lr=[[0, 1e-3], [100, 1e-4]]), r"algorithm\.lr: got \[\[0, .*expected number > 0"),
         (lambda: config_of().training(entropy_coefficent=0.1), "entropy_coefficent=.*unknown, did you mean entropy_coefficient"),
-        (lambda: config_of().update_from_dict({"entropy_coefficent": 0.1}), "entropy_coefficent: unknown option, did you mean"),
         (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"prover": {"gamma": 0.5}}), "prover: got gamma, expected lr"),
-        (lambda: config_of().rl_module(algorithm_config_overrides_per_module={"provr": {"lr": 0.5}}), "did you mean prover"),
         (lambda: config_of().training(lam=0.9, lambda_=0.8), "lambda_=.*: lam is another word for it and is given too"),
         (lambda: config_of().update_from_dict({"learner_class": 3}), "learner_class: got 3, expected a subclass"),
-        (lambda: config_of().update_from_dict({"is_multi_agent": False}), "is_multi_agent: follows from other options"),
-        (lambda: config_of().update_from_dict({"rule": 3}), "rule: got 3, expected a mapping"),
         (lambda: config_of().evaluation(evaluation_config={"lam": 0.5}), r"evaluation_config\.lam: has no effect in an evaluation"),
-        (lambda: config_of().evaluation(evaluation_config={"num_env_runners": 1}), r"evaluation_config\.num_env_runners: has no effect"),
         (lambda: config_of().training(minibatch_size=65), "minibatch_size: got 65, but an iteration has 64 frames"),
         (lambda: config_of().learners(num_learners=3), "num_learners: got 3, but 16 copies in an iteration cannot be shared evenly"),
         (lambda: ALGORITHMS["dqn"]().experiment(dqn()).env_runners(num_envs_per_env_runner=8), "num_copies: dqn has no use for it"),
@@ -213,9 +191,6 @@ def test_the_page_of_options_is_current() -> None:
     assert page.read_text() == options_markdown(), "write it anew: python -m nip_ray.rllib.options > docs/rllib-options.md"
 
 
-# ------------------------------------------------------------------------------------------------------------ honoured
-
-
 def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
     """In a dumped config with one changed, as an attribute, and under RLlib's own names: all as by `training`."""
     expected = after(config_of().training(entropy_coefficient=0.9, max_grad_norm=0.01))
@@ -232,14 +207,6 @@ def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:
 def test_a_dumped_config_keeps_settings_that_are_as_by_rllibs_default() -> None:
     config = config_of(algorithm=dict(gamma=AlgorithmConfig().gamma, lr=AlgorithmConfig().lr, num_epochs=AlgorithmConfig().num_epochs))
     assert ProtocolPPOConfig().update_from_dict(config.to_dict()).settings() == config.settings() != config_of().settings()
-
-
-def test_minibatches_in_copies(baseline: Weights) -> None:
-    """8 copies of 4 rounds are 32 frames."""
-    config = config_of(algorithm=dict(minibatch_size=64)).training(minibatch_copies=8)
-    assert distance(after(config), baseline) == 0
-    with pytest.raises(UserError, match="minibatch_copies: got 8, and minibatch_size 32 says it too"):
-        config_of().training(minibatch_copies=8).validate()
 
 
 def test_an_agent_may_have_a_learning_rate_of_its_own(baseline: Weights) -> None:
@@ -280,31 +247,5 @@ def test_callbacks_of_env_runners(name: str) -> None:
         assert Counting.seen["episodes"] == results["num_episodes"] > 0
         assert Counting.seen["samples"] >= 1
         assert results["longest"] > 0
-    finally:
-        algorithm.stop()
-
-
-def test_an_iteration_of_so_many_trained_steps() -> None:
-    """64 steps at a time: two training steps for 100."""
-    algorithm: Any = config_of().reporting(min_train_timesteps_per_iteration=100).build_algo()
-    try:
-        results = algorithm.train()
-        assert algorithm.train_iteration == 2
-        assert results["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 128
-        assert algorithm.train()["learners"]["__all_modules__"]["num_env_steps_trained_lifetime"] == 256
-    finally:
-        algorithm.stop()
-
-
-def test_evaluation_beside_training(ray_session: None) -> None:
-    """For as long as an iteration takes, on an env runner of its own, with the weights that training has reached."""
-    config = config_of().evaluation(
-        evaluation_interval=1, evaluation_num_env_runners=1, evaluation_parallel_to_training=True, evaluation_duration="auto"
-    )
-    config.reporting(min_time_s_per_iteration=1.0)
-    algorithm: Any = config.build_algo()
-    try:
-        for _ in range(2):
-            assert algorithm.train()["evaluation"]["env_runners"]["num_episodes"] > 0
     finally:
         algorithm.stop()

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from ray.rllib.algorithms.algorithm import Algorithm
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
-from tests.rllib.experiments import PAST, TINY, Weights, built, distance, experiment, message_game, runner_weights, train, trained, weights
+from tests.rllib.experiments import PAST, TINY, Weights, distance, experiment, message_game, runner_weights, train, weights
 
 Travel = Callable[[ProtocolPPO, ProtocolPPO, Path], None]
 
@@ -30,23 +29,6 @@ def by_state(old: ProtocolPPO, new: ProtocolPPO, folder: Path) -> None:
 
 
 TRAVELS = [pytest.param(by_path, id="path"), pytest.param(by_training_state, id="training_state"), pytest.param(by_state, id="state")]
-
-
-@pytest.fixture
-def made() -> Any:
-    """Makes algorithms that are stopped afterwards."""
-    algorithms: list[Algorithm] = []
-
-    def make(config: ExperimentConfig, **training: Any) -> ProtocolPPO:
-        algorithms.append(built(config, **training))
-        return algorithms[-1]  # type: ignore[return-value]
-
-    yield make
-    for algorithm in algorithms:
-        algorithm.stop()
-
-
-# --------------------------------------------------------------------------------------------------- going on exactly
 
 
 @pytest.mark.parametrize("travel", TRAVELS)
@@ -86,23 +68,8 @@ def test_noise_in_the_networks_does_not_break_a_resume(made: Any, tmp_path: Path
     assert distance(train(second, 2), expected) == 0
 
 
-def test_from_checkpoint_needs_no_config(made: Any, tmp_path: Path) -> None:
-    """RLlib's `from_checkpoint` builds the algorithm from the checkpoint alone."""
-    config = message_game()
-    old = made(config)
-    train(old, 2)
-    path = old.save_to_path(tmp_path / "checkpoint")
-    new = ProtocolPPO.from_checkpoint(path)
-    try:
-        assert new.train_iteration == 2
-        assert distance(train(new, 1), train(old, 1)) == 0
-    finally:
-        new.stop()
-
-
 @pytest.mark.slow
 def test_a_checkpoint_of_local_workers_restores_into_remote_ones(ray_session: None, made: Any, tmp_path: Path) -> None:
-    """And continues with the same numbers."""
     old, new = made(message_game()), made(message_game(play=dict(num_env_runners=1), learners=dict(num_learners=1)))
     train(old, 2)
     by_path(old, new, tmp_path)
@@ -116,9 +83,6 @@ def same_state(first: Any, second: Any) -> bool:
     if isinstance(first, list | tuple):
         return len(first) == len(second) and all(same_state(a, b) for a, b in zip(first, second, strict=True))
     return torch.equal(first, second) if isinstance(first, torch.Tensor) else first == second
-
-
-# ------------------------------------------------------------------------------------------------- remote env runners
 
 
 @pytest.mark.slow
@@ -160,7 +124,6 @@ def test_remote_runners_have_the_learners_weights(ray_session: None, made: Any, 
 
 
 def test_an_older_state_is_taken_by_learner_and_runner(made: Any, tmp_path: Path) -> None:
-    """Locally, through all three ways."""
     algorithm = made(message_game())
     train(algorithm, 1)
     older: Weights = weights(algorithm)
@@ -175,20 +138,6 @@ def test_an_older_state_is_taken_by_learner_and_runner(made: Any, tmp_path: Path
         assert distance(weights(algorithm), older) == 0
         assert distance(runner_weights(algorithm)[0], older) == 0
         assert algorithm.train_iteration == 1
-
-
-def test_restoring_one_component(made: Any, tmp_path: Path) -> None:
-    """Only the networks of a checkpoint: weights arrive in learner and runner, counters stay."""
-    old, new = made(message_game()), made(message_game())
-    after = train(old, 2)
-    path = old.save_to_path(tmp_path / "checkpoint")
-    new.restore_from_path(f"{path}/learner_group/learner/rl_module", component="learner_group/learner/rl_module")
-    assert distance(weights(new), after) == 0
-    assert distance(runner_weights(new)[0], after) == 0
-    assert new.train_iteration == 0
-
-
-# -------------------------------------------------------------------------------------------------- who learns, where
 
 
 def test_a_frozen_agent_stays_as_it_is(made: Any, tmp_path: Path) -> None:
@@ -217,18 +166,10 @@ def test_a_frozen_actor_plays_as_before_while_its_critic_learns(made: Any) -> No
 
 
 def test_nobody_learns(made: Any) -> None:
-    """Random agents play, nothing changes, nothing crashes: a baseline."""
     algorithm = made(experiment(dict(name="nip"), {"agents": {"_default": dict(kind="random")}}))
     before = weights(algorithm)
     assert distance(train(algorithm, 2), before) == 0
     assert algorithm.row["episodes"] == 16
-
-
-@pytest.mark.slow
-def test_nobody_learns_on_two_learners(ray_session: None) -> None:
-    """The same with learners that have nothing to exchange."""
-    config = experiment(dict(name="nip"), {"agents": {"_default": dict(kind="random")}}, learners=dict(num_learners=2))
-    assert trained(config, 1)
 
 
 @pytest.mark.parametrize(
@@ -250,12 +191,3 @@ def test_where_a_runner_plays(monkeypatch: pytest.MonkeyPatch, settings: dict[st
     assert runner._choose_device().type == device
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert runner._choose_device().type == "cpu"
-
-
-def test_the_local_runner_plays_with_the_learners_networks(made: Any) -> None:
-    """No copies: the very same modules."""
-    algorithm = made(message_game())
-    learner, runner = algorithm.learner_group._learner, algorithm.env_runner_group.local_env_runner
-    assert algorithm.shares_modules
-    assert runner.module is learner.module
-    assert runner.device == learner.device

@@ -8,25 +8,17 @@ from torch import Tensor
 
 from nip_ray.play.rollout import own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
-from nip_ray.rllib.registry import ALGORITHMS
-from tests.rllib.experiments import distance, experiment, message_game, train, weights
+from tests.rllib.experiments import distance, experiment, message_game, train, trained, weights
 
 NIP = dict(name="nip", max_rounds=4)
-
-
-def made(config: Any) -> ProtocolAlgorithm:
-    return ALGORITHMS[config.algorithm.name]().experiment(config).build_algo()
 
 
 def learner_of(algorithm: ProtocolAlgorithm) -> Any:
     return algorithm.learner_group._learner
 
 
-# ----------------------------------------------------------------------------------------------------------- schedules
-
-
 @pytest.mark.parametrize("name", ["ppo", "reinforce", "stackelberg"])
-def test_a_resting_agent_stands_still_and_leaves_nothing_behind(name: str) -> None:
+def test_a_resting_agent_stands_still_and_leaves_nothing_behind(made: Any, name: str) -> None:
     """Neither its weights nor its optimizer move; and what it does when it wakes is what it would have done without having rested."""
     rule = dict(name=name)
     schedules = dict(prover=dict(kind="contiguous", period=3, start=2, stop=3))
@@ -40,28 +32,22 @@ def test_a_resting_agent_stands_still_and_leaves_nothing_behind(name: str) -> No
     state = algorithm.training_state()
     woken = train(algorithm, 1)
     assert distance({"prover": start["prover"]}, {"prover": woken["prover"]}) > 0
-    algorithm.stop()
 
     fresh = made(experiment(NIP, algorithm=rule))  # the same third iteration by learners that never knew a schedule
     fresh.load_training_state(state)
     assert distance(train(fresh, 1), woken) == 0
-    fresh.stop()
 
 
-def test_an_iteration_in_which_nobody_learns_only_plays() -> None:
+def test_an_iteration_in_which_nobody_learns_only_plays(made: Any) -> None:
     rest = dict(kind="contiguous", period=2, start=1, stop=2)
     algorithm = made(experiment(NIP, schedules=dict(prover=rest, verifier=rest)))
     start = weights(algorithm)
     assert distance(start, train(algorithm, 1)) == 0
     assert algorithm.row["env_steps"] > 0
     assert distance(start, train(algorithm, 1)) > 0
-    algorithm.stop()
 
 
-# ----------------------------------------------------------------------------------------------------------- REINFORCE
-
-
-def test_rewards_to_go_end_with_their_episode() -> None:
+def test_rewards_to_go_end_with_their_episode(made: Any) -> None:
     """Every row's weight is what its own copy still paid, discounted by rounds: nothing leaks from copy to copy."""
     algorithm = made(experiment(NIP, algorithm=dict(name="reinforce", gamma=0.5)))
     (samples,) = algorithm._play()
@@ -77,18 +63,10 @@ def test_rewards_to_go_end_with_their_episode() -> None:
         ]
         torch.testing.assert_close(prepared[agent].advantage_N, torch.tensor(expected))
     assert any(float(data.advantage_N.abs().max()) > 0 for data in prepared.values())
-    algorithm.stop()
-
-
-# --------------------------------------------------------------------------------------------------------- Stackelberg
 
 
 def verifier_after(**rule: Any) -> dict[str, dict[str, Tensor]]:
-    config = message_game(algorithm=dict(name="stackelberg", num_epochs=1, minibatch_size=64, **rule))
-    algorithm = made(config)
-    found = train(algorithm, 1)
-    algorithm.stop()
-    return found
+    return trained(message_game(algorithm=dict(name="stackelberg", num_epochs=1, minibatch_size=64, **rule)), 1)
 
 
 def test_only_leaders_foresee() -> None:
@@ -107,17 +85,12 @@ def test_nobody_counts_on_a_follower_that_rests() -> None:
     found = []
     for shaping_lr in (1e-12, 10.0):
         rule = dict(name="stackelberg", variant="lola", num_epochs=1, minibatch_size=64, shaping_lr=shaping_lr)
-        algorithm = made(message_game(algorithm=rule, schedules=rest))
-        found.append(train(algorithm, 1))
-        algorithm.stop()
+        found.append(trained(message_game(algorithm=rule, schedules=rest), 1))
     assert distance(*found) == 0
 
 
-# ---------------------------------------------------------------------------------------------------------------- solo
-
-
 @pytest.mark.parametrize("agent", ["prover", "verifier"])
-def test_alone_the_whole_network_learns_the_labels(agent: str) -> None:
+def test_alone_the_whole_network_learns_the_labels(made: Any, agent: str) -> None:
     rule = dict(name="solo", agent=agent, lr=0.01, num_epochs=4, minibatch_size=16)
     algorithm = made(experiment(dict(name="nip"), algorithm=rule, play=dict(num_copies=40)))
     start = weights(algorithm)
@@ -129,32 +102,6 @@ def test_alone_the_whole_network_learns_the_labels(agent: str) -> None:
     moved = {name: float((value - start[agent][name]).abs().max()) for name, value in weights(algorithm)[agent].items()}
     assert all(moved[name] > 0 for name in moved if name.startswith(("policy_body.gnn", "policy_body.token", "decider")))
     assert not any(moved[name] for name in moved if name.startswith(("value_", "node_selector")))
-    algorithm.stop()
 
 
 # ------------------------------------------------------------------------------------------------------ zero knowledge
-
-
-@pytest.mark.slow
-def test_the_simulator_learns_to_choose_like_the_adversary() -> None:
-    """By the derivative of what it is paid: with the adversary frozen the similarity rises; with the payment at 0 it does not."""
-    gain = {}
-    for coefficient in (0.0, 5.0):
-        protocol = dict(name="nip", max_rounds=3, zero_knowledge=True, simulator_reward_coefficient=coefficient)
-        frozen = dict(agent_lr_factor=dict(actor=0.0, critic=0.0))
-        config = experiment(
-            protocol,
-            dict(agents={"_default": dict(d_transformer=4, d_transformer_mlp=4, num_heads=2), "adversarial_verifier": frozen}),
-            algorithm=dict(lr=0.01, entropy_coefficient=0.0, num_epochs=4, minibatch_size=48),
-            play=dict(num_copies=32),
-        )
-        algorithm = made(config)
-        distances = []
-        for _ in range(15):
-            algorithm.train()
-            assert algorithm.rollout.simulation_BR2 is not None
-            compared = algorithm.rollout.simulation_BR2
-            distances.append(float(compared[..., 1][compared[..., 1] >= 0].mean()))
-        gain[coefficient] = distances[0] - distances[-1]
-        algorithm.stop()
-    assert gain[5.0] > gain[0.0] + 0.02

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nip_ray.play.core import instance_ids
-from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
+from nip_ray.play.rollout import Rollout, RolloutSamples
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPOConfig
 from tests.rllib.experiments import experiment
@@ -22,7 +22,6 @@ def sample() -> RolloutSamples:
 
 
 def equal(first: Rollout, second: Rollout) -> bool:
-    """Whether two rollouts agree in every part."""
     pairs = [(getattr(first, f.name), getattr(second, f.name)) for f in fields(Rollout)]
     return all(x is y if x is None or y is None else torch.equal(x, y) for x, y in pairs)
 
@@ -44,22 +43,6 @@ def test_slices_are_copies(sample: RolloutSamples, index: slice) -> None:
     assert found.worker == sample.worker
     assert equal(found.rollout, sample.rollout.copies(torch.tensor(expected, dtype=torch.long)))
     assert equal(found.rollout, sample.slice(index, len_lookback_buffer=0).rollout)
-
-
-def test_pieces_make_the_whole(sample: RolloutSamples) -> None:
-    """Slices in order, put together, are what was sliced; counts add up."""
-    pieces = [sample[0:3], sample[3:4], sample[4:10]]
-    assert equal(concatenate([piece.rollout for piece in pieces]), sample.rollout)
-    assert sum(piece.env_steps() for piece in pieces) == sample.env_steps()
-    assert sum(piece.agent_steps() for piece in pieces) == sample.agent_steps()
-
-
-def test_a_rollout_without_linear_messages_slices_too() -> None:
-    """Parts that are absent stay absent."""
-    runner = ProtocolEnvRunner(config=ProtocolPPOConfig().experiment(experiment(dict(name="adp"))), worker_index=0, num_workers=0)
-    (made,) = runner.sample(num_episodes=4)
-    assert made[1:3].rollout.linear_BRACM is None
-    assert len(made[1:3]) == 2
 
 
 def test_the_shares_of_two_workers_are_what_one_would_play() -> None:

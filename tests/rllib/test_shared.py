@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-import torch
 
 from nip_ray.plugins import register_scenario
-from nip_ray.protocols import PROTOCOLS, Protocol
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
@@ -58,16 +56,3 @@ def test_a_scenario_is_built_anew_when_it_was_registered_again() -> None:
         scenario = scenario_of(experiment)
         assert scenario.num_symbols == size
         assert scenario_of(experiment) is scenario
-
-
-def test_a_scenario_is_built_anew_when_its_protocol_was_registered_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment, shipped = dumped(name="image_classification", data={"num_train": 20, "num_test": 8}), PROTOCOLS["nip"]
-    first = scenario_of(experiment)
-
-    def again(params: Any) -> Protocol:
-        return shipped(params)
-
-    monkeypatch.setitem(PROTOCOLS, "nip", again)
-    second: Any = scenario_of(experiment)
-    assert second is not first
-    assert torch.equal(second.ids("test"), first.ids("test"))

@@ -80,7 +80,6 @@ def nip_ray(*arguments: str | Path, cwd: Path | None = None, code: str = "", che
 
 
 def command(arguments: Sequence[str | Path], code: str = "") -> list[str]:
-    """The command line that `nip_ray` runs."""
     return [sys.executable, "-c", f"{code}\nfrom nip_ray.cli import main\nmain()", *map(str, arguments)]
 
 

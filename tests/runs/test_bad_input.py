@@ -56,35 +56,12 @@ def bad_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_pairs(pairs, folder / "good.npz")
     whole = (folder / "good.npz").read_bytes()
     (folder / "truncated.npz").write_bytes(whole[: len(whole) // 2])
-    (folder / "flipped.npz").write_bytes(whole[:600] + bytes([whole[600] ^ 255]) + whole[601:])
-    (folder / "text.npz").write_text("no archive\n", encoding="utf-8")
-    (folder / "empty.npz").write_bytes(b"")
     np.savez(folder / "shape.npz", **{**raw, "sizes_b": raw["sizes_b"][:-1]})
-    np.savez(folder / "flat.npz", **{**raw, "edge_index_a": raw["edge_index_a"][0]})
-    np.savez(folder / "types.npz", **{**raw, "wl_scores": raw["wl_scores"].astype(float)})
-    np.savez(folder / "keys.npz", **{key: value for key, value in raw.items() if key != "slices_a"})
     torch.save([1, 2], folder / "list.pt")
-    torch.save({**{key: torch.from_numpy(value) for key, value in raw.items()}, "sizes_a": 3}, folder / "number.pt")
-    (folder / "torn.pt").write_bytes((folder / "number.pt").read_bytes()[:300])
     return folder
 
 
-DATA_FAULTS = {
-    "truncated.npz": "",
-    "flipped.npz": "",
-    "text.npz": "",
-    "empty.npz": "",
-    "shape.npz": "sizes_b",
-    "flat.npz": "edge_index_a",
-    "types.npz": "wl_scores",
-    "keys.npz": "slices_a",
-    "list.pt": "a dict of tensors",
-    "number.pt": "sizes_a",
-    "torn.pt": "",
-}
-
-
-# --------------------------------------------------------------------------------------------------------------- data files
+DATA_FAULTS = {"truncated.npz": "", "shape.npz": "sizes_b", "list.pt": "a dict of tensors"}
 
 
 @pytest.mark.parametrize(("name", "said"), DATA_FAULTS.items())
@@ -98,19 +75,9 @@ def test_training_on_a_bad_data_file(bad_files: Path, tmp_path: Path, split: str
     assert not (tmp_path / "run").exists(), "nothing stands in the way of the next attempt"
 
 
-@pytest.mark.parametrize(("name", "said"), DATA_FAULTS.items())
-def test_evaluating_on_a_bad_data_file(bad_files: Path, finished: Path, name: str, said: str) -> None:
-    before = files(finished)
-    line = error_of(call("evaluate", finished, "--dataset", bad_files / name, "--json"))
-    assert str(bad_files / name) in line
-    assert said in line
-    assert files(finished) == before
-
-
 def test_evaluating_what_is_not_there(finished: Path, tmp_path: Path) -> None:
     nowhere = tmp_path / "nowhere.npz"
-    line = error_of(call("evaluate", finished, "--dataset", nowhere))
-    assert f"{nowhere}: no such file" in line
+    assert f"{nowhere}: no such file" in error_of(call("evaluate", finished, "--dataset", nowhere))
     assert "data.pt" in error_of(call("evaluate", finished, "--dataset", tmp_path)), "a folder without one"
     line = error_of(call("evaluate", finished, "--checkpoint", "1"))
     assert "no checkpoint of iteration 1" in line
@@ -131,14 +98,12 @@ def test_resuming_when_the_data_file_is_gone(bad_files: Path, tmp_path: Path) ->
     run = run_experiment(small(f"scenario.data.train={data}", "iterations=1"), tmp_path / "run", quiet=True).run_dir
     moved = data.rename(tmp_path / "moved.npz")
     before = files(run)
-    assert error_of(call("resume", run, "--iterations", "2")).startswith(f"error: scenario.data.train: {data}: no such file")
+    assert error_of(call("resume", run, "--iterations", "2")).startswith(f"error: scenario.data.train: {data}: no such file, put it there")
     after = files(run)
     assert {**after, "config.yaml": b""} == {**before, "config.yaml": b""}
     moved.rename(data)
     assert call("resume", run, "--iterations", "2", "--quiet").exit_code == 0
 
-
-# ------------------------------------------------------------------------------------------------------------------ configs
 
 CONFIG_FAULTS: dict[str, tuple[list[str], str]] = {
     "typo": (["--set", "algorithm.minibach_size=4"], "algorithm.minibach_size: unknown key, did you mean minibatch_size"),
@@ -187,35 +152,17 @@ print(json.dumps([found, sorted({"torch", "ray", "numpy", "matplotlib"} & set(sy
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "small.yaml"], "no folder was made"
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    config = write_small(tmp_path / "small.yaml")
-    line = error_of(call("train", config, "--run-dir", tmp_path / "file" / "run"))
-    assert str(tmp_path / "file" / "run") in line
-    assert "choose a folder that can be written" in line
-
-
-PLUGIN_FAULTS: dict[str, tuple[str, str]] = {
-    "raises": ("1 / 0\n", "ZeroDivisionError"),
-    "syntax": ("def (\n", "SyntaxError"),
-    "registers nothing": ("", "unknown protocol 'own'"),
-    "is refused": (
+def test_a_bad_plugin(tmp_path: Path) -> None:
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
         "from dataclasses import replace\n"
         "from nip_ray.protocols import build, register\n"
-        "register('own', lambda params: replace(build('nip'), max_rounds=0))\n",
-        "max_rounds",
-    ),
-}
-
-
-@pytest.mark.parametrize(("source", "said"), PLUGIN_FAULTS.values(), ids=PLUGIN_FAULTS)
-def test_a_bad_plugin(tmp_path: Path, source: str, said: str) -> None:
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text(source, encoding="utf-8")
+        "register('own', lambda params: replace(build('nip'), max_rounds=0))\n"
+    )
     base: dict[str, Any] = {**yaml.safe_load(write_small(tmp_path / "small.yaml").read_text(encoding="utf-8"))}
     base |= {"plugins": [str(plugin)], "protocol": {"name": "own"}}
     (tmp_path / "small.yaml").write_text(yaml.safe_dump(base), encoding="utf-8")
-    assert said in error_of(call("train", tmp_path / "small.yaml", "--run-dir", tmp_path / "run"))
+    assert "max_rounds" in error_of(call("train", tmp_path / "small.yaml", "--run-dir", tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 
 
@@ -231,18 +178,6 @@ def test_a_run_with_a_damaged_config(finished: Path, tmp_path: Path, verb: str, 
     assert str(run / "config.yaml") in line
     assert said in line
     assert files(run) == before
-
-
-def test_a_run_with_a_damaged_row(finished: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(finished, tmp_path / "run"))
-    rows = (run / "metrics.jsonl").read_bytes()
-    (run / "metrics.jsonl").write_bytes(b"x" + rows)
-    before = files(run)
-    assert f"{run / 'metrics.jsonl'}: line 1 of 2 is damaged" in error_of(call("resume", run))
-    assert files(run) == before
-
-
-# ---------------------------------------------------------------------------------------------------- a breakdown of training
 
 
 def test_a_nan_in_training_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,12 +217,3 @@ def test_a_nan_in_training_loses_nothing(tmp_path: Path, monkeypatch: pytest.Mon
     whole = run_experiment(small(*BREAKDOWN), tmp_path / "whole", quiet=True).run_dir
     with RunFolder.open(run) as ours, RunFolder.open(whole) as theirs:
         assert [untimed(row) for row in ours.metrics()] == [untimed(row) for row in theirs.metrics()]
-
-
-def test_the_iteration_of_a_breakdown_is_counted_as_in_the_metrics(tmp_path: Path) -> None:
-    settings = ("algorithm.lr=1e30", "algorithm.max_grad_norm=null", "checkpoint.interval=1", "algorithm.num_epochs=1")
-    config = write_small(tmp_path / "small.yaml", *settings, "algorithm.minibatch_size=48")
-    line = error_of(call("train", config, "--run-dir", tmp_path / "run"), 1)
-    assert "iteration 2" in line, "the first update is one finite step, so the second iteration meets the NaN"
-    assert load_checkpoint(tmp_path / "run" / "checkpoints").iteration == 1
-    assert call("evaluate", tmp_path / "run", "--json").exit_code == 0

@@ -51,9 +51,6 @@ def refusal(config: ExperimentConfig) -> str:
     return str(caught.value)
 
 
-# ---------------------------------------------------------------------------------------------------------------- what is taken
-
-
 def test_weights_and_statistics_of_another_run(source: Path, tmp_path: Path) -> None:
     """prover0 from the newest checkpoint, prover1 as the other run's prover0 at its first, the verifier again."""
     first = ("initial_weights.prover1.agent=prover0", "initial_weights.prover1.checkpoint=1")
@@ -106,8 +103,6 @@ def test_beside_pretraining(source: Path, tmp_path: Path) -> None:
     assert took(run, "prover1", modules(source)["prover1"])
     assert not took(run, "prover0", modules(plain)["prover0"])
 
-
-# ------------------------------------------------------------------------------------------------------------ what is refused
 
 MISFITS: dict[str, tuple[list[str], list[str]]] = {
     "width": (

@@ -56,9 +56,6 @@ def one(config: ExperimentConfig, cache: Path) -> Pretrained:
     return made
 
 
-# ------------------------------------------------------------------------------------------------------------ what is learned
-
-
 def test_who_sees_the_label_learns_it_and_who_does_not_decides_all_the_same(tmp_path: Path) -> None:
     epochs: list[tuple[str, int, float]] = []
     config = messages()
@@ -125,22 +122,6 @@ def test_the_seed_decides_and_the_global_generator_is_left_alone(tmp_path: Path)
     assert not equal(first.weights, one(graphs(*noisy, "seed=4"), tmp_path / "3").weights)
 
 
-def test_minibatches_hold_everyone_once() -> None:
-    pieces = pretraining._minibatches(torch.arange(11), 4)
-    assert [len(piece) for piece in pieces] == [4, 7], "a remainder joins the last"
-    assert torch.equal(torch.cat(pieces), torch.arange(11))
-    assert [len(piece) for piece in pretraining._minibatches(torch.arange(3), 4)] == [3]
-
-
-def test_annealing_and_clipping_count(tmp_path: Path) -> None:
-    plain, annealed, clipped = (
-        one(graphs(*more), tmp_path) for more in ([], ["pretraining.anneal_lr=true"], ["pretraining.max_grad_norm=1e-4"])
-    )
-    assert plain.figures["loss"][0] == annealed.figures["loss"][0], "the first epoch is the same"
-    assert not equal(plain.weights, annealed.weights)
-    assert not equal(plain.weights, clipped.weights)
-
-
 def test_what_cannot_be_pretrained(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"pretraining.agents: 'verifier' has no body"):
         pretrain(graphs("scenario.agents.verifier.kind=manual"), tmp_path)
@@ -155,9 +136,6 @@ def test_a_loss_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"'verifier': the loss of epoch 1 is not finite; lower pretraining.lr"):
         pretrain(graphs("pretraining.lr=1e38"), tmp_path)
     assert list(tmp_path.iterdir()) == [], "and not kept"
-
-
-# ---------------------------------------------------------------------------------------------------------------- the cache
 
 
 def test_what_was_trained_once_is_taken_from_the_cache(tmp_path: Path) -> None:
@@ -201,29 +179,6 @@ def key_of(config: ExperimentConfig) -> str:
 )
 def test_what_matters_is_in_the_key(override: str) -> None:
     assert key_of(graphs(override)) != key_of(graphs())
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["name=other", "iterations=7"],
-        ["algorithm.lr=0.5", "algorithm.gamma=0.5"],
-        ["pretraining.cache=elsewhere", "pretraining.include_heads=true", BOTH.replace("prover,verifier", "verifier,prover")],
-        ["scenario.agents._default.agent_lr_factor={actor: 0.5, critic: 0.5}"],
-        ["protocol.prover_reward=3"],
-        ["runtime.num_threads=2", "evaluation.interval=0"],
-    ],
-    ids=lambda value: value[0],
-)
-def test_what_does_not_matter_is_not(overrides: list[str]) -> None:
-    assert key_of(graphs(*overrides)) == key_of(graphs())
-
-
-def test_other_agents_do_not_matter() -> None:
-    others = small(
-        "pretraining.agents=[verifier]", "pretraining.num_epochs=2", "pretraining.minibatch_size=16", "scenario.agents.prover.d_gnn=7"
-    )
-    assert key_of(others) == key_of(graphs())
 
 
 def test_observation_statistics_matter() -> None:
@@ -281,9 +236,6 @@ def test_nothing_in_a_file_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not (tmp_path / "intruded").exists()
 
 
-# -------------------------------------------------------------------------------------------------------------- in a run
-
-
 def modules(run: Path) -> dict[str, dict[str, Tensor]]:
     return load_checkpoint(run / "checkpoints").tensors["training"]["modules"]
 
@@ -325,15 +277,3 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_gets_its_weights_aga
     for agent, state in modules(whole).items():
         assert equal(state, modules(cut)[agent])
     assert all(found["cached"] for found in json.loads((cut / "pretraining.json").read_bytes())["agents"].values())
-
-
-def test_a_damaged_cache_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = messages("iterations=1", "pretraining.agents=[prover]")
-    run_experiment(config, tmp_path / "first", quiet=True)
-    (kept,) = (tmp_path / "pretrained").iterdir()
-    kept.write_bytes(b"")
-    capsys.readouterr()
-    run_experiment(config, tmp_path / "second", quiet=True)
-    said = capsys.readouterr().err
-    assert said.startswith(f"warning: {kept} is damaged")
-    assert len(said.splitlines()) == 1

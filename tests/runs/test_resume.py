@@ -164,7 +164,6 @@ def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on(finished: Pat
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of 9 iterations."""
     return run_experiment(small(*SHORT), tmp_path_factory.mktemp("finished") / "run", quiet=True).run_dir
 
 
@@ -394,9 +393,3 @@ def test_what_is_kept_may_change_between_two_starts(finished: Path, run: Path) -
     changed, expected = outcome(run), outcome(finished)
     assert changed["checkpoints"] == [f"{iteration:06d}" for iteration in range(3, 10)]
     assert all(changed[part] == expected[part] for part in ("metrics", "evaluation", "training", "counters"))
-
-
-def test_one_process_at_a_time(run: Path) -> None:
-    with RunFolder.open(run, write=True):
-        with pytest.raises(UserError, match="is being written by process"):
-            resume_experiment(run, quiet=True)

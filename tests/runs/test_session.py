@@ -25,7 +25,6 @@ EACH = ("checkpoint.interval=1", "checkpoint.keep=null")
 
 @contextmanager
 def opened(folder: Path, *overrides: str) -> Iterator[Session]:
-    """A session at its beginning."""
     config = small(*EACH, *overrides, base=MESSAGES)
     with RunFolder.create(folder, config_to_yaml(config)) as run:
         session = Session(config, run, quiet=True)
@@ -42,7 +41,6 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 def calm(folder: Path, *overrides: str) -> list[dict[str, Any]]:
-    """Rows of a run that nothing happens to."""
     return rows(run_experiment(small(*EACH, *overrides, base=MESSAGES), folder, quiet=True).run_dir)
 
 
@@ -94,9 +92,6 @@ def test_a_learner_that_is_lost_before_the_last_examination_is_made_anew(
     assert "warning: a learner of 1 is lost" in capfd.readouterr().err
     assert (tmp_path / "run" / "evaluation.json").is_file()
     assert rows(tmp_path / "run") == calm(tmp_path / "calm", "learners.num_learners=1")
-
-
-# ------------------------------------------------------------------------------------------ damaged while it is recovered
 
 
 @pytest.mark.crash

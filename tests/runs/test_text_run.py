@@ -45,9 +45,6 @@ def rollouts(run_dir: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted((run_dir / "rollouts").iterdir())}
 
 
-# ----------------------------------------------------------------------------------------------------------- tasks
-
-
 def test_items_are_taken_in_passes_without_gaps() -> None:
     items = list("abcdefg")
     for count in (3, 7, 20):
@@ -58,9 +55,6 @@ def test_items_are_taken_in_passes_without_gaps() -> None:
     seeds = [task.seed for iteration in range(5) for task in training_tasks(items, 5, iteration, 20)]
     assert len(set(seeds)) > 95
     assert [task.number for task in held_out_tasks(items, 0, 3, 2)] == list(range(6))
-
-
-# ------------------------------------------------------------------------------------------------------------ runs
 
 
 @pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier"])
@@ -198,25 +192,6 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(shown.stdout)["calls"] == 0
 
 
-def test_code_items_by_the_command_line(tmp_path: Path) -> None:
-    runner, out = CliRunner(), tmp_path / "items.jsonl"
-    told = ["data", "code-validation", "--items", "6", "--seed", "3", "--out", str(out), "--difficulties", "introductory"]
-    assert runner.invoke(app, told).exit_code == 0
-    first = out.read_bytes()
-    assert runner.invoke(app, told).exit_code == 2, "is there already"
-    assert runner.invoke(app, [*told, "--force"]).exit_code == 0
-    assert out.read_bytes() == first
-    rows = [json.loads(line) for line in first.splitlines()]
-    assert sorted(row["y"] for row in rows) == [0, 0, 0, 1, 1, 1]
-    for wrong, named in ((["--split", "dev"], "--split"), (["--difficulties", "easy"], "--difficulties"), (["--out", "x.csv"], "--out")):
-        refused = runner.invoke(app, [*told, *wrong])
-        assert refused.exit_code == 2
-        assert named in refused.output
-
-
-# --------------------------------------------------------------------------------------------------------- bad input
-
-
 def changed(folder: Path, **dotted: Any) -> dict[str, Any]:
     data = dummy(folder)
     for path, value in dotted.items():
@@ -244,9 +219,6 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"protocol": {"name": "multi_channel_test"}}, "protocol.name"),
         ({"protocol": {"name": "nip", "zero_knowledge": True}}, "zero_knowledge"),
         ({"algorithm": {"name": "malt", "num_responses": 9}, "protocol": {"name": "nip"}}, "num_responses"),
-        ({"algorithm": {"name": "malt", "guess_replacement": 0.5}}, "guess_replacement"),
-        ({"algorithm": {"name": "ppo"}}, "algorithm.name"),
-        ({"providers": {"nobody": {"name": "dummy"}, "a/b": {"name": "dummy"}}}, "providers.a/b"),
         ({"base_run": {"run_dir": "/no/run"}}, "base_run.run_dir"),
         ({"scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}}, "providers": {"l": {"name": "local"}}}, "model"),
         ({**HOSTED, "providers": {"o": {"name": "openai", "fine_tuning": False}}}, "frozen"),
@@ -290,20 +262,3 @@ def test_providers_are_asked_before_anything_is_paid(tmp_path: Path, monkeypatch
         assert provider.ledger() == []
         assert provider.jobs() == []
     assert not (tmp_path / "run").exists()
-
-
-def test_prompts_with_an_unknown_variable_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "prompts" / "nip"
-    folder.mkdir(parents=True)
-    (folder / "prover.j2").write_text("Argue about {{ solutoin }}.\n")
-    with pytest.raises(UserError, match=r"prover\.j2.*solutoin"):
-        played(tmp_path, changed(tmp_path, scenario__prompts=str(tmp_path / "prompts")))
-
-
-def test_no_key_is_written_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with provider_thread(tmp_path / "there", roles=roles(), **OPTIONS) as provider:
-        monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
-        run_dir = played(tmp_path, config(tmp_path, {"name": "expert_iteration", "rollouts_per_iteration": 12}, iterations=2))
-    found = [path for path in run_dir.rglob("*") if path.is_file() and API_KEY.encode() in path.read_bytes()]
-    assert found == []

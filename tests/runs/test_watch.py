@@ -5,8 +5,6 @@ import json
 import os
 import re
 import signal
-import socket
-import struct
 import subprocess
 import sys
 import threading
@@ -54,14 +52,6 @@ def ask(server: PageServer, path: str = "/", method: str = "GET", **headers: str
     return answer.status, body, dict(answer.getheaders())
 
 
-def wait_for_handlers() -> bool:
-    """Whether all threads that answer are done."""
-    for thread in threading.enumerate():
-        if "process_request_thread" in thread.name:
-            thread.join(20)
-    return not any("process_request_thread" in thread.name for thread in threading.enumerate())
-
-
 def test_it_listens_on_this_machine_alone(server: PageServer) -> None:
     assert server.socket.getsockname()[0] == "127.0.0.1"
     assert server.url == f"http://127.0.0.1:{server.server_port}/"
@@ -91,14 +81,6 @@ def test_a_run_goes_on_as_long_as_its_lock_is_held(folder: Path) -> None:
     assert not is_running(folder)
 
 
-def test_it_is_not_drawn_more_often_than_asked(folder: Path) -> None:
-    drawn: list[str] = []
-    live = LivePage(folder, every_s=1000.0, render=lambda path, mark: drawn.append(mark) or "page")
-    first = live.get().mark
-    (folder / "metrics.jsonl").write_text(row(1) + row(2))
-    assert (live.mark(), live.get().mark, len(drawn)) == (first, first, 1)
-
-
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1", "127.0.0.1:1", "", "localhost.evil.example:{port}", "127.0.0.1:{port}@evil"])
 def test_another_name_for_this_address_is_refused(server: PageServer, host: str) -> None:
     status, body, _ = ask(server, Host=host.format(port=server.server_port))
@@ -113,50 +95,12 @@ def test_no_file_can_be_named_from_outside(server: PageServer, path: str) -> Non
     assert "not to be served" not in body
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
-def test_it_only_answers_questions(server: PageServer, method: str) -> None:
-    assert ask(server, method=method)[0] == 501
-
-
 def test_nothing_is_written_into_the_run(folder: Path) -> None:
     before = sorted(path.name for path in folder.iterdir())
     page = LivePage(folder).get().page.decode()
     assert sorted(path.name for path in folder.iterdir()) == before
     assert "In training the verifier decided 50.0" in page
     assert "connect-src 'self'" in page
-
-
-def test_a_reader_who_goes_away_is_no_error(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
-    """A reset connection (SO_LINGER of no time) fails the answer: to a question, and to one that never came."""
-    server.live = LivePage(server.live.run_dir, render=lambda path, mark: "page" * 4_000_000)
-    for question in (f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n".encode(), b"GET"):
-        with socket.create_connection(("127.0.0.1", server.server_port)) as connection:
-            connection.sendall(question)
-            if question.endswith(b"\n"):
-                connection.recv(10)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    assert ask(server, "/mark")[0] == 200
-    assert wait_for_handlers()
-    assert capsys.readouterr().err == ""
-
-
-def test_a_fault_of_its_own_is_shown(server: PageServer, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(path: Path, mark: str) -> str:
-        raise ValueError("a fault in drawing")
-
-    server.live = LivePage(server.live.run_dir, render=broken)
-    with pytest.raises(http.client.RemoteDisconnected):
-        ask(server)
-    assert wait_for_handlers()
-    assert "ValueError: a fault in drawing" in capsys.readouterr().err
-
-
-def test_a_run_that_has_just_begun_is_waited_for(folder: Path) -> None:
-    (folder / "metrics.jsonl").unlink()
-    live = LivePage(folder, every_s=0.0)
-    assert b"Waiting for the first iteration." in live.get().page
-    (folder / "metrics.jsonl").write_text(row(1))
-    assert b"Waiting" not in live.get().page
 
 
 def test_a_port_that_is_taken_is_the_users_mistake(server: PageServer, folder: Path) -> None:

@@ -169,13 +169,6 @@ def test_going_back(tmp_path: Path) -> None:
     rewind_checkpoints(tmp_path / "nothing", 1)
 
 
-def test_an_existing_iteration_is_replaced(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, 10, {"old": 1}, {}, MINE, None)
-    save(tmp_path, 10, keep=1)
-    assert names(tmp_path) == ["000010"]
-    assert_is(load_checkpoint(tmp_path), 10)
-
-
 @pytest.mark.parametrize("keep", [1, None])
 def test_a_valid_checkpoint_at_every_step_of_a_save(tmp_path: Path, keep: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the second save at each of its steps in turn: the first or the second one must load, and a third save tidy up."""
@@ -230,24 +223,6 @@ def test_killed_twice_while_replacing_the_only_one(tmp_path: Path, monkeypatch: 
     assert_is(load_checkpoint(tmp_path), 10)
 
 
-def test_killed_while_removing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint that is half removed is out of sight."""
-    save(tmp_path, 10, 20)
-
-    def half(path: Path, **_: Any) -> None:
-        if path.exists():
-            (path / "state.json").unlink()
-            interrupt()
-
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", half)
-        with pytest.raises(KeyboardInterrupt):
-            rewind_checkpoints(tmp_path, 10)
-    got = load_checkpoint(tmp_path)
-    assert_is(got, 10)
-    assert got.skipped == []
-
-
 def interrupt(*_: Any) -> None:
     raise KeyboardInterrupt
 
@@ -272,7 +247,6 @@ def test_a_full_disk(tmp_path: Path) -> None:
 
 
 def damages(name: str) -> dict[str, Callable[[Path], object]]:
-    """What can happen to one file."""
 
     def cut(path: Path, size: int) -> None:
         path.write_bytes(path.read_bytes()[:size])
@@ -316,16 +290,6 @@ def test_flipped_bits_all_over_the_manifest(tmp_path: Path) -> None:
         found += len(got.skipped)
         manifest.write_bytes(whole)
     assert found > 0.35 * len(whole)
-
-
-def test_flipped_bits_all_over_a_file_of_tensors(tmp_path: Path) -> None:
-    save(tmp_path, 10, 20)
-    path = tmp_path / "000020" / "prover.pt"
-    for at in range(0, path.stat().st_size, 37):
-        flip(path, at, 1 << at % 8)
-        assert_is(load_checkpoint(tmp_path), 10)
-        flip(path, at, 1 << at % 8)
-    assert_is(load_checkpoint(tmp_path), 20)
 
 
 def test_files_of_another_checkpoint(tmp_path: Path) -> None:
@@ -512,7 +476,6 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
 
 
 def nursery_idle(parent: int, child: int) -> None:
-    """Wait until `child` is gone for good."""
     while Path(f"/proc/{child}").exists():
         time.sleep(0.001)
 

@@ -1,7 +1,6 @@
 """Copies of run folders in object stores: on a file system, and in an S3 server on loopback, which pyarrow reaches by its real protocol."""
 
 import json
-import os
 import re
 import signal
 import socket
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow.fs import FileSelector, FileType
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -57,7 +55,6 @@ def s3(server: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 @pytest.fixture(params=["file", pytest.param("s3", marks=pytest.mark.slow)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An address of either kind."""
     return request.getfixturevalue("s3") if request.param == "s3" else f"file://{tmp_path}/mirrors"
 
 
@@ -136,17 +133,8 @@ def test_the_first_machine_does_not_undo_what_another_has_done(s3: str, tmp_path
 def test_no_credential_is_in_any_file_or_message(s3: str, server: int, tmp_path: Path) -> None:
     config = write_small(tmp_path / "c.yaml", *mirrored(s3), base=MESSAGES)
     done = nip_ray("train", config, "--run-dir", tmp_path / "runs" / "run", check=0)
-    broken = nip_ray(
-        "train",
-        config,
-        "--run-dir",
-        tmp_path / "runs" / "broken",
-        "--iterations",
-        "1",
-        "--set",
-        f"tracking.mirror.url=s3://{CANARY}/x",
-        check=0,
-    )
+    elsewhere = ("--iterations", "1", "--set", f"tracking.mirror.url=s3://{CANARY}/x")
+    broken = nip_ray("train", config, "--run-dir", tmp_path / "runs" / "broken", *elsewhere, check=0)
     assert "warning: tracker mirror: s3://[secret]/x/broken cannot be written" in broken.stderr.replace(CANARY, "[secret]")
     fetched = fetch_mirror(f"{s3}/run", tmp_path / "fetched")
     kept = everything(tmp_path / "runs" / "run", fetched)
@@ -447,14 +435,11 @@ SECRETS = ["s3://key:hunter22@bucket/x", "s3://key:hun/ter22@bucket/x", "gs://hu
     ("url", "said"),
     [
         ("bucket/path", "has no scheme"),
-        ("/mnt/bucket", "has no scheme"),
         ("", "has no scheme"),
         ("http://bucket/path", "the scheme 'http' is unknown"),
-        ("abfss://bucket/path", "the scheme 'abfss' is unknown"),
         ("s3:///path", "the bucket is missing"),
         ("file://host/path", "without a host"),
         ("s3://bucket/a/../b", "dots"),
-        ("s3://bucket/a//b", "empty parts"),
         ("s3://bucket/a\nb", "control characters"),
         ("s3://bucket/x?secret_key=hunter22", "? or #"),
         ("s3://[bucket/x", "no address"),
@@ -569,16 +554,3 @@ def test_links_that_lead_out_are_refused(tmp_path: Path) -> None:
     (tmp_path / "mirrors" / "run" / "notes").symlink_to(tmp_path / "private")
     assert "'notes' would lie outside its folder" in refusal(lambda: fetch_mirror(f"file://{tmp_path}/mirrors/run", tmp_path / "fetched"))
     assert not (tmp_path / "fetched").exists()
-
-
-def test_large_files_arrive_in_parts(s3: str, server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nip_ray.storage.mirror._CHUNK", 6 * 2**20)
-    content = os.urandom(20 * 2**20 + 17)
-    (tmp_path / "large").write_bytes(content)
-    store = Store(place(f"{s3}/run"))
-    with (tmp_path / "large").open("rb") as file:
-        store.put("checkpoints/000001/training.pt", file)
-    store.fetch("checkpoints/000001/training.pt", tmp_path / "back")
-    assert (tmp_path / "back").read_bytes() == content
-    found = owner(server).get_file_info(FileSelector(BUCKET, recursive=True))
-    assert [info.size for info in found if info.type == FileType.File] == [len(content)]

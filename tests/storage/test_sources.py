@@ -12,19 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
-from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.storage.sources import FETCHED, absolute, config_file, is_artifact, run_folder
-from tests.runs.small import MESSAGES, small, untimed
+from nip_ray.storage.sources import FETCHED, run_folder
+from tests.runs.small import MESSAGES, small
 
 NAME = "wandb:team/proofs/checkpoint-r1:v3"
 LATEST = "wandb:team/proofs/checkpoint-r1:latest"
@@ -64,7 +63,6 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shelf:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short run of the message game."""
     config = small("iterations=2", "seed=5", "checkpoint.interval=1", base=MESSAGES)
     return run_experiment(config, tmp_path_factory.mktemp("source") / "run", quiet=True).run_dir
 
@@ -100,60 +98,10 @@ def refusal(call: Callable[[], object]) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------- from a run folder
-
-
 def test_a_run_folder_stands_for_its_config(source: Path) -> None:
     with RunFolder.open(source) as folder:
         assert config_to_yaml(load_config(source)) == folder.config_yaml()
     assert load_config(str(source), ["seed=9"]) == load_config(source / "config.yaml", ["seed=9"])
-
-
-def test_the_same_parameters_give_the_same_numbers_and_others_do_not(source: Path, tmp_path: Path) -> None:
-    for name, more in (("again", ()), ("other", ("--set", "seed=6"))):
-        done = CliRunner().invoke(app, ["train", str(source), "--run-dir", str(tmp_path / name), "--quiet", *more])
-        assert done.exit_code == 0, done.output
-    found = {}
-    for run in (source, tmp_path / "again", tmp_path / "other"):
-        with RunFolder.open(run) as folder:
-            found[run.name] = [untimed(row) for row in folder.metrics()]
-    assert found["again"] == found["run"]
-    assert found["other"] != found["run"]
-    assert [row["iteration"] for row in found["other"]] == [1, 2]
-
-
-def test_a_run_of_language_models_stands_for_its_config_too(tmp_path: Path) -> None:
-    agents = {"_default": {"provider": "nobody", "model": "none"}}
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 4, "num_test_items": 2, "fine_tuning": {"min_examples": 1}}
-    data = {"num_train": 4, "num_test": 2}
-    config = {"iterations": 1, "protocol": {"name": "adp"}, "scenario": {"name": "code_validation", "data": data, "agents": agents}}
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump({**config, "algorithm": rule, "providers": {"nobody": {"name": "dummy"}}}))
-    first = run_experiment(load_config(path), tmp_path / "first", quiet=True).run_dir
-    again = load_config(first)
-    assert isinstance(again, TextExperimentConfig)
-    second = run_experiment(again, tmp_path / "second", quiet=True).run_dir
-    assert (second / "rollouts" / "000001.jsonl").read_bytes() == (first / "rollouts" / "000001.jsonl").read_bytes()
-
-
-def test_a_folder_that_is_no_run(tmp_path: Path) -> None:
-    said = refusal(lambda: load_config(tmp_path))
-    assert said == f"{tmp_path}: is a directory without config.yaml, so no run; name a YAML config or a run's folder"
-    result = CliRunner().invoke(app, ["train", str(tmp_path)])
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert said in result.stderr
-
-
-def test_sources_keep_their_meaning_in_another_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert absolute("runs/a") == str(tmp_path / "runs" / "a")
-    assert absolute(NAME) == NAME
-    assert is_artifact(Path(NAME))
-    assert str(Path(NAME)) == NAME, "the command line makes a path of it"
-    assert not is_artifact("runs/wandb:a")
-
-
-# ------------------------------------------------------------------------------------------------------ parameters fetched
 
 
 def test_the_parameters_of_an_artifact(shelf: Shelf, source: Path) -> None:
@@ -182,16 +130,6 @@ def test_fetched_parameters_import_no_code_unless_it_is_named(shelf: Shelf, tmp_
     assert load_config(CONFIG_OF, [f"plugins=[{plugin}]"]).plugins == (str(plugin),)
     assert load_config(config).plugins == (str(plugin),), "a file of one's own is trusted"
     assert not (tmp_path / "ran").exists()
-
-
-def test_a_fetched_config_is_gone_when_it_was_read(shelf: Shelf, source: Path) -> None:
-    shelf.put(CONFIG_OF, (source / "config.yaml", "config.yaml"))
-    with config_file(CONFIG_OF) as file:
-        assert file.read_bytes() == (source / "config.yaml").read_bytes()
-    assert not file.parent.exists()
-
-
-# --------------------------------------------------------------------------------------------------------- agents fetched
 
 
 @pytest.mark.parametrize("name", [NAME, LATEST])
@@ -258,12 +196,6 @@ def test_a_checkpoint_of_another_config_is_refused(shelf: Shelf, source: Path, t
     (other := tmp_path / "other.yaml").write_text(config_to_yaml(small("seed=6", base=MESSAGES)))
     shelf.put(NAME, (other, "config.yaml"), (source / "checkpoints" / "000002", "checkpoints/000002"))
     assert "is a checkpoint of another config" in refusal(lambda: given(taking(NAME)))
-
-
-def test_a_shelf_that_cannot_be_written(shelf: Shelf, source: Path, tmp_path: Path) -> None:
-    keep(shelf, source, NAME)
-    (tmp_path / FETCHED).write_text("a file\n")
-    assert f"{tmp_path / FETCHED} cannot be written" in refusal(lambda: given(taking(NAME), tmp_path / "new"))
 
 
 @pytest.mark.parametrize("name", [NAME, LATEST])

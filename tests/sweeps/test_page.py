@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from nip_ray.errors import UserError
 from nip_ray.evaluation.report.pictures import Drawing
 from nip_ray.sweeps import page as page_module
 from nip_ray.sweeps.page import write_sweep_page
@@ -145,17 +144,6 @@ def test_one_or_two_settings_have_pictures_of_their_own(tmp_path: Path, spec: Sw
     assert not re.search(r'(style|fill|stroke)="[^"]*#[0-9a-f]{6}', text), "colours are those of the style sheet"
 
 
-def test_logarithmic_spaces_have_a_logarithmic_axis() -> None:
-    for space, log in [({"loguniform": [1e-3, 1e-2]}, True), ({"uniform": [1e-3, 1.0]}, False)]:
-        assert plots(spec_of(lr=space, samples=3))[0].log is log
-    for values, log in [([1e-3, 3e-3, 1e-2], True), ([1, 2, 4], True), ([0.1, 0.2, 0.3], False)]:
-        assert plots(spec_of(lr={"grid": values}))[0].log is log
-
-
-def plots(spec: SweepSpec) -> list[page_module.Plot]:
-    return [plot for _, plot in page_module._plots(spec, summarise(spec.settings, trials_of(spec)))]
-
-
 def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
     """Where one of two has been stopped, the other alone is no mean."""
     spec = spec_of(seeds=(0, 1))
@@ -166,17 +154,3 @@ def test_a_mean_is_drawn_only_where_all_seeds_have_a_value() -> None:
     assert [len(seed) for seed in curve.seeds] == [10, 4]
     for (_, x), (_, y), (_, mean, low, high) in zip(whole.curve, cut.curve, curve.mean):
         assert (mean, low, high) == (pytest.approx((x + y) / 2), min(x, y), max(x, y))
-
-
-def test_only_the_best_settings_have_a_colour() -> None:
-    spec = spec_of(lr={"loguniform": [1e-4, 1e-2]}, samples=30, seeds=())
-    summary = summarise(spec.settings, trials_of(spec))
-    curves = page_module._curves(summary)
-    assert [curve.named for curve in curves] == [True] * 12 + [False] * 18
-    assert [curve.mean[-1][1] for curve in curves] == [setting.figure.estimate for setting in summary.ranked]
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    spec = spec_of()
-    with pytest.raises(UserError, match="no-such"):
-        write_sweep_page(tmp_path / "no-such", spec, summarise(spec.settings, []), [])

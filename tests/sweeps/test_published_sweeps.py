@@ -15,7 +15,6 @@ from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep
 
 CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
 FILES = sorted(path.stem for path in CONFIGS.glob("sweep_*.yaml") if path.stem != "sweep_tiny")
-SEEDS = (8144, 820, 4173, 3992)
 LIKE = {"sweep_ppo_gi": "gi_published", "sweep_ppo_adp_gi": "gi_adp", "sweep_update_windows_gi": "gi_debate", "sweep_ei_cv": "ei_cv"}
 """Sweep -> the config of which its first point is a copy, as far as `COPIED` goes."""
 LIKE |= dict.fromkeys(("sweep_update_schedules_gi", "sweep_training_size_gi", "sweep_verifier_depth_gi"), "gi_published")
@@ -46,7 +45,6 @@ def sweep(name: str) -> SweepSpec:
 
 
 def points(name: str) -> list[ExperimentConfig | TextExperimentConfig]:
-    """The config of every setting."""
     spec = sweep(name)
     return [config_of(spec, values) for values in draw_settings(spec)]
 
@@ -98,18 +96,6 @@ def _agents(dumped: dict) -> dict:
     for key in ("num_gnn_layers", "d_gnn"):
         del found["verifier"][key]
     return found
-
-
-def test_protocols_have_the_published_limits() -> None:
-    found = {
-        (config.protocol.name, config.protocol.min_rounds, graphs(config).agents["_default"].kind, config.play.num_copies)
-        for name in ("sweep_ppo_gi", "sweep_ppo_adp_gi")
-        for config in points(name)
-        if isinstance(config, ExperimentConfig)
-    }
-    limits = [("nip", 3, 256), ("debate", 3, 256), ("mnip", 1, 256), ("mnip", 3, 256), ("adp", None, 1024)]
-    assert found == {(name, least, kind, copies) for name, least, copies in limits for kind in ("learned", "random")}
-    assert load_sweep(CONFIGS / "sweep_ppo_gi.yaml").settings.seeds == SEEDS
 
 
 def test_training_sets_of_all_sizes_are_balanced_and_share_their_held_out_pairs() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from nip_ray.settings.sweep import SweepSettings
-from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, headline, short_names, summarise, table_rows
+from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, headline, summarise, table_rows
 
 METRIC = "eval/verifier/accuracy"
 SETTINGS = SweepSettings(metric=METRIC)
@@ -116,24 +116,6 @@ def test_the_headline_says_which_setting_with_what_and_how_sure() -> None:
     said = headline(summarise(SETTINGS, trials))
     assert said.startswith(f"Best of 2 settings: lr = 0.001, {METRIC} 0.85 (mean of 2 seeds; 95 % interval ")
     assert headline(summarise(SETTINGS, trials[2:])) == f"lr = 0.1: {METRIC} 0.5 (of one seed; no interval)."
-
-
-def test_the_table_has_the_best_first_and_says_how_trials_ended() -> None:
-    trials = [trial(1, 0, 0.5), trial(1, 1, 0.7), trial(2, 0, 0.9, "stopped"), trial(3, 0, None, "failed")]
-    header, rows = table_rows(summarise(SETTINGS, trials))
-    assert header == ["rank", "lr", "seeds", METRIC, "95 % interval", "min", "max", "trials"]
-    assert rows[0][:4] == ["1", "1", "0, 1", "0.6"]
-    assert rows[0][5:] == ["0.5", "0.7", "2 done"]
-    assert rows[1] == ["2", "2", "0", "(0.9)", "", "", "", "1 stopped"]
-    assert rows[2] == ["3", "3", "0", "", "", "", "", "1 failed"]
-    assert all(len(row) == len(header) for row in rows)
-
-
-def test_keys_are_shortened_as_far_as_they_stay_apart() -> None:
-    keys = ["algorithm.lr", "pretraining.lr", "scenario.agents.prover.d_gnn", "scenario.agents.verifier.d_gnn", "seed"]
-    short = ["algorithm.lr", "pretraining.lr", "prover.d_gnn", "verifier.d_gnn", "seed"]
-    assert list(short_names(keys).values()) == short
-    assert short_names(["lr", "algorithm.lr"]) == {"lr": "lr", "algorithm.lr": "algorithm.lr"}
 
 
 FIGURES = st.none() | st.floats(-1e6, 1e6) | st.just(math.nan)

@@ -16,13 +16,12 @@ from nip_ray.errors import TrainingError
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import SweepResult, resume_sweep, run_sweep
-from nip_ray.sweeps.spec import load_sweep, parse_sweep
+from nip_ray.sweeps.spec import parse_sweep
 from nip_ray.text.dialogues.records import read_calls
 from nip_ray.text.training.state import load_state
-from tests.text.cooperation import PRICES, config, roles, write_items
+from tests.text.cooperation import PRICES, config, roles
 from tests.text.provider import Provider, provider_thread
 
-CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
 ACCURACY = "eval_sampled/verifier/accuracy"
 ALONE = {"provider": "nobody", "model": "none"}
@@ -55,7 +54,6 @@ if not marker.exists():
 
 
 def nobody(folder: Path, sweep: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A sweep in which nobody is asked."""
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 12, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
     made = config(folder, rule, iterations=2, runtime={"num_cpus": 0.5})
     made["scenario"]["agents"] = {"_default": dict(ALONE)}
@@ -64,7 +62,6 @@ def nobody(folder: Path, sweep: dict[str, Any], **changes: Any) -> dict[str, Any
 
 
 def hosted(folder: Path, provider: Provider, sweep: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """A sweep against a provider on the loopback."""
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 12, "fine_tuning": {"min_examples": 1}}
     made = config(folder, rule, iterations=2, runtime={"num_cpus": 0.5})
     made["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
@@ -111,16 +108,6 @@ def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_values_that_change_no_result_have_trials_of_their_own(tmp_path: Path) -> None:
-    """Budgets are left out of what makes two experiments different, yet the runs are two."""
-    data = nobody(tmp_path, {}, iterations=1)
-    data["budget"] = {"tokens": {"grid": [10**8, 10**9]}}
-    found = swept(tmp_path, data)
-    assert [trial.status for trial in found.trials] == ["done", "done"]
-    assert len({trial.run_dir for trial in found.trials}) == 2
-
-
-@pytest.mark.slow
 def test_asha_stops_a_trial_before_its_next_models_are_paid_for(tmp_path: Path) -> None:
     sweep = {"metric": "learn/verifier/examples", "max_concurrent": 1, "scheduler": {"name": "asha", "grace_iterations": 1}}
     data = nobody(tmp_path, {**sweep, "scheduler": {**sweep["scheduler"], "reduction_factor": 2}})
@@ -133,36 +120,6 @@ def test_asha_stops_a_trial_before_its_next_models_are_paid_for(tmp_path: Path) 
         state = load_state(folder)
     assert state.stage == "create_jobs"
     assert (worse.run_dir / "jobs.jsonl").read_bytes() == b""
-
-
-@pytest.mark.slow
-def test_the_published_sweep_runs_with_nobody_behind_its_models(tmp_path: Path) -> None:
-    files = write_items(tmp_path)
-    settings = [
-        "protocol={grid: [{name: solo_verifier}, {name: nip, min_rounds: 1, max_rounds: 5, verifier_first: true}]}",
-        "providers={hosted: {name: dummy}}",
-        "algorithm.guess_replacement=0.5",
-        "algorithm.rollouts_per_iteration=8",
-        "algorithm.num_test_items=4",
-        "algorithm.fine_tuning.min_examples=1",
-        f"scenario.data={{train: {files['train']}, test: {files['test']}, num_train: 20, num_test: 60}}",
-        "iterations=2",
-        "runtime.num_cpus=0.5",
-    ]
-    spec = load_sweep(CONFIGS / "sweep_ei_cv.yaml", settings)
-    assert spec.num_trials == 2
-    found = run_sweep(spec, tmp_path / "sweep", quiet=True)
-    assert [(trial.status, trial.error) for trial in found.trials] == [("done", None)] * 2
-    assert all(0 <= trial.metrics[ACCURACY] <= 1 and "cost/usd" in trial.metrics for trial in found.trials)
-    models = set()
-    for trial in found.trials:
-        assert trial.run_dir is not None
-        with RunFolder.open(trial.run_dir) as folder:
-            models |= set(load_state(folder).models())
-    assert models == {"verifier", "provers"}
-
-
-# ------------------------------------------------------------------------------------------------------- with a provider
 
 
 @contextmanager
@@ -222,24 +179,6 @@ def test_limits_outlive_the_trial_that_made_their_actor(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_spent_budget_fails_its_own_trial_at_once(tmp_path: Path) -> None:
-    with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
-        data = hosted(tmp_path, provider, {"seeds": [0]}, iterations=1, name="spend")
-        data["budget"] = {"usd": {"grid": [0.003, 5.0]}}
-        poor, rich = swept(tmp_path, data).trials
-        bills = sum(row["pusd"] for row in provider.ledger())
-    assert (poor.status, rich.status) == ("failed", "done")
-    assert poor.error is not None
-    assert "budget.usd" in poor.error
-    spent = []
-    for trial in (poor, rich):
-        cost = json.loads((tmp_path / "sweep" / "trials" / trial.trial_id / "cost.json").read_text())
-        spent.append(round(cost["usd"] * 1e12))
-    assert spent[0] <= 0.003e12
-    assert sum(spent) == bills
-
-
-@pytest.mark.slow
 def test_a_missing_key_is_said_once_and_without_trying_again(tmp_path: Path) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         data = hosted(tmp_path, provider, {})
@@ -265,30 +204,3 @@ def test_a_trial_that_is_killed_while_jobs_run_makes_none_twice(tmp_path: Path) 
         answered = {record.key for record in read_calls(trial.run_dir) if record.reply is not None}
         assert len(answered) == len(provider.ledger("chat"))
     assert resume_sweep(tmp_path / "sweep", quiet=True).trials[0].metrics == trial.metrics, "a finished trial stays as it is"
-
-
-# ----------------------------------------------------------------------------------------------------- the local model
-
-
-@pytest.mark.slow
-def test_two_trials_with_local_models_find_room_for_all_their_actors(tmp_path: Path) -> None:
-    """Each asks for one and a half of Ray's four CPUs: its main process and the two actors of its model."""
-    settings = [
-        "iterations=2",
-        "scenario.data.num_train=8",
-        "scenario.data.num_test=4",
-        "algorithm.format_warmup=8",
-        "algorithm.format_warmup_tuning.num_epochs=1",
-        "algorithm.fine_tuning.num_epochs=1",
-        "algorithm.fine_tuning.min_examples=1",
-        "algorithm.rollouts_per_iteration=6",
-        "providers.local.num_cpus=0.5",
-        "runtime.num_cpus=0.5",
-        f"sweep={{metric: {ACCURACY}, seeds: [0, 1]}}",
-    ]
-    found = run_sweep(load_sweep(CONFIGS / "ei_offline.yaml", settings), tmp_path / "sweep", quiet=True)
-    assert [(trial.status, trial.error) for trial in found.trials] == [("done", None)] * 2
-    for trial in found.trials:
-        assert trial.metrics["cost/jobs"] >= 1
-        assert trial.run_dir is not None
-        assert (trial.run_dir / "local" / "models").is_dir()

@@ -1,10 +1,7 @@
 """Language-model runs as trials of Tune, and what trackers are told of them."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,29 +13,19 @@ import nip_ray.text.training.trainer
 from nip_ray import tracking
 from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.text_run import resume_text_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.text_trainable import TextTrainable
 from nip_ray.text.training.state import load_state
 from nip_ray.tracking import RunInfo, TrackerKind
-from tests.text.cooperation import PRICES, config, roles, write_config
+from tests.runs.test_text_run import OPTIONS, dummy, played
+from tests.text.cooperation import config, roles
 from tests.text.provider import provider_thread
 
-ROOT = Path(__file__).resolve().parents[2]
-OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
 ONE = ["sample", "log", "test", "create_jobs", "await_jobs"]
 TENSORBOARD = {"tensorboard": {"enabled": True}}
-
-
-def dummy(folder: Path, **changes: Any) -> dict[str, Any]:
-    """A config that nobody speaks in."""
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 24, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
-    made = config(folder, rule, iterations=2)
-    made["scenario"]["agents"] = {"_default": {"provider": "nobody", "model": "none"}}
-    made["providers"] = {"nobody": {"name": "dummy"}}
-    return {**made, **changes}
 
 
 def hosted(folder: Path, base_url: str, **changes: Any) -> dict[str, Any]:
@@ -49,13 +36,6 @@ def hosted(folder: Path, base_url: str, **changes: Any) -> dict[str, Any]:
 
 def told(folder: Path, data: dict[str, Any]) -> dict[str, Any]:
     return {"experiment": data, "run_root": str(folder / "trials"), "group": "many"}
-
-
-def played(tmp_path: Path, data: dict[str, Any], name: str = "run") -> Path:
-    made = load_config(write_config(tmp_path, data))
-    assert isinstance(made, TextExperimentConfig)
-    run_text_experiment(made, tmp_path / name, quiet=True)
-    return tmp_path / name
 
 
 class Notes:
@@ -95,9 +75,6 @@ def notes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Notes]:
 
 def iteration_of(number: int) -> list[str]:
     return [f"{number:06d} {number}", f"test-{number:06d} {number}", f"row {number}", f"checkpoint {number}"]
-
-
-# ----------------------------------------------------------------------------------------------------------- trackers
 
 
 def test_trackers_hear_everything_once_also_over_a_resume(tmp_path: Path, notes: list[Notes]) -> None:
@@ -176,17 +153,6 @@ def test_a_tracker_that_cannot_start_is_refused_before_anybody_is_asked(tmp_path
     assert not (tmp_path / "run").exists()
 
 
-def test_tracking_may_be_changed_by_who_resumes(tmp_path: Path) -> None:
-    run_dir = played(tmp_path, dummy(tmp_path, iterations=1))
-    resume_text_experiment(run_dir, iterations=2, settings=["tracking.tensorboard.enabled=true"], quiet=True)
-    shown = EventAccumulator(str(run_dir / "events"))
-    shown.Reload()
-    assert [event.step for event in shown.Scalars("cost/usd")] == [2]
-
-
-# -------------------------------------------------------------------------------------------------------------- trials
-
-
 def test_a_trial_reports_every_stage_and_counts_iterations_whose_figures_are_there(tmp_path: Path) -> None:
     trial = TextTrainable({**told(tmp_path, dummy(tmp_path)), "iterations_per_report": 5})
     results = [trial.train() for _ in range(8)]
@@ -250,9 +216,6 @@ def test_a_spent_budget_ends_a_trial_and_the_run_can_go_on_by_hand(tmp_path: Pat
         assert round(cost["usd"] * 1e12) == sum(row["pusd"] for row in provider.ledger())
 
 
-# ----------------------------------------------------------------------------------------------------------- resources
-
-
 def resources(folder: Path, **changes: Any) -> list[dict[str, float]]:
     made = config_from_dict(dummy(folder, **changes))
     assert isinstance(made, TextExperimentConfig)
@@ -278,44 +241,5 @@ def test_a_trial_asks_for_all_that_its_main_process_starts(tmp_path: Path) -> No
     assert resources(tmp_path, talk={"num_talkers": 2, "num_cpus_per_talker": 0}, runtime=runtime) == [main]
     local = {"scenario": scenario("here"), "providers": {"here": LOCAL, "unused": LOCAL}, "runtime": runtime}
     assert resources(tmp_path, **local) == [main, {"CPU": 2, "GPU": 0.25}, {"CPU": 2, "GPU": 0.25}]
-    with pytest.raises(UserError, match=r"providers\.here\.num_training_workers: got 2.*set it to 1"):
+    with pytest.raises(UserError, match=r"providers\.here: got 2 workers for fine-tuning.*ask for 1"):
         resources(tmp_path, **{**local, "providers": {"here": {**LOCAL, "num_training_workers": 2}}})
-
-
-METRICS = """
-import json, os, sys
-import ray
-from tests.tracking.log_to_ray import scrape
-from nip_ray.sweeps.text_trainable import TextTrainable
-
-ray.init(address="local", num_cpus=1, num_gpus=0, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False,
-         logging_level="error", _temp_dir=sys.argv[1], _node_ip_address="127.0.0.1", _system_config={"metrics_report_interval_ms": 500})
-try:
-    trial = ray.remote(TextTrainable).remote(json.loads(sys.argv[2]))
-    while not (result := ray.get(trial.train.remote()))["done"]:
-        pass
-    text = scrape(ray.nodes()[0], 'ray_nip_iteration{')
-    text = scrape(ray.nodes()[0], 'ray_nip_cost_tokens{')
-    print(json.dumps({"text": text, "tokens": result["cost/tokens"], "accuracy": result["train/verifier/accuracy"]}))
-finally:
-    ray.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_costs_and_accuracies_of_a_trial_arrive_at_rays_endpoint(tmp_path: Path) -> None:
-    data = dummy(tmp_path, iterations=2)
-    command = [sys.executable, "-c", METRICS, str(Path(os.environ["RAY_TMPDIR"]) / "trial"), json.dumps(told(tmp_path, data))]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_AUTH_MODE": "disabled"}
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    lines = [line for line in found["text"].splitlines() if line.startswith("ray_nip_") and 'name="cooperation"' in line]
-    values = {line.partition("{")[0]: float(line.rpartition(" ")[2]) for line in lines if "split" not in line}
-    assert values["ray_nip_iteration"] == 2
-    assert values["ray_nip_cost_tokens"] == found["tokens"] > 0
-    assert values["ray_nip_cost_usd"] == 0
-    accuracy = [
-        float(line.rpartition(" ")[2]) for line in lines if line.startswith("ray_nip_verifier_accuracy{") and 'split="train"' in line
-    ]
-    assert accuracy == [pytest.approx(found["accuracy"])]

@@ -9,10 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray import tune
 from ray.tune.result import TRIAL_INFO
 
-from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
@@ -60,7 +58,6 @@ def donor(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(donor: Path, tmp_path: Path) -> Path:
-    """A copy of that folder for a test of its own."""
     shutil.copytree(donor, tmp_path / "trials")
     return tmp_path / "trials"
 
@@ -168,29 +165,3 @@ def test_the_resources_of_env_runners_and_learners_are_asked_for(tmp_path: Path)
     values = {"play.num_env_runners": 2, "learners.num_learners": 1, "runtime.num_cpus": 0.5}
     asked = ExperimentTrainable.default_resource_request({"experiment": MESSAGES, "run_root": tmp_path, "values": values})
     assert asked.bundles == [{"CPU": 0.5}, {"CPU": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}]
-
-
-def test_what_is_no_checkpoint_of_a_trial_is_refused(root: Path, tmp_path: Path) -> None:
-    with trial(root, "donor", values=LR) as made:
-        (tmp_path / "run.json").write_text(json.dumps({"format": "nip_ray.trial", "version": 2}))
-        with pytest.raises(UserError, match="newer version"):
-            made.load_checkpoint(str(tmp_path))
-
-
-@pytest.mark.slow
-def test_the_plain_tuner_takes_nested_spaces_and_values(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in the module's docstring: no sweep file, no `run_sweep`."""
-    monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    nested = {**MESSAGES, "iterations": 2, "algorithm": {**MESSAGES["algorithm"], "num_epochs": tune.grid_search([1, 2])}}
-    results = tune.Tuner(
-        ExperimentTrainable,
-        param_space={"experiment": nested, "values": {"algorithm.lr": tune.loguniform(1e-4, 1e-2)}, "run_root": str(tmp_path / "runs")},
-        tune_config=tune.TuneConfig(metric="train/verifier/accuracy", mode="max"),
-        run_config=tune.RunConfig(name="plain", storage_path=str(tmp_path), verbose=0),
-    ).fit()
-    assert results.num_errors == 0
-    ends = [(result.metrics or {}, result.config or {}) for result in results]
-    configs = [(Path(last["run_dir"]) / "config.yaml").read_text() for last, _ in ends]
-    assert [f"num_epochs: {number}" in config for number, config in zip([1, 2], configs, strict=True)] == [True, True]
-    assert [last["iteration"] for last, _ in ends] == [2, 2]
-    assert all(1e-4 <= told["values"]["algorithm.lr"] <= 1e-2 for _, told in ends)

@@ -3,7 +3,6 @@
 The service is one of loopback (`wandb_service.py`) that the installed client's own queries are answered by.
 """
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,9 +14,7 @@ from typing import Any
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.settings.tracking import TrackingSettings, WandbSettings
 from nip_ray.storage import wandb_source
-from nip_ray.tracking import check_trackers
 from nip_ray.tracking.wandb_runs import last_step
 from tests.tracking.tracked import CONFIG, ROOT, files_news, row, run_folder, track
 from tests.tracking.wandb_service import ENTITY, KEY, PROJECT, Service
@@ -118,20 +115,6 @@ def test_a_killed_offline_run_that_is_resumed_has_every_step_once(tmp_path: Path
     assert service.runs[RUN].exit_code == 0
 
 
-def test_torn_offline_files_are_read_as_far_as_they_go(tmp_path: Path, home: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    news = [["log", {"iteration": number, "long": "x" * 9000}] for number in range(1, 13)]  # records that are split over blocks
-    assert track(folder, OFFLINE, [*news, ["finish", True]], environment=environment(home)).returncode == 0
-    assert last_step(folder / "wandb") == 12
-    (file,) = (folder / "wandb").glob("offline-run-*/*.wandb")
-    whole, seen = file.read_bytes(), []
-    for length in range(0, len(whole), 5000):
-        file.write_bytes(whole[:length])
-        seen.append(last_step(folder / "wandb"))
-    assert seen == sorted(seen)
-    assert len(set(seen)) > 8
-
-
 def test_an_online_run_that_fails_and_is_resumed_is_one_run_with_every_step_once(tmp_path: Path, home: Path, service: Service) -> None:
     folder = run_folder(tmp_path / "run")
     failed = track(
@@ -179,21 +162,6 @@ def test_a_missing_key_is_a_users_mistake_that_names_both_ways_out(tmp_path: Pat
     assert "WANDB_API_KEY" in last
     assert "mode: offline" in last
     assert not (folder / "wandb").exists()
-
-
-def test_a_key_of_another_form_is_a_users_mistake_that_does_not_show_it(tmp_path: Path, home: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    done = track(folder, SETTINGS, [row(1)], environment=environment(home, key="too-short-a-key"))
-    assert done.returncode == 1
-    assert "WANDB_API_KEY (or the key of `wandb login`) is no key" in done.stderr
-    assert "too-short-a-key" not in done.stderr
-
-
-def test_a_missing_library_is_a_users_mistake_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "wandb" else found(name))
-    with pytest.raises(UserError, match=r"tracking\.wandb\.enabled .*pip install 'nip_ray\[tracking\]'"):
-        check_trackers(TrackingSettings(wandb=WandbSettings(enabled=True, mode="offline")))
 
 
 def fetch(sources: list[str], into: Path, environment: dict[str, str]) -> list[str]:
@@ -251,11 +219,6 @@ def test_what_cannot_be_fetched_is_said_in_one_line_and_leaves_nothing(tmp_path:
     assert list(tmp_path.iterdir()) == [home]
 
 
-def test_fetching_without_a_key_says_so(tmp_path: Path, home: Path) -> None:
-    (printed,) = fetch(["wandb:a/b/c:v0"], tmp_path / "fetched", environment(home, key=None))
-    assert "there is no key: set WANDB_API_KEY" in printed
-
-
 def test_a_key_that_the_service_refuses_is_said_without_the_key(tmp_path: Path, home: Path, service: Service) -> None:
     (printed,) = fetch([f"wandb:{ENTITY}/{PROJECT}/c:v0"], tmp_path / "fetched", environment(home, service, "wrong" + "7" * 40))
     assert printed.startswith("wandb:team/proofs/c:v0 cannot be fetched: ")
@@ -266,12 +229,3 @@ def test_a_key_that_the_service_refuses_is_said_without_the_key(tmp_path: Path, 
 def test_a_misspelt_source_is_a_users_mistake_that_shows_the_form(source: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="write wandb:ENTITY/PROJECT/NAME:VERSION"):
         wandb_source.fetch(source, tmp_path / "into")
-
-
-def test_a_folder_that_holds_something_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    (tmp_path / "into").mkdir()
-    (tmp_path / "into" / "mine.txt").write_text("mine", encoding="utf-8")
-    with pytest.raises(UserError, match="holds something already"):
-        wandb_source.fetch("wandb:a/b/c:v0", tmp_path / "into")
-    assert [path.name for path in (tmp_path / "into").iterdir()] == ["mine.txt"]
