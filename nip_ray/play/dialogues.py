@@ -13,7 +13,8 @@ Decisions that matter here:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -29,11 +30,14 @@ __all__ = [
     "Ask",
     "Path",
     "Patient",
+    "Question",
     "advance",
     "dialogue_from_record",
     "dialogue_record",
     "play_dialogue",
+    "play_in_step",
     "play_round",
+    "read_answer",
     "start_dialogue",
     "transcript_record",
 ]
@@ -55,6 +59,21 @@ class Answer:
 
 Ask = Callable[[Dialogue, str, Chat, int, Path], Awaitable[Answer]]
 """``await ask(dialogue, agent, chat, attempt, path)``: attempts of one turn are counted from 0. The chat must not be changed."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A turn to be taken in `play_in_step`. place: of the dialogue among all. chat: what the agent is shown. attempt: from 0."""
+
+    place: int
+    dialogue: Dialogue
+    agent: str
+    chat: Chat
+    attempt: int = 0
+
+
+AnswerAll = Callable[[list[Question]], Sequence[Answer]]
+"""Answers to questions, in order. Chats must not be changed."""
 MAX_INVALID_REPLIES = 20
 _UNUSABLE = ("content_filter", "unknown")
 
@@ -95,7 +114,7 @@ async def play_round(scenario: TextScenario, dialogue: Dialogue, ask: Ask, path:
     if dialogue.ended:
         raise ValueError(f"the dialogue about item {dialogue.item.id} has ended")
     speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
-    turns = await _together(_take_turn(scenario, dialogue, agent, channels, ask, path) for agent, channels in speakers.items())
+    turns = await _together(_take_turn(scenario, dialogue, agent, ask, path) for agent in speakers)
     return advance(scenario, dialogue, turns)
 
 
@@ -126,24 +145,79 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
     )
 
 
-async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, channels: tuple[str, ...], ask: Ask, path: Path) -> Turn:
+def play_in_step(scenario: TextScenario, dialogues: Iterable[Dialogue], answer: AnswerAll) -> list[Dialogue]:
+    """All these dialogues to their ends, round by round together: whoever has a turn in any of them is asked at once.
+
+    What happens in a dialogue is what `play_round` makes of it. Raises what `answer` raises.
+    """
+    held = list(dialogues)
+    while any(not dialogue.ended for dialogue in held):
+        asked = [one for place, dialogue in enumerate(held) if not dialogue.ended for one in _questions(scenario, place, dialogue)]
+        turns: dict[tuple[int, str], Turn] = {}
+        for one, made in zip(asked, _ask_until_used(scenario, asked, answer), strict=True):
+            turns[one.place, one.agent] = made
+        spoken: dict[int, list[Turn]] = {}
+        for (place, _), turn in turns.items():
+            spoken.setdefault(place, []).append(turn)
+        for place, said in spoken.items():
+            held[place] = advance(scenario, held[place], said)
+    return held
+
+
+def _questions(scenario: TextScenario, place: int, dialogue: Dialogue) -> list[Question]:
+    speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+    return [Question(place, dialogue, agent, scenario.chat(dialogue, agent)) for agent in speakers]
+
+
+def _ask_until_used(scenario: TextScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
+    """The turn of each question; those whose replies cannot be used are asked again, together."""
+    turns: dict[int, Turn] = {}
+    waiting = list(range(len(asked)))
+    while waiting:
+        replies = answer([asked[number] for number in waiting])
+        left = []
+        for number, reply in zip(waiting, replies, strict=True):
+            one = asked[number]
+            turn = read_answer(scenario, one.dialogue, one.agent, reply, one.attempt)
+            if not turn.invalid or turn.retries >= _patience(scenario, one.agent):
+                turns[number] = turn
+            else:
+                asked[number] = replace(one, attempt=one.attempt + 1)
+                left.append(number)
+        waiting = left
+    return [turns[number] for number in range(len(asked))]
+
+
+async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
     """What `agent` says in the next round, after as many attempts as it takes or may take."""
     chat = scenario.chat(dialogue, agent)
-    raw, attempts = "", scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
-    for attempt in range(attempts):
-        answer = await ask(dialogue, agent, chat, attempt, path)
-        if answer.content is None or answer.finish_reason in _UNUSABLE:
-            continue
+    attempt = 0
+    while True:
+        turn = read_answer(scenario, dialogue, agent, await ask(dialogue, agent, chat, attempt, path), attempt)
+        attempt += 1
+        if not turn.invalid or attempt >= _patience(scenario, agent):
+            return turn
+
+
+def _patience(scenario: TextScenario, agent: str) -> int:
+    return scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
+
+
+def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
+    """The turn that an answer makes of the agent's round about to be played: an invalid one, with empty messages, if it cannot be used.
+
+    attempt: how many answers of this turn could not be used before.
+    """
+    channels = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+    raw = ""
+    if answer.content is not None and answer.finish_reason not in _UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
         reasoning = "\n".join(filter(None, (encodable(answer.reasoning), inside)))
-        try:
+        with suppress(InvalidReply):
             parsed = scenario.parse(dialogue, agent, raw)
-        except InvalidReply:
-            continue
-        truncated = answer.finish_reason == "length"
-        said = (dict(parsed.messages), parsed.decision, _confidence(parsed))
-        return Turn(agent, raw, *said, retries=attempt, truncated=truncated, reasoning=reasoning)
-    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempts, invalid=True)
+            said = (dict(parsed.messages), parsed.decision, _confidence(parsed))
+            return Turn(agent, raw, *said, retries=attempt, truncated=answer.finish_reason == "length", reasoning=reasoning)
+    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, invalid=True)
 
 
 def _confidence(parsed: Parsed) -> float | None:

@@ -18,10 +18,12 @@ from nip_ray.play.dialogue_rules import rulebook, verdict_of
 from nip_ray.play.dialogues import (
     Answer,
     Path,
+    Question,
     advance,
     dialogue_from_record,
     dialogue_record,
     play_dialogue,
+    play_in_step,
     play_round,
     start_dialogue,
     transcript_record,
@@ -29,6 +31,7 @@ from nip_ray.play.dialogues import (
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
+from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.text.training.metrics import dialogue_metrics
@@ -184,6 +187,29 @@ def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:
     assert seen == [("verifier", 0, attempt, (1, 0)) for attempt in range(6)]
     (turn,) = dialogue.rounds[0]
     assert (turn.retries, turn.truncated, turn.invalid, turn.decision) == (5, True, False, REJECT)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
+    """With replies of which some cannot be used, and dialogues of unlike lengths."""
+    made = scenario(name, replies=2)
+
+    def reply(dialogue: Dialogue, agent: str, attempt: int) -> Answer:
+        seed = stable_seed(dialogue.seed, agent, len(dialogue.rounds), attempt)
+        return Answer("" if seed % 3 == 0 else made.invent(dialogue, agent, seed), "length" if seed % 5 == 0 else "stop")
+
+    async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: Path) -> Answer:
+        assert chat == made.chat(dialogue, agent)
+        return reply(dialogue, agent, attempt)
+
+    def answers(asked: list[Question]) -> list[Answer]:
+        assert all(one.chat == made.chat(one.dialogue, one.agent) for one in asked)
+        return [reply(one.dialogue, one.agent, one.attempt) for one in asked]
+
+    beginnings = [start_dialogue(item(y=seed % 2, id=seed), seed) for seed in range(12)]
+    alone = [asyncio.run(play_dialogue(made, dialogue.item, dialogue.seed, ask)) for dialogue in beginnings]
+    assert play_in_step(made, beginnings, answers) == alone
+    assert any(turn.invalid for dialogue in alone for turns in dialogue.rounds for turn in turns)
 
 
 def test_the_empty_message_stands_only_where_the_agent_speaks() -> None:
