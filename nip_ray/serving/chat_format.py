@@ -9,6 +9,8 @@ Decisions that matter here:
   they are gets them so;
 - the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
   prompt stands at the beginning of the reply;
+- most templates put one message after the other. Where this one does (trial chats tell), and its marks are tokens of their own, so that
+  no token reaches over the end of a message, a message is rendered once and its tokens are kept;
 - a prompt that is too long loses its middle, and keeps a quarter from its beginning (who the agent is, what the question is) and the
   rest from its end (what was said last). Callers that would rather refuse compare lengths first.
 """
@@ -33,6 +35,13 @@ _TRIAL: Chat = [
     {"role": "system", "content": "sys4"},
 ]
 """All that scenarios do and templates may mind."""
+_LONG_TRIAL: Chat = [
+    {"role": "system", "content": "sys0"},
+    *({"role": role, "content": f"{role[:3]}{turn}"} for turn in range(1, 4) for role in ("user", "assistant")),
+    {"role": "user", "content": "use4"},
+]
+_MOST_RENDERED = 100_000
+"""Messages whose tokens are kept."""
 _REPLY = {"role": "assistant", "content": "ass5"}
 _KNOWS_NAMES = re.compile(r"""message(\.|\[["'])name\b|message\.get\(["']name""")
 
@@ -46,11 +55,13 @@ class ChatFormat:
                 f"the tokenizer of {tokenizer.name_or_path or 'this model'} has no chat template; take a model that was made to chat"
             )
         self.tokenizer, self.context = tokenizer, context
+        self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
-        chat = [dict(message) for message in messages]
-        return self._render(chat if self._shape is None else shape_chat(chat, self._shape), True)
+        chat: Any = messages if self._shape is None else shape_chat([dict(message) for message in messages], self._shape)
+        joined = self._joined(chat) if chat and self._joins else None
+        return self._render(chat, True) if joined is None else joined
 
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat whose last message is the model's own, which it ends."""
@@ -110,6 +121,55 @@ class ChatFormat:
         except Exception:  # templates are programs: how they refuse is theirs
             return False
         return all(word in text for word in words) and whole.startswith(OPENED.sub("", text).rstrip()) and _REPLY["content"] in whole
+
+    @cached_property
+    def _joins(self) -> bool:
+        """Whether the tokens of any chat are those of its messages one after the other, and of what announces a reply."""
+        shape = self._shape
+        for trial in (*(_TRIAL[:size] for size in range(1, len(_TRIAL) + 1)), _LONG_TRIAL):
+            chat = trial if shape is None else shape_chat(trial, shape)
+            try:
+                if self._joined(chat, check=True) != self._render(chat, True):
+                    return False
+            except UserError:  # refused alone, and not as a part of a chat
+                return False
+        return True
+
+    def _joined(self, chat: Sequence[Mapping[str, Any]], check: bool = False) -> list[int] | None:
+        """The tokens of a chat from those of its messages; None where they cannot be told apart. check: whether ends are marked, too."""
+        tokens: list[int] = []
+        for place, message in enumerate([*chat, None]):
+            key = (not place, *map(message.get, ("role", "name", "content"))) if message else ()
+            if key not in self._rendered:
+                if len(self._rendered) >= _MOST_RENDERED:
+                    self._rendered.clear()
+                self._rendered[key] = self._piece(message, not place)
+            piece = self._rendered.get(key)
+            if piece is None or (check and tokens and not (self._marks.intersection((*tokens[-1:], *piece[:1])))):
+                return None
+            tokens += piece
+        return tokens
+
+    def _piece(self, message: Mapping[str, Any] | None, first: bool) -> list[int] | None:
+        """What a message adds to a chat, as its first or later; without a message, what announces a reply. None where that cannot be told:
+        templates show reasoning by what comes after it.
+        """
+        if message and MARK.search(message.get("content") or ""):
+            return None
+        talk = [{"role": "user", "content": "use0"}, {"role": "assistant", "content": "ass1"}, {"role": "user", "content": "use2"}]
+        size = 0 if first else 1 if message and message["role"] == "assistant" else 2 if message else 3
+        try:
+            before = self._render(talk[:size], False) if size else []
+            whole = self._render([*talk[:size], message] if message else talk, not message)
+        except UserError:
+            return None
+        return whole[len(before) :] if whole[: len(before)] == before else None
+
+    @cached_property
+    def _marks(self) -> frozenset[int]:
+        """Tokens that are found in a text before all others, and take nothing from beside them."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return frozenset(n for n, token in added if not (token.lstrip or token.rstrip or token.single_word))
 
     @cached_property
     def _hidden(self) -> frozenset[int]:

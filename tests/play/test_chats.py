@@ -1,6 +1,6 @@
 """The form of chats, against templates with the guards of current open-weight models; and reasoning in replies."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 from jinja2.exceptions import TemplateError
@@ -47,7 +47,7 @@ CHATS: list[Chat] = [
 class Tokenizer(SimpleNamespace):
     """A template as transformers runs it, a token for each character."""
 
-    name_or_path, all_special_tokens, eos_token_id = "trial", (), 0
+    name_or_path, all_special_tokens, eos_token_id, added_tokens_decoder = "trial", (), 0, MappingProxyType({})
     get_added_vocab = staticmethod(dict)
 
     def apply_chat_template(self, messages: Chat, add_generation_prompt: bool, tokenize: bool, **_: object) -> str | list[int]:

@@ -1,12 +1,14 @@
 """Chats become tokens: names, long prompts, and content that poses as structure."""
 
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from nip_ray.errors import UserError
+from nip_ray.play.chats import shape_chat
 from nip_ray.serving.chat_format import ChatFormat, load_format
-from nip_ray.serving.default_model import SPECIAL, default_tokenizer
+from nip_ray.serving.default_model import CHAT_TEMPLATE, SPECIAL, default_tokenizer
 from nip_ray.serving.stream import TextStream
 
 
@@ -67,3 +69,40 @@ def test_a_stream_holds_back_what_may_change(chat: ChatFormat) -> None:
     assert "".join(pieces) == stream.text == "Grüße 😀 END of it "
     assert not any("�" in piece for piece in pieces)
     assert max(len(piece) for piece in pieces) <= 3
+
+
+REPLY = "{{ '<|assistant|>' if add_generation_prompt }}"
+IM = "{% for m in messages %}{{ '<|user|>' + m['role'] + '\\n' + m['content'] + '<|end|>\\n' }}{% endfor %}" + REPLY
+REASONS = IM.replace("m['content']", "(m['content'] if loop.last else m['content'].split('</think>')[-1])")
+PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}{{ 'assistant: ' if add_generation_prompt }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "joins"),
+    [
+        (CHAT_TEMPLATE, True),
+        ("{% if messages[0]['role'] != 'system' %}<|system|>Help.<|end|>\n{% endif %}" + IM, True),
+        ("{{ '<|pad|>' }}" + IM.replace("m['content']", "m['content'] | trim"), True),
+        ("{% if messages[1:] | selectattr('role', 'eq', 'system') | list %}{{ raise_exception('late') }}{% endif %}" + IM, True),
+        (REASONS, True),
+        (IM.replace("m['role']", "loop.index | string"), False),
+        (PLAIN, False),
+    ],
+    ids=["default", "default system prompt", "begins and trims", "shaped", "hides reasoning", "counts", "without marks"],
+)
+def test_messages_are_rendered_once_and_the_chat_is_the_same(template: str, joins: bool) -> None:
+    tokenizer = default_tokenizer()
+    tokenizer.chat_template = template
+    chat, draw = ChatFormat(tokenizer, 8192), Random(3)
+    contents = ["", " ", "Yes.", "a \n", "\n b", "<|end|>", "<|e", "nd|>", "x</think>\n\ny", "<think>z"]
+    for _ in range(60):
+        roles = draw.choices(["system", "user", "assistant"], k=draw.randrange(1, 6))
+        talk = [{"role": role, "content": draw.choice(contents), "name": draw.choice(["", "A", " B"])} for role in roles]
+        shaped = talk if chat._shape is None else shape_chat(talk, chat._shape)
+        assert chat.prompt(talk) == chat._render(shaped, True)
+    assert chat._joins is joins
+    if joins:
+        question = [{"role": "user", "content": "Yes."}]
+        once = chat.prompt(question)
+        chat._render = lambda *_: pytest.fail("rendered again")  # type: ignore[method-assign]
+        assert chat.prompt(question) == once
