@@ -152,6 +152,13 @@ def join(parts: Iterable[LossFigures]) -> LossFigures:
     return LossFigures(sums, maxima)
 
 
+def no_figures(kl: bool, device: torch.device) -> LossFigures:
+    """Those of no turns at all. kl: of a loss with a start model."""
+    zero = torch.zeros((), device=device)
+    sums = dict.fromkeys(("tokens", "clip_share", "entropy", *(("kl",) if kl else ()), "loss"), zero)
+    return LossFigures(sums, dict.fromkeys(("ratio_max", "logprob_difference"), zero))
+
+
 def log_probs_and_entropy(
     logits_NTV: Tensor, token_NT: Tensor, temperature: float | Tensor = 1.0, entropy_gradient: bool = True
 ) -> tuple[Tensor, Tensor]:

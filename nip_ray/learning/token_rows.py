@@ -86,6 +86,18 @@ def parts_of(turns: Sequence[Turn], max_tokens: int) -> Iterator[Part]:
         yield _part(turns, rows, [members[row] for row in rows])
 
 
+def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
+    """The numbers of the turns that each of `count` learners computes: whole rows, the longest first to whoever has the fewest tokens."""
+    given = [(*turn.prompt, *turn.reply[:-1]) for turn in turns]
+    merged = merge(given)
+    tokens = [0] * count
+    owner: dict[tuple[int, ...], int] = {}
+    for row in sorted(set(merged.values()), key=lambda row: (-len(row), row)):
+        owner[row] = min(range(count), key=lambda learner: tokens[learner])
+        tokens[owner[row]] += len(row)
+    return [[number for number, row in enumerate(given) if owner[merged[row]] == learner] for learner in range(count)]
+
+
 def _part(turns: Sequence[Turn], rows: Sequence[tuple[int, ...]], members: Sequence[Sequence[int]]) -> Part:
     numbers = list(chain.from_iterable(members))
     here = [turns[number] for number in numbers]

@@ -27,8 +27,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import LossFigures, join, log_probs_and_entropy, token_loss, token_weights
-from nip_ray.learning.token_rows import Part, Turn, parts_of
+from nip_ray.learning.learners import Learners
+from nip_ray.learning.token_losses import LossFigures, join, log_probs_and_entropy, no_figures, token_loss, token_weights
+from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
 from nip_ray.play.dialogue import Chat
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.batch import ContinuousBatch
@@ -48,9 +49,21 @@ _BASES: "WeakValueDictionary[tuple[Any, ...], Any]" = WeakValueDictionary()
 class PolicyModel:
     """One set of weights. steps: optimizer steps taken since its folder. chat: its `ChatFormat`."""
 
-    def __init__(self, model_dir: Path, settings: LocalProvider, *, trained: bool, seed: int = 0, device: str | None = None) -> None:
-        """seed: of the adapters' first weights. Raises UserError for a model that cannot be used."""
-        self.folder, self.trained, self.steps = model_dir, trained, 0
+    def __init__(
+        self,
+        model_dir: Path,
+        settings: LocalProvider,
+        *,
+        trained: bool,
+        seed: int = 0,
+        device: str | None = None,
+        learners: Learners | None = None,
+    ) -> None:
+        """seed: of the adapters' first weights. learners: who learn it together, each from its share of a step's turns (none: one alone).
+
+        Raises UserError for a model that cannot be used.
+        """
+        self.folder, self.trained, self.steps, self._learners = model_dir, trained, 0, learners
         self._lora = trained and settings.method == "lora"
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
@@ -95,12 +108,13 @@ class PolicyModel:
         Raises TrainingError, with no weight changed, where loss or gradient are not finite.
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
+        with_kl = start is not None and bool(settings.kl_coefficient)
         figures: list[LossFigures] = []
 
         def loss_of(part: Part) -> Tensor:
             log_prob_E, entropy_E = self._log_probs(part, bool(settings.entropy_coefficient))
             start_NT = None
-            if start is not None and settings.kl_coefficient:
+            if start is not None and with_kl:
                 with torch.no_grad():
                     start_NT = part.by_turn(start._log_probs(part)[0])
             weight_NT = token_weights(part.mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
@@ -111,7 +125,9 @@ class PolicyModel:
             return loss
 
         loss, norm = self._descend(turns, loss_of, settings, settings.learning_rate)
-        return {**join(figures).metrics(), "loss": loss, "grad_norm": norm}
+        told = join(figures or [no_figures(with_kl, self._model.device)])
+        told = told if self._learners is None else self._learners.join(told)
+        return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
     def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
         """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and grad_norm."""
@@ -129,13 +145,14 @@ class PolicyModel:
     def _descend(
         self, turns: Sequence[Turn], loss_of: Callable[[Part], Tensor], settings: PolicyGradientSettings, rate: float
     ) -> tuple[float, float]:
-        """Add up the gradients of all parts and take one step; returns loss and norm of the gradient."""
+        """Add up the gradients of all parts, and of all learners, and take one step; returns loss and norm of the gradient."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         self._optimizer.zero_grad()
-        total = 0.0
+        total, learners = 0.0, self._learners
+        own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
         try:
-            for part in parts_of(turns, settings.micro_batch_tokens):
+            for part in parts_of(own, settings.micro_batch_tokens):
                 loss = loss_of(part.to(self._model.device))
                 loss.backward()
                 total += float(loss.detach())
@@ -145,6 +162,9 @@ class PolicyModel:
             raise UserError(
                 f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass need more memory than there is; lower it"
             ) from None
+        if learners is not None:
+            learners.add_gradients([*self._learned.values()])
+            total = learners.add(total)
         norm = float(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf")))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(f"learning broke off: loss {total}, norm of the gradient {norm}; lower the learning rate")

@@ -1,0 +1,129 @@
+"""Ray actors that learn one model together, each from its share of a minibatch, and keep the same weights.
+
+Decisions that matter here:
+- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so;
+- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them;
+- when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from torch import Tensor, distributed
+
+from nip_ray.learning.learners import Learners
+from nip_ray.learning.token_rows import Turn
+from nip_ray.serving.host import as_ours
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.providers import LocalProvider
+
+
+class PolicyLearner:
+    """One of the processes. An actor."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self._rank, self._size, self._start = rank, size, None
+        self._store: Any = None
+
+    def address(self) -> tuple[str, int]:
+        """Where the others find this one, the first."""
+        host = ray.util.get_node_ip_address()
+        self._store = distributed.TCPStore(host, 0, self._size, is_master=True, wait_for_workers=False)
+        return host, self._store.port
+
+    def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int) -> None:
+        """Meet the others and load the model."""
+        import torch
+
+        store = self._store or distributed.TCPStore(*address, self._size)
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, store=store, rank=self._rank, world_size=self._size)
+        torch.set_num_threads(settings.num_threads or max(1, int(settings.num_cpus)))
+        self._settings = settings
+        self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
+
+    def keep_start(self, folder: Path) -> None:
+        """Load the model that KL divergences are to."""
+        self._start = PolicyModel(folder, self._settings, trained=False)
+
+    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+        """See `PolicyModel.step`."""
+        return self._model.step(turns, settings, max_tokens, self._start)
+
+    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+        """See `PolicyModel.supervised_step`."""
+        return self._model.supervised_step(turns, settings)
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `PolicyModel.weights`."""
+        return self._model.weights()
+
+    def save_state(self, folder: Path) -> None:
+        """See `PolicyModel.save_state`."""
+        self._model.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """See `PolicyModel.load_state`."""
+        self._model.load_state(folder)
+
+
+class LearnerGroup:
+    """The driver's side: what a `PolicyModel` does to learn, by several actors. Ray must be running, and all nodes see the folders."""
+
+    def __init__(self, folder: Path, settings: LocalProvider, count: int, seed: int = 0) -> None:
+        """Start them, and wait until they stand. Raises UserError for a model that cannot be used."""
+        kind: Any = ray.remote(PolicyLearner).options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus)
+        self._actors = [kind.remote(rank, count) for rank in range(count)]
+        address = self._first("address")
+        self._all("begin", address, folder.resolve(), settings, seed)
+
+    def keep_start(self, folder: Path) -> None:
+        """Load the model in `folder`, to which KL divergences are."""
+        self._all("keep_start", folder.resolve())
+
+    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+        """One step of all; see `PolicyModel.step`."""
+        return self._all("step", ray.put(list(turns)), settings, max_tokens)
+
+    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+        """One step of all; see `PolicyModel.supervised_step`."""
+        return self._all("supervised_step", ray.put(list(turns)), settings)
+
+    def weights(self) -> dict[str, Tensor]:
+        """See `PolicyModel.weights`."""
+        return self._first("weights")
+
+    def save_state(self, folder: Path) -> None:
+        """See `PolicyModel.save_state`."""
+        self._first("save_state", folder.resolve())
+
+    def load_state(self, folder: Path) -> None:
+        """Let all continue from it; see `PolicyModel.load_state`."""
+        self._all("load_state", folder.resolve())
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _first(self, method: str, *arguments: Any) -> Any:
+        return self._results([getattr(self._actors[0], method).remote(*arguments)])
+
+    def _all(self, method: str, *arguments: Any) -> Any:
+        return self._results([getattr(actor, method).remote(*arguments) for actor in self._actors])
+
+    def _results(self, calls: list[Any]) -> Any:
+        """What the first gives back, once all are done. Raises, and ends all, as soon as one fails."""
+        waiting = calls
+        try:
+            while waiting:
+                done, waiting = ray.wait(waiting)
+                ray.get(done)
+            return ray.get(calls[0])
+        except RayError as error:
+            self.close()
+            raise as_ours(error, "a learner") from None

@@ -1,0 +1,67 @@
+"""Several learners of one model step as one does."""
+
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from nip_ray.errors import TrainingError
+from nip_ray.learning.token_rows import Turn, shares
+from nip_ray.serving.learner_group import LearnerGroup
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.providers import LocalProvider
+
+SETTINGS = PolicyGradientSettings(learning_rate=1e-4, entropy_coefficient=0.01, kl_coefficient=0.1, num_epochs=2, max_grad_norm=0.5)
+
+
+def turns_of(seed: int, count: int) -> list[Turn]:
+    """Turns of unlike lengths, some of which continue others."""
+    draw, made = Random(seed), []
+    for number in range(count):
+        prompt = (
+            [*made[-1].prompt, *made[-1].reply, 7] if number % 3 == 2 else [draw.randrange(6, 2000) for _ in range(draw.randint(1, 40))]
+        )
+        reply = [draw.randrange(6, 2000) for _ in range(draw.randint(1, 5))]
+        made.append(Turn(prompt, reply, [draw.uniform(-9, -6) for _ in reply], draw.uniform(-1, 1)))
+    return made
+
+
+def test_turns_are_shared_out_by_tokens_and_those_of_a_row_together() -> None:
+    turns = turns_of(0, 60)
+    for count in (1, 2, 3):
+        parts = shares(turns, count)
+        assert sorted(number for part in parts for number in part) == list(range(60))
+        tokens = [sum(len(turns[n].prompt) for n in part if n % 3 != 1) for part in parts]  # each third turn continues the one before
+        assert max(tokens) - min(tokens) < 50
+        owner = {number: learner for learner, part in enumerate(parts) for number in part}
+        assert all(owner[number] == owner[number - 1] for number in range(2, 60, 3))
+    assert shares(turns[:1], 2) == [[0], []]
+
+
+def test_two_learners_take_the_steps_of_one(ray_session: None, default_dir: Path, tmp_path: Path) -> None:
+    """Supervised, of many turns, and of one turn alone, from which one of them learns nothing; after a resume as well."""
+    provider = LocalProvider(method="full", num_threads=1)
+    alone, start = PolicyModel(default_dir, provider, trained=True), PolicyModel(default_dir, provider, trained=False)
+    first, group = alone.weights(), LearnerGroup(default_dir, provider, 2)
+    try:
+        group.keep_start(default_dir)
+        for step, count in enumerate((9, 20, 1)):
+            turns = turns_of(step, count)
+            if step == 0:
+                expected, found = alone.supervised_step(turns, SETTINGS), group.supervised_step(turns, SETTINGS)
+            else:
+                expected, found = alone.step(turns, SETTINGS, 5, start), group.step(turns, SETTINGS, 5)
+            assert found == pytest.approx(expected, rel=1e-4)
+            if step == 1:
+                group.save_state(tmp_path)
+                group.load_state(tmp_path)
+        found, expected = group.weights(), alone.weights()
+        assert max(float((found[name] - expected[name]).abs().max()) for name in found) < 1e-6
+        assert max(float((found[name] - first[name]).abs().max()) for name in found) > 1e-4
+        with pytest.raises(TrainingError, match="learning broke off"):
+            group.step([replace(turns_of(5, 1)[0], advantage=torch.nan)], SETTINGS, 5)
+    finally:
+        group.close()
