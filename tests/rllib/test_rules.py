@@ -50,7 +50,7 @@ def test_an_iteration_in_which_nobody_learns_only_plays(made: Any) -> None:
 def test_rewards_to_go_end_with_their_episode(made: Any) -> None:
     """Every row's weight is what its own copy still paid, discounted by rounds: nothing leaks from copy to copy."""
     algorithm = made(experiment(NIP, algorithm=dict(name="reinforce", gamma=0.5)))
-    (samples,) = algorithm._play()
+    (samples,), _ = algorithm._play()
     learner = learner_of(algorithm)
     learner.updated = frozenset(learner.optimizers)
     prepared = learner.prepare(samples.rollout).agents
