@@ -20,6 +20,8 @@ from nip_ray.settings.text_training import MaltSettings, TextTrainingSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts of code validation."""
+WORDS = "words"
+"""The local model whose tokens are the words of the scenario."""
 _OUR_MEMBERS = {
     "model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "seed", "n", "stream", "reasoning_effort",
     "response_format",
@@ -98,10 +100,10 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         if not settings.model.strip():
             yield f"{place}.model: got nothing, name a model of {settings.provider}"
         elif provider.local_models:
-            if settings.model != "default" and not (Path(settings.model) / "config.json").is_file():
-                yield f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, or default"
-        elif settings.model == "default" and provider.has_model:
-            yield f"{place}.model: default is a local model, name one of {settings.provider}"
+            if settings.model not in ("default", WORDS) and not (Path(settings.model) / "config.json").is_file():
+                yield f"{place}.model: {settings.model}: no model here (a folder with a config.json), name one, default or words"
+        elif settings.model in ("default", WORDS) and provider.has_model:
+            yield f"{place}.model: {settings.model} is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
         in_json = agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json"
         if in_json and not provider.holds_schemas:

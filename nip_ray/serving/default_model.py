@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,8 @@ def default_tokenizer() -> Any:
 
 def default_model(seed: int, vocabulary_size: int) -> Any:
     """The untrained network. Its weights depend on `seed` alone; no global generator is left changed."""
-    import torch
-
-    transformers = local_llm("transformers")
-    config = transformers.LlamaConfig(
+    return untrained_llama(
+        stable_seed(seed, "default language model"),
         vocab_size=vocabulary_size,
         hidden_size=128,
         intermediate_size=384,
@@ -64,18 +62,38 @@ def default_model(seed: int, vocabulary_size: int) -> Any:
         num_key_value_heads=1,
         max_position_embeddings=CONTEXT,
         initializer_range=0.08,
+    )
+
+
+def untrained_llama(seed: int, **sizes: Any) -> Any:
+    """A Llama whose output layer is its embedding, with weights drawn from `seed`. sizes: of `transformers.LlamaConfig`."""
+    import torch
+
+    transformers = local_llm("transformers")
+    config = transformers.LlamaConfig(
         tie_word_embeddings=True,
         pad_token_id=SPECIAL.index("<|pad|>"),
         bos_token_id=None,
         eos_token_id=SPECIAL.index("<|end|>"),
+        **sizes,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_seed(seed, "default language model"))
+        torch.manual_seed(seed)
         return transformers.LlamaForCausalLM(config)
 
 
 def save_default_model(folder: Path, seed: int = 0) -> Path:
-    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the same bytes.
+    """Write the default model of `seed` to `folder`, unless it is there; returns the folder. The same seed gives the same bytes."""
+
+    def make() -> tuple[Any, Any]:
+        tokenizer = default_tokenizer()
+        return tokenizer, default_model(seed, len(tokenizer))
+
+    return save_once(folder, make)
+
+
+def save_once(folder: Path, make: Callable[[], tuple[Any, Any]]) -> Path:
+    """Write a tokenizer and its model to `folder`, unless there is a model; returns the folder.
 
     The folder appears whole or not at all, also when several processes write it at once.
     """
@@ -84,8 +102,8 @@ def save_default_model(folder: Path, seed: int = 0) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
     shutil.rmtree(aside, ignore_errors=True)
-    tokenizer = default_tokenizer()
-    default_model(seed, len(tokenizer)).save_pretrained(aside)
+    tokenizer, model = make()
+    model.save_pretrained(aside)
     tokenizer.save_pretrained(aside)
     put_in_place(aside, folder)
     return folder

@@ -119,6 +119,18 @@ class OpenAIProvider(ProviderSettings):
 
 
 @dataclass(frozen=True)
+class WordModelSettings:
+    """The model called `words`: an untrained decoder whose tokens are the words of the scenario."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    hidden_size: int = option(64, "Width.", ge=8)
+    num_layers: int = option(2, "Layers.", ge=1)
+    num_heads: int = option(4, "Attention heads; they divide the width into even parts.", ge=1)
+    context: int = option(256, "The most tokens of a prompt and its reply together.", ge=16)
+
+
+@dataclass(frozen=True)
 class LocalProvider(ProviderSettings):
     """A Hugging Face causal language model on this cluster: Ray actors that answer and that fine-tune."""
 
@@ -146,7 +158,8 @@ class LocalProvider(ProviderSettings):
     save_merged: bool = option(False, "Save whole models with the adapters merged in, not adapters alone (lora; vLLM needs it).")
     num_training_workers: int = option(1, "Workers of a fine-tuning; more than one through Ray Train.", ge=1)
     num_threads: int | None = option(None, "Torch threads of each actor (none: as many as its CPUs).", ge=1)
-    default_model_seed: int = option(0, "Seed of the weights of the model called `default`.", ge=0)
+    default_model_seed: int = option(0, "Seed of the weights of the models called `default` and `words`.", ge=0)
+    word_model: WordModelSettings = option(WordModelSettings, "The model called `words`.")
 
     @property
     def actors(self) -> list[dict[str, float]]:
@@ -168,6 +181,9 @@ class LocalProvider(ProviderSettings):
         for key in ("quantize_base", "save_merged"):
             if self.method == "full" and getattr(self, key):
                 yield f"{key}: for method lora only, leave it out"
+        width, heads = self.word_model.hidden_size, self.word_model.num_heads
+        if width % (2 * heads):
+            yield f"word_model.num_heads: got {heads}, which does not divide hidden_size {width} into even parts, change either"
 
 
 @dataclass(frozen=True)

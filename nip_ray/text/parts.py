@@ -54,6 +54,7 @@ from nip_ray.text.providers.registry import Connection, fine_tune_backend, provi
 from nip_ray.text.training.fine_tuning_sets import METHODS
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.state import TextState, load_state
+from nip_ray.text.word_models import check_words, write_word_models
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"
@@ -75,6 +76,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     import_plugins(config.plugins)
     kind = language_kind(config.scenario)
     scenario = kind.build(from_settings(config.protocol), config.scenario)
+    check_words(config, scenario)
     items = stored_items(run_dir, kind) if run_dir is not None else None
     return Prepared(kind, scenario, kind.items(config.scenario, config.seed) if items is None else items)
 
@@ -96,6 +98,7 @@ class Parts:
         spent = spent_before(folder.path, list(self.journal.entries()))
         self._booked = {bill.id for bill in bills(self.journal.entries())}
         self._stack = ExitStack()
+        write_word_models(config, self.scenario, folder.path)
         self._hosts = self._stack.enter_context(local_hosts(config, list(speaking_providers(config)), folder.path))
         self._workers = RolloutWorkers(config, self.scenario, folder.path, self._hosts, spent) if config.talk.num_talkers else None
         self._budget = Budget(config.budget, spent)

@@ -1,0 +1,64 @@
+"""The model called `words`: a small untrained decoder each of whose tokens is a word of the scenario, to be trained here from nothing.
+
+Decisions that matter here:
+- the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is read as one that is unknown;
+- a chat costs a token for each message besides its words: the mark of its role. Only replies have an end, which the model has to learn;
+- it is a Llama in the Hugging Face form, as the default model is, so whatever reads, serves or trains that one does so with this one.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_ray.seeding import stable_seed
+from nip_ray.serving.default_model import SPECIAL, save_once, untrained_llama
+from nip_ray.serving.extras import local_llm
+from nip_ray.settings.providers import WordModelSettings
+
+UNKNOWN = "<|unknown|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def word_tokenizer(words: Sequence[str], context: int) -> Any:
+    """A transformers tokenizer with a token for each of `words`, after the special ones."""
+    transformers, tokenizers = local_llm("transformers"), local_llm("tokenizers")
+    numbers = {word: number for number, word in enumerate((*SPECIAL, UNKNOWN, *words))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(numbers, unk_token=UNKNOWN))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made,
+        pad_token="<|pad|>",
+        eos_token="<|end|>",
+        unk_token=UNKNOWN,
+        model_max_length=context,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL[2:])})
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def save_word_model(folder: Path, words: Sequence[str], settings: WordModelSettings, seed: int = 0) -> Path:
+    """Write the model of these words, sizes and `seed` to `folder`, unless there is one; returns the folder."""
+
+    def make() -> tuple[Any, Any]:
+        tokenizer = word_tokenizer(words, settings.context)
+        model = untrained_llama(
+            stable_seed(seed, "word model"),
+            vocab_size=len(tokenizer),
+            hidden_size=settings.hidden_size,
+            intermediate_size=4 * settings.hidden_size,
+            num_hidden_layers=settings.num_layers,
+            num_attention_heads=settings.num_heads,
+            max_position_embeddings=settings.context,
+            initializer_range=settings.hidden_size**-0.5,
+        )
+        return tokenizer, model
+
+    return save_once(folder, make)

@@ -1,0 +1,80 @@
+"""The model of words: a token for each word, one for each message, and text that comes back as it was."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.load import config_from_dict
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat
+from nip_ray.protocols import build
+from nip_ray.scenarios.state_tracking.language import build_language_state_tracking, chain_items
+from nip_ray.serving.chat_format import load_format
+from nip_ray.serving.model_folder import load_model
+from nip_ray.serving.training_data import completion_tokens
+from nip_ray.serving.word_model import save_word_model
+from nip_ray.settings.providers import LocalProvider, WordModelSettings
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
+from nip_ray.text.parts import prepare
+
+SETTINGS = LanguageStateTrackingSettings(num_train=60, num_test=4)
+SCENARIO = build_language_state_tracking(build("bisection"), SETTINGS)
+SIZES = WordModelSettings(hidden_size=32)
+
+
+def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    folder = save_word_model(tmp_path / "words", SCENARIO.words, SIZES)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    again = save_word_model(tmp_path / "again", SCENARIO.words, SIZES)
+    assert {path.name: path.read_bytes() for path in again.iterdir()} == files
+    assert save_word_model(folder, SCENARIO.words, SIZES, seed=1) == folder
+    assert (folder / "model.safetensors").read_bytes() == files["model.safetensors"], "one that is there stays"
+    chat_format = load_format(folder, SIZES.context)
+    for item in chain_items(SETTINGS, 0)["test"]:
+        for agent in SCENARIO.protocol.agents:
+            chat, reply = SCENARIO.warm_example(item, agent, 0)
+            words = chat[0]["content"].split()
+            tokens = chat_format.prompt(chat)
+            assert len(tokens) == len(words) + 2, "and a mark for each of two messages"
+            assert chat_format.text(tokens) == " ".join(words)
+            end = completion_tokens(chat, reply, chat_format)
+            assert (len(end), chat_format.text(end)) == (2, reply)
+            assert end[-1] in chat_format.ends
+    stranger: Chat = [{"role": "user", "content": "state zebra <|end|>"}]
+    assert len(chat_format.prompt(stranger)) == 6, "a word, an unknown one, and a mark that is broken up in two unknown words"
+
+
+def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:
+    """Sixty steps are enough to prefer states, and then the end, to all other words."""
+    folder = save_word_model(tmp_path / "words", SCENARIO.words, SIZES)
+    model, chat_format = load_model(folder), load_format(folder, SIZES.context)
+    items = chain_items(SETTINGS, 0)["train"]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    losses = []
+    for step in range(60):
+        loss = torch.zeros(())
+        for item in items[step % 4 :: 4]:
+            chat, reply = SCENARIO.warm_example(item, "prover1", step)
+            prompt, end = chat_format.prompt(chat), completion_tokens(chat, reply, chat_format)
+            labels = [-100] * len(prompt) + end
+            loss = loss + model(input_ids=torch.tensor([prompt + end]), labels=torch.tensor([labels])).loss / len(items[step % 4 :: 4])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[0] > 3.0
+    assert losses[-1] < 0.9, "log 5 / 2 is what the form alone gives: a random state, and then the end"
+
+
+def test_refusals() -> None:
+    assert [*LocalProvider().faults(set())] == []
+    odd = LocalProvider(word_model=WordModelSettings(num_heads=3))
+    assert [fault.partition(",")[0] for fault in odd.faults(set())] == ["word_model.num_heads: got 3"]
+    config = config_from_dict(
+        {"algorithm": {"name": "malt"}, "scenario": {"name": "code_validation", "agents": {"prover": {"model": "words"}}}}
+    )
+    assert isinstance(config, TextExperimentConfig)
+    with pytest.raises(UserError, match=r"scenario.agents.prover.model: words, but code_validation has no closed list"):
+        prepare(config)
