@@ -37,7 +37,7 @@ class MatrixGameSettings:
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: Literal["matrix_game"] = option("matrix_game", "The task.")
-    game: Literal["bimatrix", "matching_pennies", "prisoners_dilemma", "tandem", "kuhn_poker"] = option(
+    game: Literal["bimatrix", "matching_pennies", "rock_paper_scissors", "prisoners_dilemma", "tandem", "kuhn_poker"] = option(
         "prisoners_dilemma", "Which game; bimatrix is any one that payoffs0 and payoffs1 describe."
     )
     payoffs0: tuple[tuple[float, ...], ...] = option(

@@ -57,7 +57,10 @@ def _seen_by_the_other(table: Tensor, own: int, other: int) -> Tensor:
 Figures = dict[str, float]
 
 _INSTANCES = 256  # of a matrix game: all alike, so that an evaluation has so many independent episodes
-_MATCHING_PENNIES = ((1.0, -1.0), (-1.0, 1.0))
+_EVEN_ODDS = {  # zero-sum games whose only equilibrium plays all moves alike: payoffs of player0
+    "matching_pennies": ((1.0, -1.0), (-1.0, 1.0)),
+    "rock_paper_scissors": ((0.0, -1.0, 1.0), (1.0, 0.0, -1.0), (-1.0, 1.0, 0.0)),
+}
 PRISONERS_DILEMMA = (((-1.0, -3.0), (0.0, -2.0)), ((-1.0, 0.0), (-3.0, -2.0)))
 """Payoffs of player0 and player1, [move of player0, of player1]; move 0 is to cooperate, 1 to defect."""
 _DILEMMA_STATES = ("start", "CC", "CD", "DC", "DD")
@@ -127,8 +130,8 @@ class RepeatedGame(Game):
 
 def matrix_game(settings: MatrixGameSettings, rounds: int) -> RepeatedGame:
     """The matrix game of `settings` in `rounds` rounds. The payoffs of bimatrix must have one shape (the config's rules see to it)."""
-    if settings.game == "matching_pennies":
-        pay_NM = torch.tensor(_MATCHING_PENNIES, dtype=torch.float64)
+    if settings.game in _EVEN_ODDS:
+        pay_NM = torch.tensor(_EVEN_ODDS[settings.game], dtype=torch.float64)
         return RepeatedGame(torch.stack([pay_NM, -pay_NM]), rounds, _distance_to_even_odds)
     if settings.game == "prisoners_dilemma":
         return RepeatedGame(torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64), rounds, _cooperation)
@@ -154,8 +157,8 @@ def tandem_payoffs(action_N: Tensor) -> Tensor:
 
 
 def _distance_to_even_odds(tables: Tables) -> Figures:
-    """The only equilibrium plays heads half of the time, whatever has happened: the largest distance from that."""
-    return {"distance_to_nash": max(float((table - 0.5).abs().max()) for table in tables)}
+    """The only equilibrium plays all moves alike, whatever has happened: the largest distance from that."""
+    return {"distance_to_nash": max(float((table - 1 / table.shape[1]).abs().max()) for table in tables)}
 
 
 def _cooperation(tables: Tables) -> Figures:
