@@ -79,7 +79,10 @@ def evaluate(
 
 @app.command("cross-play")
 def cross_play(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False)],
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two (with --checkpoints: one).", show_default=False)
+    ],
+    checkpoints: Annotated[bool, typer.Option("--checkpoints", help="All kept checkpoints of one run against each other.")] = False,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Instances (default: the held-out ones, which must be the same)", show_default=False)
     ] = None,
@@ -91,8 +94,10 @@ def cross_play(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write it there, as cross_play.json", show_default=False)] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play the verifiers of some runs against the provers of others."""
+    """Play the verifiers of some runs, or of all checkpoints of one, against the provers of the others."""
     with errors():
+        if checkpoints and len(run_dirs) > 1:
+            raise UserError(f"--checkpoints: got {len(run_dirs)} runs, expected one")
         for run_dir in run_dirs:
             check_run_dir(run_dir)
         if out is not None and (out.is_dir() or not out.parent.is_dir()):
@@ -100,20 +105,44 @@ def cross_play(
                 f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}; name a file in a folder that does"
             )
         with redirect_stdout(sys.stderr):
-            from nip_ray.evaluation.verbs.cross_play import cross_play as play
             from nip_ray.storage.folder import write_document
 
-            found = play(run_dirs, dataset=dataset, greedy=not sampled, max_instances=max_instances, seed=seed)
+            options: dict[str, Any] = dict(dataset=dataset, greedy=not sampled, max_instances=max_instances, seed=seed)
+            if checkpoints:
+                from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
+
+                found = cross_play_checkpoints(run_dirs[0], **options)
+            else:
+                from nip_ray.evaluation.verbs.cross_play import cross_play as play
+
+                found = play(run_dirs, **options)
             if out is not None:
                 write_document(out, found)
         if as_json:
             print_json(found)
+            return
+        if checkpoints:
+            _print_over_time(found)
             return
         cells = {(cell["verifier"], cell["prover"]): cell["accuracy"] for cell in found["matrix"]}
         names = [run["name"] for run in found["runs"]]
         print_table(["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names])
         rows = [[f"{row['verifiers']} with {row['provers']}", _interval(row["accuracy"])] for row in found["by_group"]]
         print_table(["IQM accuracy against other runs' provers", ""], rows)
+
+
+def _print_over_time(found: Mapping[str, Any]) -> None:
+    """Checkpoints of the one role down, those of the others across, and the ratings of both, as whole points."""
+    row, column = found["roles"]
+    cells = {(cell[row], cell[column]): cell.get("accuracy") or cell["score"] for cell in found["matrix"]}
+    elo = {role: {one["name"]: _points(one) for one in found["elo"][role]} for role in (row, column)}
+    names = [run["name"] for run in found["runs"]]
+    shares = [[name, *(number(cells[name, other]["estimate"]) for other in names), elo[row][name]] for name in names]
+    print_table([f"{row}, below {column}", *names, "Elo"], [*shares, [f"Elo of {column}", *(elo[column][name] for name in names), ""]])
+
+
+def _points(record: Mapping[str, Any]) -> str:
+    return f"{record['estimate']:.0f} [{record['lower']:.0f}, {record['upper']:.0f}]"
 
 
 def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]]:

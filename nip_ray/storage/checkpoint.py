@@ -127,6 +127,11 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(_candidates(folder))
 
 
+def kept_iterations(folder: Path) -> list[int]:
+    """The iterations of all finished checkpoints in `folder`, oldest first, damaged ones included."""
+    return sorted(_candidates(folder))
+
+
 def rewind_checkpoints(folder: Path, iteration: int) -> None:
     """Remove the checkpoints after `iteration`, damaged or not, so that training which continues from there is not mixed up with them.
 

@@ -239,17 +239,36 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
 
 
 def heat_map(crossed: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Cross-play: verifiers down, provers across, each cell its accuracy. None for what is not shaped like one."""
+    """Cross-play: verifiers down, provers across, each cell its accuracy; of checkpoints of one run also ratings, and in a game without a
+    verifier players and their scores. None for what is not shaped like one.
+    """
+    roles = crossed.get("roles")
+    down, across = map(str, roles) if isinstance(roles, list) and len(roles) == 2 else ("verifier", "prover")
     cells = [cell for cell in crossed["matrix"] if isinstance(cell, dict)] if isinstance(crossed.get("matrix"), list) else []
-    figures = {(str(cell.get("verifier")), str(cell.get("prover"))): figure_of(cell.get("accuracy")) for cell in cells}
+    figures = {(str(cell.get(down)), str(cell.get(across))): figure_of(cell.get("accuracy", cell.get("score"))) for cell in cells}
     verifiers, provers = (list(dict.fromkeys(pair[side] for pair in figures)) for side in (0, 1))
     rows, columns = verifiers[:CELLS_SHOWN], provers[:CELLS_SHOWN]
     if not rows:
         return None
-    made = [{"name": short(row, 60), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]} for row in rows]
+    elo = _elo(crossed, down), _elo(crossed, across)
+    made = [
+        {"name": short(row, 60), "elo": elo[0].get(row), "cells": [_heat(figures.get((row, column)), row == column) for column in columns]}
+        for row in rows
+    ]
     runs = max(len(verifiers), len(provers))
     cut = f"{CELLS_SHOWN} of {runs} runs shown; the file has all." if runs > CELLS_SHOWN else ""
-    return {"columns": [short(name, 60) for name in columns], "rows": made, "cut": cut}
+    last = [elo[1].get(column, "") for column in columns] if elo[1] else []
+    names = [short(name, 60) for name in columns]
+    return {"columns": names, "rows": made, "cut": cut, "roles": (short(down, 30), short(across, 30)), "elo": bool(elo[0]), "last": last}
+
+
+def _elo(crossed: Mapping[str, Any], role: str) -> dict[str, str]:
+    """Name -> rating with its interval, in whole points."""
+    found = crossed["elo"].get(role) if isinstance(crossed.get("elo"), dict) else None
+    figures = {str(one.get("name")): figure_of(one) for one in found if isinstance(one, dict)} if isinstance(found, list) else {}
+    return {
+        name: f"{one.estimate:.0f} [{one.lower:.0f}, {one.upper:.0f}]" for name, one in figures.items() if one and one.lower is not None
+    }
 
 
 def _heat(figure: Figure | None, own: bool) -> dict[str, Any]:

@@ -70,11 +70,11 @@ def cross_play(
     """
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
-    place_B = _places(len(runs[0].ids), max_instances, seed)
+    place_B = places(len(runs[0].ids), max_instances, seed)
     cells = {}
     for verifier in runs:
         for prover in runs:
-            cells[verifier.name, prover.name] = _figures(_played(verifier, prover, place_B, greedy, seed))
+            cells[verifier.name, prover.name] = figures_of(played(verifier, prover, place_B, greedy, seed))
     matrix = [
         {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
         for verifier in runs
@@ -195,27 +195,27 @@ def _first_sight(run: Contestant) -> dict[str, Tensor]:
     return {**play.observe(run.scenario.protocol.provers[0], torch.arange(len(run.ids))), "label": run.scenario.label_I[run.ids]}
 
 
-def _places(count: int, most: int | None, seed: int) -> Tensor:
+def places(count: int, most: int | None, seed: int) -> Tensor:
     """Which of so many instances are asked, by their places, which are the same in all runs: all, or `most` of them at random."""
     if most is None or most >= count:
         return torch.arange(count)
     return torch.randperm(count, generator=generator(seed, "cross play", "instances"))[:most].sort().values
 
 
-def _played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
-    """The instances at these places once each: the verifier of one run, everybody else of the other."""
+def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
+    """The instances at these places once each: the verifier (without one, the first player) of one run, everybody else of the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
     players = {}
     for agent in protocol.agents:
         noise = None if greedy else generator(seed, "cross play", agent)
-        if agent == protocol.verifier:
+        if agent == (protocol.verifier or protocol.agents[0]):
             players[agent] = Player(verifier.networks[agent], noise)
         else:  # each sees through its own run's eyes, where the same instance may have another number
             players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)
     return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
 
 
-def _figures(rollout: Rollout) -> dict[str, tuple[int, int]]:
+def figures_of(rollout: Rollout) -> dict[str, tuple[int, int]]:
     """Name -> (successes, trials)."""
     right_B, positive_B = rollout.verdict_B == rollout.y_B, rollout.y_B == ACCEPT
     negative_B = rollout.y_B == REJECT

@@ -10,7 +10,10 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.errors import UserError
+from nip_ray.evaluation.report import report_page
+from nip_ray.evaluation.report.trust import heat_map
 from nip_ray.evaluation.verbs.cross_play import cross_play
+from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs
@@ -127,3 +130,44 @@ def test_those_who_cannot_meet_are_refused_in_one_line(
     result = CliRunner().invoke(app, ["cross-play", str(runs[0]), str(other)])
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_all_checkpoints_of_a_run_meet(tmp_path: Path) -> None:
+    """Its last verifier with its last prover is what the evaluation says; the table, the file and the report have the ratings."""
+    config = small("iterations=3", "checkpoint={interval: 1, keep: null}", base=MESSAGES)
+    kept = run_experiment(config, tmp_path / "run", quiet=True).run_dir
+    out = kept / "cross_play.json"
+    shown = CliRunner().invoke(app, ["cross-play", str(kept), "--checkpoints", "--json", "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    found = json.loads(shown.stdout)
+    names = [f"{n:06d}" for n in (1, 2, 3)]
+    assert set(cells(found)) == {(v, p) for v in names for p in names}
+    own = RunFolder.open(kept).read_json("evaluation.json")["greedy"]
+    assert cells(found)[names[2], names[2]]["accuracy"] == own["verifier/accuracy"]
+    assert [one["name"] for one in found["elo"]["verifier"]] == names
+    assert sum(one["estimate"] for role in found["elo"].values() for one in role) == pytest.approx(0, abs=1e-6)
+    table = CliRunner().invoke(app, ["cross-play", str(kept), "--checkpoints"])
+    assert "Elo of prover" in table.stdout
+    page = report_page(kept)[0]
+    assert "Elo" in page
+    assert f"{found['elo']['verifier'][0]['estimate']:.0f}" in page
+
+
+def test_players_of_a_game_without_a_verifier_meet_by_what_they_are_paid(tmp_path: Path) -> None:
+    game = ["protocol={name: kuhn_poker}", "scenario={name: matrix_game, game: kuhn_poker}"]
+    config = small("iterations=2", "checkpoint={interval: 1, keep: null}", *game, base=MESSAGES)
+    found = cross_play_checkpoints(run_experiment(config, tmp_path / "run", quiet=True).run_dir, greedy=False)
+    assert found["roles"] == ["player0", "player1"]
+    for cell in found["matrix"]:
+        assert {cell["player0"], cell["player1"]} <= {"000001", "000002"}
+        won = cell["score"]["estimate"] * cell["score"]["n"]  # nobody draws in Kuhn poker
+        assert won == pytest.approx(round(won))
+        assert abs(cell["return"]["estimate"]) <= 2
+    assert heat_map(found) is not None
+
+
+def test_a_table_over_time_needs_one_run_and_two_checkpoints(runs: list[Path]) -> None:
+    with pytest.raises(UserError, match=r"has 1, and needs two; set checkpoint\.keep=null"):
+        cross_play_checkpoints(runs[0])
+    result = CliRunner().invoke(app, ["cross-play", *map(str, runs), "--checkpoints"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
