@@ -51,19 +51,6 @@ def test_each_group_learns_at_its_own_rate_like_torchs_adam() -> None:
     assert not torch.equal(ours[0], parameters()[0])
 
 
-def test_factor_zero_freezes_and_another_factor_thaws() -> None:
-    made = parameters(2)
-    optimizer = FlatOptimizer(groups(made, (0.0, 1.0)), 0.01)
-    assert [p.requires_grad for p in made] == [False, True]
-    assert len(optimizer.parameters) == 1
-    assert optimizer.parameters[0] is made[1]
-    frozen = made[0].detach().clone()
-    give(optimizer, made, gradients(made, 0))
-    optimizer.step()
-    assert torch.equal(made[0], frozen)
-    assert [p.requires_grad for p in FlatOptimizer(groups(made, (2.0, 1.0)), 0.01).parameters] == [True, True]
-
-
 def test_values_stay_when_storage_moves_and_networks_stay_networks() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))

@@ -36,16 +36,6 @@ def test_a_job_from_start_to_end(store: JobStore, default_dir: Path) -> None:
     assert store.begin(done) is None
 
 
-def test_creating_twice_gives_one_job(store: JobStore) -> None:
-    file_id = store.put_file(b"x")
-    assert store.put_file(b"x") == file_id
-    job = store.create(SPEC, file_id)
-    assert store.create(replace(SPEC, suffix="other"), file_id) == job
-    store.create(replace(SPEC, key="b"), file_id)
-    assert [one.spec.key for one in store.all()] == [SPEC.key, "b"]
-    assert store.find("c") == []
-
-
 def test_an_interrupted_job_starts_anew_and_ends_the_same(store: JobStore, default_dir: Path) -> None:
     """What a death in the middle leaves (a running job, some events, half a checkpoint) does not show in the result."""
     job = store.create(SPEC, store.put_file(supervised(chats(0, 16))))
@@ -68,15 +58,6 @@ def test_a_job_that_kills_its_process_is_given_up(store: JobStore) -> None:
         job = store.begin(job) or pytest.fail("begins")
     assert store.begin(job) is None
     assert store.get(job.id).status == "failed"
-
-
-def test_cancelling(store: JobStore, default_dir: Path) -> None:
-    file_id = store.put_file(supervised(chats(0, 16)))
-    assert store.cancel(store.create(SPEC, file_id).id).status == "cancelled"
-    running = store.begin(store.create(replace(SPEC, key="b"), file_id)) or pytest.fail("begins")
-    assert store.cancel(running.id).status == "running"
-    assert run_job(store, running, FULL, lambda name: default_dir).status == "cancelled"
-    assert list(store.models.iterdir()) == []
 
 
 def test_what_goes_wrong_becomes_the_jobs_error(store: JobStore, default_dir: Path, tmp_path: Path) -> None:

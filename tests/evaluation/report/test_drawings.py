@@ -6,19 +6,11 @@ from itertools import combinations
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nip_ray.evaluation.report import drawings
-from nip_ray.evaluation.report.drawings import SIDE, graphs, image, laid_out, tree
-
-
-def test_a_path_is_drawn_as_a_straight_line_of_equal_steps() -> None:
-    xy_V2 = laid_out(5, [(0, 1), (1, 2), (2, 3), (3, 4)])
-    steps_V = np.linalg.norm(np.diff(xy_V2, axis=0), axis=1)
-    assert steps_V == pytest.approx([steps_V.mean()] * 4, rel=0.02)
-    assert np.linalg.norm(xy_V2[4] - xy_V2[0]) == pytest.approx(4 * steps_V.mean(), rel=0.06)
+from nip_ray.evaluation.report.drawings import SIDE, graphs, image, laid_out
 
 
 @given(st.integers(1, 12), st.data())
@@ -50,17 +42,6 @@ def test_an_image_keeps_its_pixels_and_its_proportions() -> None:
     picture = np.asarray(Image.open(io.BytesIO(base64.b64decode(drawn["uri"].partition(",")[2]))))
     small = picture[:: picture.shape[0] // 2, :: picture.shape[1] // 4]
     assert small.tolist() == [[0, 255, 128, 0], [255, 0, 0, 255]]
-
-
-def test_a_tree_stands_above_its_branches() -> None:
-    leaf = {"count": 1, "over": True, "axis": 1, "choice": [], "children": []}
-    root = {"count": 3, "over": False, "axis": None, "choice": [0, 1], "children": [{**leaf, "axis": 0}, leaf]}
-    drawn = tree({"tree": root})
-    assert [place["count"] for place in drawn["places"]] == [1, 1, 3]
-    left, right, top = drawn["places"]
-    assert left["x"] < top["x"] < right["x"]
-    assert top["y"] < left["y"] == right["y"]
-    assert [branch[4] for branch in drawn["branches"]] == ["x0", "x1"]
 
 
 ANYTHING = st.recursive(
