@@ -35,13 +35,6 @@ def cosine(a: list[float], b: list[float]) -> float:
     return sum(x * y for x, y in zip(a, b, strict=True)) / sizes if sizes else 0.0
 
 
-def test_written_out() -> None:
-    adversary = policy([[[3.0, 4.0]], [[1.0, 0.0]], [[2.0, 2.0]], [[0.0, 0.0]]], [[1.0, 0.0, 0.0]] * 4)
-    decision = [[0.0, 1.0, 0.0], [2.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [3.0, 4.0, 0.0]]
-    simulator = policy([[[6.0, 8.0]], [[0.0, 5.0]], [[-1.0, -1.0]], [[1.0, 1.0]]], decision)
-    torch.testing.assert_close(similarity(adversary, simulator), torch.tensor([1.0 + 0, 0.0 + 1, -1.0 - 1, 0.0 + 0.6]))
-
-
 @pytest.mark.parametrize("legacy", [False, True])
 def test_equals_plain_python(legacy: bool) -> None:
     adversary, simulator = random_policy(1), random_policy(2)

@@ -2,12 +2,9 @@
 
 import os
 import stat
-import tempfile
 from pathlib import Path
 
-import pytest
-
-from nip_ray.sandbox.folder import place, remove, temporary_folder
+from nip_ray.sandbox.folder import temporary_folder
 
 
 def test_every_kind_of_entry_is_removed(tmp_path: Path) -> None:
@@ -27,22 +24,3 @@ def test_every_kind_of_entry_is_removed(tmp_path: Path) -> None:
             path.chmod(0)
     assert not os.path.lexists(name)
     assert (outside / "file").read_text() == "stays"
-
-
-def test_a_chain_of_folders_of_any_depth() -> None:
-    top = Path(tempfile.mkdtemp(dir=place()))
-    here = os.open(top, os.O_RDONLY)
-    for _ in range(1500):
-        os.mkdir("d" * 100, dir_fd=here)
-        deeper = os.open("d" * 100, os.O_RDONLY, dir_fd=here)
-        os.close(here)
-        here = deeper
-    os.close(here)
-    remove(str(top))
-    assert not top.exists()
-
-
-def test_it_is_removed_after_an_exception() -> None:
-    with pytest.raises(KeyError), temporary_folder() as name:
-        raise KeyError
-    assert not os.path.exists(name)

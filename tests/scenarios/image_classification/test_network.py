@@ -1,12 +1,10 @@
 """Bodies and heads: sizes, equations written out by hand, initialisation with its published defect, and the agent that plays at random."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from nip_ray.networks.images import latent_size, part_means, scaled_to, trunk
+from nip_ray.networks.images import part_means, scaled_to
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.scenarios.image_classification.network import ImageAgent
@@ -29,17 +27,6 @@ def learned(scenario: ImageClassification, agent: str, seed: int = 0) -> ImageAg
     made = scenario.build_agent(agent, seed)
     assert isinstance(made, ImageAgent)
     return made.eval()
-
-
-@pytest.mark.parametrize("kind", ["conv2d", "residual_basic"])
-@pytest.mark.parametrize(("groups", "blocks", "size"), [(1, 2, (8, 8)), (2, 1, (9, 7)), (3, 2, (28, 28))])
-def test_a_trunk_doubles_channels_and_halves_sides_in_every_group(kind: Any, groups: int, blocks: int, size: tuple[int, int]) -> None:
-    made = trunk(3, 4, groups, blocks, kind, 3, "relu")(torch.randn(2, 3, *size))
-    assert made.shape == (2, 4 * 2**groups, *latent_size(*size, groups))
-    wide = [m for m in trunk(3, 4, groups, blocks, "conv2d", 5, "tanh") if isinstance(m, nn.Conv2d) and m.kernel_size == (5, 5)]
-    assert [(m.in_channels, m.out_channels) for m in wide] == [
-        (4 * 2 ** (g + (b > 0)), 4 * 2 ** (g + 1)) for g in range(groups) for b in range(blocks)
-    ]
 
 
 @pytest.mark.parametrize(("size", "grid"), [((9, 7), (4, 3)), ((7, 5), (7, 1)), ((28, 30), (3, 7))])

@@ -54,13 +54,6 @@ def slow_value(tables: Tables) -> float:
     return total
 
 
-def test_the_instances_are_the_deals() -> None:
-    scenario = poker()
-    assert sorted(DEALS) == sorted(permutations(range(3), 2))
-    assert scenario.ids("train").tolist() == scenario.ids("test").tolist() == list(range(6))
-    assert not scenario.label_I.any()
-
-
 def test_every_line_in_every_deal() -> None:
     """All thirty games at once: whose turn it is, what is seen, what is paid and when it ends."""
     cases = list(product(range(6), LINES))

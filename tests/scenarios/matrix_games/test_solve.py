@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.scenarios.matrix_games.games import PRISONERS_DILEMMA, Tables, repeated_best_response, repeated_values
+from nip_ray.scenarios.matrix_games.games import Tables, repeated_best_response, repeated_values
 
 SHAPES = [(2, 2), (2, 3), (3, 2), (1, 2)]
 
@@ -68,12 +68,3 @@ def test_values_and_best_responses(shape: tuple[int, int], rounds: int) -> None:
         found = repeated_best_response(pay, tables[1 - player], player, rounds)
         assert found == pytest.approx(slow_best(pay, tables, player, rounds) / rounds)
         assert found >= float(repeated_values(pay, tables, rounds)[player])
-
-
-def test_tit_for_tat_can_be_exploited_in_the_last_round_only() -> None:
-    """Whoever plays against it in ten rounds gains one by defecting at the end: a tenth a round."""
-    pay = torch.tensor(PRISONERS_DILEMMA, dtype=torch.float64)
-    cooperates = torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0], dtype=torch.float64)
-    table = torch.stack([cooperates, 1 - cooperates], -1)
-    assert repeated_values(pay, (table, table), 10).tolist() == [-1.0, -1.0]
-    assert repeated_best_response(pay, table, 0, 10) == pytest.approx(-0.9)

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nip_ray.learning.groups import FlatOptimizer
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
-from nip_ray.scenarios.message_game.scenario import MessageAgent, MessageGame, build_message_game
-from nip_ray.settings.heads import LrFactors
+from nip_ray.scenarios.message_game.scenario import MessageGame, build_message_game
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 
 ROUNDS, SYMBOLS, SECRETS = 8, 5, 6
@@ -82,12 +80,3 @@ def test_rules() -> None:
     assert bool((said[:, :, 1, 0] == -1).all())
     frequency = torch.bincount(said[:, :, 0, 0].flatten(), minlength=SYMBOLS) / said[:, :, 0, 0].numel()
     assert frequency.tolist() == pytest.approx([1 / SYMBOLS] * SYMBOLS, abs=0.03)
-
-
-def test_learning_rate_factors_and_random_players() -> None:
-    settings = MessageAgentSettings(agent_lr_factor=LrFactors(actor=0.5, critic=2.0))
-    agent = MessageAgent(settings, 10, SYMBOLS, True)
-    optimizer = FlatOptimizer(agent.groups(), 0.1)
-    assert sorted(group["lr"] for group in optimizer.inner.param_groups) == pytest.approx([0.05, 0.2])
-    scenario = game("random")
-    assert scenario.build_agent("verifier", 0).groups() == []  # type: ignore[operator]
