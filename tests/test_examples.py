@@ -43,6 +43,7 @@ def imported(path: Path) -> ModuleType:
 
 
 LENGTHS = {"own_protocol": 40, "own_scenario": 80, "own_algorithm": 60, "own_provider": 80, "ppo_loop": 130, "train_in_python": 30}
+LENGTHS |= {"own_language_scenario": 120}
 
 
 @pytest.mark.parametrize(("name", "most"), LENGTHS.items())
@@ -120,6 +121,19 @@ def test_own_algorithm_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None
     config = load_config("examples/own_algorithm.yaml", ["algorithm.temperature=0.25"])
     assert config.algorithm.temperature == 0.25  # type: ignore[union-attr]
     check_algorithm(ALGORITHMS["awr"])
+
+
+@pytest.mark.slow
+def test_own_language_scenario_is_played_here_and_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None) -> None:
+    """A rollout worker has never seen the plugin file, and holds the dialogues of the main process."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    nobody = ("providers.nobody.name=dummy", "scenario.agents._default.provider=nobody", "iterations=2", "algorithm.format_warmup=0")
+    for name, talkers in (("here", 0), ("there", 1)):
+        train("own_language_scenario", tmp_path / name, *nobody, f"talk.num_talkers={talkers}", "talk.num_cpus_per_talker=0.5")
+    here, there = ((tmp_path / name / "rollouts" / "000002.jsonl").read_text() for name in ("here", "there"))
+    assert here == there
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["resume", "here", "--iterations", "3", "--quiet"]).exit_code == 0
 
 
 @pytest.mark.learning

@@ -14,7 +14,7 @@ from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.config.members import add, known
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.plugins import register_algorithm, register_scenario
+from nip_ray.plugins import register_algorithm, register_language_scenario, register_scenario
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
@@ -122,11 +122,12 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
         ("scenario", settings_class(name=NAME), "needs a field `agents"),
         ("scenario", settings_class(name=NAME, agents=AGENTS, place=(Path, Path())), "place: a config cannot hold"),
         ("scenario", settings_class(name=NAME, agents=(dict[str, LrFactors], dict)), "LrFactors needs a field `kind"),
+        ("language_scenario", settings_class(name=NAME, agents=AGENTS), r"needs a field `agents: dict\[str, LanguageAgentSettings\]"),
         ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
     ],
 )
 def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str) -> None:
-    with pytest.raises(UserError, match=f"{part} settings .*{said}"):
+    with pytest.raises(UserError, match=f"{part.replace('_', ' ')} settings .*{said}"):
         add(part, settings)
     assert "odd" not in known(part)
 
@@ -134,6 +135,8 @@ def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str)
 def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
     with pytest.raises(UserError, match="no subclass of ProtocolAlgorithmConfig"):
         register_algorithm(PolicyGradientSettings)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is no LanguageScenarioKind"):
+        register_language_scenario(Mine)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no function of"):
         register_scenario(Mine, None)  # type: ignore[arg-type]
 

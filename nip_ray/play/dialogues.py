@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, TextScenario, Turn
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogue_rules import Stances, rulebook
 from nip_ray.protocols import CONTINUE, NUM_SEEDS
@@ -38,6 +38,7 @@ __all__ = [
     "play_in_step",
     "play_round",
     "read_answer",
+    "read_turn",
     "start_dialogue",
     "transcript_record",
 ]
@@ -214,16 +215,16 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
         inside, raw = split_reasoning(encodable(answer.content))
         reasoning = "\n".join(filter(None, (encodable(answer.reasoning), inside)))
         with suppress(InvalidReply):
-            parsed = scenario.parse(dialogue, agent, raw)
-            said = (dict(parsed.messages), parsed.decision, _confidence(parsed))
-            return Turn(agent, raw, *said, retries=attempt, truncated=answer.finish_reason == "length", reasoning=reasoning)
+            turn = read_turn(scenario, dialogue, agent, raw)
+            return replace(turn, retries=attempt, truncated=answer.finish_reason == "length", reasoning=reasoning)
     return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, invalid=True)
 
 
-def _confidence(parsed: Parsed) -> float | None:
-    """A decision without a confidence is a sure one."""
+def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
+    """What `agent` says in the next round by this reply; a decision without a confidence is a sure one. Raises InvalidReply."""
+    parsed = scenario.parse(dialogue, agent, raw)
     sure = parsed.confidence is None and parsed.decision != CONTINUE
-    return float(parsed.decision) if sure else parsed.confidence
+    return Turn(agent, raw, dict(parsed.messages), parsed.decision, float(parsed.decision) if sure else parsed.confidence)
 
 
 def encodable(text: str) -> str:

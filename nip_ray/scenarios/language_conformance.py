@@ -1,0 +1,230 @@
+"""One call that says whether a scenario of language models keeps its promises to runs.
+
+Decisions that matter here:
+
+- It is tried on random replies of its own (`invent`), played as runs play dialogues; no model is asked.
+- What is asked is what runs rely on: the same seed gives the same items, a chat is a pure function of the dialogue, so that what is learned
+  from and what is resumed is what was shown; a reply that cannot be read is InvalidReply and never another error.
+- An agent must not be shown what it may not know: a verifier the label, anyone what others wrote in channels that it cannot read.
+- The faults of the first stage that has any are listed; later ones would only repeat them.
+"""
+
+import copy
+import json
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn, beginning
+from nip_ray.play.dialogue_rules import rulebook
+from nip_ray.play.dialogues import advance, read_turn, start_dialogue
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
+from nip_ray.seeding import stable_seed
+
+_DIALOGUES = 16
+_UNREADABLE = ("", " \n", "?!", "{", '{"decision": ', "\x00", "so " * 500, "\U0001f0a1")
+_SECRET, _GARBAGE = "(what only some may read)", "(a reply that could not be used)"
+_ROLES = ("system", "user", "assistant")
+
+
+def check_language_scenario(settings: Any, protocol: Protocol) -> None:
+    """Raise one UserError that lists what is wrong with the scenario of `settings` under `protocol`; return quietly when nothing is found.
+
+    settings: an instance of the settings class that was registered. Checked: items (splits, labels, seeds, records), chats (form, purity,
+    what an agent may not know), replies (what is invented can be read, what cannot be read is refused, verdicts say what they are to say),
+    and for a game without a verifier its payments. Takes a second or two; what building and making items raise comes through.
+    """
+    kind = language_kind(settings)
+    scenario = kind.build(protocol, settings)
+    items = kind.items(settings, 0)
+    stages = (
+        lambda: _item_faults(kind, settings, protocol, items),
+        lambda: _play_faults(scenario, items["train"]),
+        lambda: _copy_faults(scenario, items["train"][0]),
+    )
+    for stage in stages:
+        if faults := list(dict.fromkeys(stage())):
+            raise UserError(f"scenario {settings.name!r}: " + "; ".join(faults))
+
+
+# --------------------------------------------------------------------------------------------------------------- items
+
+
+def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, items: dict[str, list[Any]]) -> Iterator[str]:
+    """Splits, labels, seeds, records."""
+    if set(items) != set(SPLITS) or not all(items.values()):
+        found = ", ".join(f"{len(of)} for {split}" for split, of in items.items())
+        yield f"items(settings, seed) must give items for {' and '.join(SPLITS)} (got {found})"
+        return
+    if kind.items(settings, 0) != items:
+        yield "items(settings, seed) gives other items when it is asked again; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+    for split, found in items.items():
+        if len({item.id for item in found}) < len(found) or not all(type(item.id) is int for item in found):
+            yield f"the ids of {split} items must be integers, each once"
+        if not {item.y for item in found} <= {REJECT, ACCEPT}:
+            yield f"the labels y of {split} items must be {REJECT} or {ACCEPT}"
+        elif protocol.verifier is not None and len({item.y for item in found}) < 2:
+            yield f"the {split} items all have one label, so there is nothing to decide"
+    records = {split: [json.dumps({**kind.write_item(item), "id": 0}, sort_keys=True) for item in found] for split, found in items.items()}
+    if kind.held_out and (both := set(records["train"]) & set(records["test"])):
+        yield f"{len(both)} items stand in train and in test; hold others out, or say held_out=False"
+    for item in (found[0] for found in items.values()):
+        if kind.read_item(json.loads(json.dumps(kind.write_item(item)))) != item:
+            yield "read_item does not give back what write_item wrote (lists for tuples?)"
+        for name, value_of in kind.groups.items():
+            if not isinstance(value_of(item), str | int):
+                yield f"groups[{name!r}] must give text or an integer (got {value_of(item)!r})"
+
+
+# --------------------------------------------------------------------------------------------------------------- plays
+
+
+def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
+    """Dialogues of invented replies about the first items of both labels."""
+    chosen = [item for y in (REJECT, ACCEPT) for item in [one for one in items if one.y == y][: _DIALOGUES // 2]]
+    said: dict[str, set[str]] = {agent: set() for agent in scenario.protocol.agents}
+    for number in range(_DIALOGUES):
+        dialogue = start_dialogue(chosen[number % len(chosen)], stable_seed(0, "conformance", number))
+        while not dialogue.ended:
+            speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+            turns = []
+            for agent, channels in speakers.items():
+                yield from _chat_faults(scenario, dialogue, agent)
+                reply = scenario.invent(dialogue, agent, number)
+                said[agent].add(reply)
+                try:
+                    turn = read_turn(scenario, dialogue, agent, reply)
+                except InvalidReply as error:
+                    yield f"parse refuses what invent made for {agent!r} ({reply!r:.60}): {error}"
+                    return
+                turns.append(turn)
+                yield from _turn_faults(scenario, dialogue, turn, channels)
+                yield from _reply_faults(scenario, dialogue, agent)
+                yield from _verdict_faults(scenario, dialogue, agent)
+            following = advance(scenario, dialogue, turns)
+            yield from _payment_faults(scenario, following)
+            yield from _record_faults(scenario, following)
+            yield from _invalid_faults(scenario, dialogue, speakers)
+            dialogue = following
+    for agent, replies in said.items():
+        if len(replies) == 1:
+            yield f"invent makes the same reply of {agent!r} every time ({replies.pop()!r:.60}), whatever the seed"
+
+
+def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
+    """Form, purity, privacy."""
+    before = copy.deepcopy(dialogue)
+    chat = scenario.chat(dialogue, agent)
+    if not chat or not all(map(_is_message, chat)):
+        yield f"chat({agent!r}): a message has a role ({', '.join(_ROLES)}), content and may have a name, none empty (got {chat!r:.90})"
+        return
+    if chat[0]["role"] == "assistant":
+        yield f"chat({agent!r}) begins with the assistant; let a system message or a user's come first"
+    if scenario.chat(dialogue, agent) != chat or dialogue != before:
+        yield f"chat({agent!r}) gives another chat when it is asked again, or changes the dialogue"
+    if scenario.chat(_hidden(scenario, dialogue, agent), agent) != chat:
+        yield f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show `turn.messages`"
+    if agent in scenario.protocol.deciders:
+        other = copy.copy(dialogue.item)
+        object.__setattr__(other, "y", 1 - other.y)
+        if scenario.chat(replace(dialogue, item=other), agent) != chat:
+            yield f"chat({agent!r}) tells the label to one who is to find it out"
+
+
+def _is_message(message: Any) -> bool:
+    texts = isinstance(message, dict) and all(isinstance(text, str) and text.strip() for text in message.values())
+    return texts and {"role", "content"} <= set(message) <= {"role", "content", "name"} and message["role"] in _ROLES
+
+
+def _hidden(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Dialogue:
+    """`dialogue`, with all that `agent` must not be shown put differently."""
+
+    def seen(turn: Turn) -> Turn:
+        if turn.agent == agent:
+            return turn
+        messages = {c: text if c in scenario.protocol.sees[agent] else _SECRET for c, text in turn.messages.items()}
+        return replace(turn, raw=_SECRET, messages=messages, reasoning=_SECRET)
+
+    return replace(dialogue, rounds=tuple(tuple(map(seen, turns)) for turns in dialogue.rounds))
+
+
+def _turn_faults(scenario: LanguageScenario, dialogue: Dialogue, turn: Turn, channels: tuple[str, ...]) -> Iterator[str]:
+    if set(turn.messages) - set(channels):
+        yield f"parse puts messages of {turn.agent!r} into {', '.join(turn.messages)}; its turn is in {', '.join(channels)}"
+    if turn.agent not in scenario.protocol.deciders and turn.decision != CONTINUE:
+        yield f"parse reads a decision from {turn.agent!r}, who has none to make"
+    if scenario.invent(dialogue, turn.agent, 0) != scenario.invent(dialogue, turn.agent, 0):
+        yield f"invent({turn.agent!r}) depends on more than its arguments; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+
+
+def _reply_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
+    """Whatever a model may reply is read or refused."""
+    for reply in _UNREADABLE:
+        try:
+            scenario.parse(dialogue, agent, reply)
+        except InvalidReply:
+            continue
+        except Exception as error:
+            yield f"parse raises {type(error).__name__} for the reply {reply!r:.30} of {agent!r}; raise InvalidReply"
+
+
+def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Iterator[str]:
+    """What replaced guesses and schemas rely on."""
+    if (schema := scenario.reply_schema(agent)) is not None:
+        json.dumps(schema)
+    for label in (REJECT, ACCEPT) if agent == scenario.protocol.verifier else ():
+        text = scenario.verdict_text(label)
+        try:
+            turn = read_turn(scenario, dialogue, agent, text)
+        except InvalidReply as error:
+            yield f"parse refuses verdict_text({label}), {text!r:.60}: {error}"
+            continue
+        if (turn.decision, turn.confidence) != (label, label):
+            yield f"parse reads verdict_text({label}), {text!r:.60}, as decision {turn.decision} with confidence {turn.confidence}"
+
+
+def _payment_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[str]:
+    agents = set(scenario.protocol.agents)
+    if set(dialogue.rewards[-1]) != agents:
+        yield f"judge must pay {', '.join(sorted(agents))}, each a number (got {dict(dialogue.rewards[-1])!r:.100})"
+
+
+def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[str]:
+    """What is learned from is what was shown."""
+    last = len(dialogue.rounds) - 1
+    for turn in dialogue.rounds[last]:
+        if last not in scenario.usable_rounds(dialogue, turn.agent):
+            yield f"usable_rounds({turn.agent!r}) lacks a round in which it gave a usable reply"
+        elif scenario.training_chat(dialogue, turn.agent, last) != (scenario.chat(beginning(dialogue, last), turn.agent), turn.raw):
+            yield f"training_chat({turn.agent!r}) is not what the agent was shown, and its reply"
+
+
+def _invalid_faults(scenario: LanguageScenario, dialogue: Dialogue, speakers: Any) -> Iterator[str]:
+    """A round in which nobody gave a usable reply is played on, and nobody learns from it."""
+    turns = [Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), invalid=True) for agent, channels in speakers.items()]
+    following = advance(scenario, dialogue, turns)
+    if following.ended:
+        return
+    for agent in rulebook(scenario.protocol).speakers(len(following.rounds), following.seed):
+        chat: Chat = scenario.chat(following, agent)
+        if any(_GARBAGE in message["content"] for message in chat):
+            yield f"chat({agent!r}) shows a reply that could not be used (turn.invalid); leave it out"
+        if any(not message["content"].strip() for message in chat):
+            yield f"chat({agent!r}) has an empty message where a turn wrote nothing; say so in words, such as (nothing)"
+
+
+def _copy_faults(scenario: LanguageScenario, item: Any) -> Iterator[str]:
+    """Rollout workers get the scenario pickled."""
+    try:
+        again: LanguageScenario = pickle.loads(pickle.dumps(scenario))
+    except Exception as error:
+        yield f"cannot be pickled, which rollout workers need ({type(error).__name__}: {error})"
+        return
+    dialogue = start_dialogue(item, 0)
+    for agent in rulebook(scenario.protocol).speakers(0, 0):
+        if again.chat(dialogue, agent) != scenario.chat(dialogue, agent):
+            yield f"chat({agent!r}) is another one after pickling"

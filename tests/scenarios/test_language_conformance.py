@@ -1,0 +1,116 @@
+"""The check of language scenarios passes those that ship and the example, and names what breaks a promise."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.load import load_config
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Dialogue, Parsed
+from nip_ray.protocols import build
+from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
+from nip_ray.scenarios.language_conformance import check_language_scenario
+from nip_ray.settings.code_validation import CodeDataSettings, CodeValidationSettings
+from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
+
+pytestmark = pytest.mark.usefixtures("no_plugins")
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = CodeDataSettings(num_train=8, num_test=4)
+
+
+@pytest.fixture
+def claim(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The example's settings, few items."""
+    monkeypatch.chdir(ROOT)
+    return load_config("examples/own_language_scenario.yaml", ["scenario.num_train=8", "scenario.num_test=4"]).scenario
+
+
+@pytest.mark.parametrize(
+    ("protocol", "settings"),
+    [
+        ("kuhn_poker", LanguageMatrixGameSettings()),
+        ("mnip", CodeValidationSettings(data=SMALL)),
+        ("debate", CodeValidationSettings(data=SMALL, decision_format="json", verdict_scale="percent")),
+    ],
+)
+def test_what_ships_passes(protocol: str, settings: Any) -> None:
+    check_language_scenario(settings, build(protocol))
+
+
+@pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier"])
+def test_the_example_passes(protocol: str, claim: Any) -> None:
+    check_language_scenario(claim, build(protocol))
+
+
+def first_line(text: str) -> Any:
+    """A chat that begins with this message's content changed."""
+    return lambda chat, dialogue, agent: [{**chat[0], "content": text.format(chat=chat[0]["content"], dialogue=dialogue)}, *chat[1:]]
+
+
+COUNT = iter(range(10**6))
+
+
+@pytest.mark.parametrize(
+    ("chat", "said"),
+    [
+        (first_line("{chat} {dialogue.item.y}"), "tells the label to one who is to find it out"),
+        (lambda chat, dialogue, agent: [{**chat[0], "content": f"{next(COUNT)}"}, *chat[1:]], "another chat when it is asked again"),
+        (lambda chat, dialogue, agent: [*chat, *({"role": "user", "content": t[0].raw} for t in dialogue.rounds)], "others' raw replies"),
+        (lambda chat, dialogue, agent: [{"role": "assistant", "content": "Hm."}, *chat], "begins with the assistant"),
+        (lambda chat, dialogue, agent: [*chat, {"role": "user", "content": ""}], "none empty"),
+    ],
+)
+def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
+
+    class Broken(kind.build):  # type: ignore[name-defined, misc]
+        def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+            return chat(super().chat(dialogue, agent), dialogue, agent)
+
+    monkeypatch.setitem(LANGUAGE_SCENARIOS, "arithmetic_claim", replace(kind, build=Broken))
+    with pytest.raises(UserError, match=said):
+        check_language_scenario(claim, build("nip"))
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "said"),
+    [
+        ("parse", lambda made, reply: Parsed({"elsewhere": reply}), "parse puts messages of 'verifier' into elsewhere"),
+        ("parse", lambda made, reply: made() if reply else {}["x"], "parse raises KeyError for the reply ''"),
+        ("parse", lambda made, reply: replace(made(), decision=2), r"parse reads verdict_text\(0\), 'reject', as decision 2"),
+        ("invent", lambda made, seed: "reject", "invent makes the same reply of 'verifier' every time"),
+        ("invent", lambda made, seed: "perhaps", "parse refuses what invent made for 'verifier'"),
+        ("invent", lambda made, seed: f"ask: {next(COUNT)}", "depends on more than its arguments"),
+    ],
+)
+def test_replies_that_break_a_promise(method: str, change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = LANGUAGE_SCENARIOS["arithmetic_claim"]
+
+    def changed(self: Any, dialogue: Dialogue, agent: str, given: Any) -> Any:
+        return change(lambda: getattr(kind.build, method)(self, dialogue, agent, given), given)
+
+    broken = type("Broken", (kind.build,), {method: changed})  # type: ignore[call-overload, arg-type]
+    monkeypatch.setitem(LANGUAGE_SCENARIOS, "arithmetic_claim", replace(kind, build=broken))
+    with pytest.raises(UserError, match=said):
+        check_language_scenario(claim, build("nip"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda items, n: {"train": items["train"]}, "must give items for train and test"),
+        (lambda items, n: {**items, "train": items["test"]}, "4 items stand in train and in test"),
+        (lambda items, n: {**items, "test": items["test"][1::2]}, "the test items all have one label"),
+        (lambda items, n: {**items, "train": [replace(item, id=7) for item in items["train"]]}, "the ids of train items"),
+        (lambda items, n: {**items, "train": items["train"][n % 2 :]}, "other items when it is asked again"),
+    ],
+)
+def test_items_that_break_a_promise(change: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind, calls = LANGUAGE_SCENARIOS["arithmetic_claim"], iter(range(10))
+    broken = replace(kind, items=lambda settings, seed: change(kind.items(settings, seed), next(calls)))
+    monkeypatch.setitem(LANGUAGE_SCENARIOS, "arithmetic_claim", broken)
+    with pytest.raises(UserError, match=said):
+        check_language_scenario(claim, build("nip"))
