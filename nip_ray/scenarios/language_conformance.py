@@ -102,6 +102,7 @@ def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
                     yield f"parse refuses what invent made for {agent!r} ({reply!r:.60}): {error}"
                     return
                 turns.append(turn)
+                yield from _word_faults(scenario, dialogue, agent, reply)
                 yield from _turn_faults(scenario, dialogue, turn, channels)
                 yield from _reply_faults(scenario, dialogue, agent)
                 yield from _verdict_faults(scenario, dialogue, agent)
@@ -152,6 +153,19 @@ def _hidden(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> Dialo
     return replace(dialogue, rounds=tuple(tuple(map(seen, turns)) for turns in dialogue.rounds))
 
 
+def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, reply: str) -> Iterator[str]:
+    """What models rely on whose tokens are words; examples to begin with."""
+    known = set(scenario.words)
+    example = scenario.warm_example(dialogue.item, agent, dialogue.seed)
+    if example != scenario.warm_example(dialogue.item, agent, dialogue.seed):
+        yield f"warm_example({agent!r}) depends on more than its arguments; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
+    told, right = example or ([], "")
+    texts = [message["content"] for message in (*scenario.chat(dialogue, agent), *told)] + [reply, right]
+    missing = [word for text in texts for word in text.split() if word not in known]
+    if known and missing:
+        yield f"words lacks {', '.join(sorted(set(missing))[:5])}, which stand in what {agent!r} is shown or replies"
+
+
 def _turn_faults(scenario: LanguageScenario, dialogue: Dialogue, turn: Turn, channels: tuple[str, ...]) -> Iterator[str]:
     if set(turn.messages) - set(channels):
         yield f"parse puts messages of {turn.agent!r} into {', '.join(turn.messages)}; its turn is in {', '.join(channels)}"
@@ -176,7 +190,8 @@ def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) 
     """What replaced guesses and schemas rely on."""
     if (schema := scenario.reply_schema(agent)) is not None:
         json.dumps(schema)
-    for label in (REJECT, ACCEPT) if agent == scenario.protocol.verifier else ():
+    counts = agent == scenario.protocol.verifier and len(dialogue.rounds) >= scenario.protocol.min_rounds - 1
+    for label in (REJECT, ACCEPT) if counts else ():
         text = scenario.verdict_text(label)
         try:
             turn = read_turn(scenario, dialogue, agent, text)

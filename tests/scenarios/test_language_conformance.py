@@ -9,16 +9,18 @@ import pytest
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Parsed
-from nip_ray.protocols import build
+from nip_ray.protocols import Protocol, build
 from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
 from nip_ray.scenarios.language_conformance import check_language_scenario
 from nip_ray.settings.code_validation import CodeDataSettings, CodeValidationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = CodeDataSettings(num_train=8, num_test=4)
+STATES = LanguageStateTrackingSettings(num_train=40, num_test=10)
 
 
 @pytest.fixture
@@ -31,13 +33,15 @@ def claim(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize(
     ("protocol", "settings"),
     [
-        ("kuhn_poker", LanguageMatrixGameSettings()),
-        ("mnip", CodeValidationSettings(data=SMALL)),
-        ("debate", CodeValidationSettings(data=SMALL, decision_format="json", verdict_scale="percent")),
+        (build("kuhn_poker"), LanguageMatrixGameSettings()),
+        (build("bisection", max_rounds=9), STATES),
+        (build("debate", max_rounds=3), STATES),
+        (build("mnip"), CodeValidationSettings(data=SMALL)),
+        (build("debate"), CodeValidationSettings(data=SMALL, decision_format="json", verdict_scale="percent")),
     ],
 )
-def test_what_ships_passes(protocol: str, settings: Any) -> None:
-    check_language_scenario(settings, build(protocol))
+def test_what_ships_passes(protocol: Protocol, settings: Any) -> None:
+    check_language_scenario(settings, protocol)
 
 
 @pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "solo_verifier"])

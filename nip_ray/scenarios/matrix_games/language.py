@@ -51,6 +51,13 @@ class KuhnPokerInWords(LanguageScenario):
 
     settings: LanguageMatrixGameSettings
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Those of the twelve chats, and the replies."""
+        chats = [self.chat(dialogue, PLAYERS[player]) for player, _, dialogue in information_sets()]
+        shown = [word for chat in chats for message in chat for word in message["content"].split()]
+        return tuple(dict.fromkeys([*OPEN, *ANSWER, *shown]))
+
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """The card, then the other's moves, each with what can be said to it, and the agent's own replies."""
         moves = _moves(dialogue)
