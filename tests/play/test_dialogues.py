@@ -206,7 +206,7 @@ def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
         assert all(one.chat == made.chat(one.dialogue, one.agent) for one in asked)
         return [reply(one.dialogue, one.agent, one.attempt) for one in asked]
 
-    beginnings = [start_dialogue(item(y=seed % 2, id=seed), seed) for seed in range(12)]
+    beginnings = [start_dialogue(item(y=seed % 2, id=seed), seed) for seed in range(24)]
     alone = [asyncio.run(play_dialogue(made, dialogue.item, dialogue.seed, ask)) for dialogue in beginnings]
     assert play_in_step(made, beginnings, answers) == alone
     assert any(turn.invalid for dialogue in alone for turns in dialogue.rounds for turn in turns)
