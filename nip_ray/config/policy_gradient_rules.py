@@ -100,11 +100,16 @@ def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Ite
         place, provider = f"scenario.agents.{source_of(config, agent)}", config.providers.get(settings.provider)
         if not settings.fine_tune_from_scratch:
             yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, policy_gradient goes on from its last weights, leave it out"
+        if settings.chat_shape != "auto":
+            yield f"{place}.chat_shape: policy_gradient keeps to the template of the model, leave it out"
+        if provider is not None and not provider.gives_gradients:
+            hint = f"name {' or '.join(able)}" if able else "add a provider named local"
+            needs = "is not in this process, where policy_gradient plays" if settings.frozen else "gives no gradients, which it learns from"
+            yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
-        if not provider.gives_gradients:
-            hint = f"name {' or '.join(able)}" if able else "add a provider named local"
-            yield f"{place}.provider: {settings.provider} gives no gradients, which policy_gradient needs, {hint}, or set frozen to true"
+        if settings.max_invalid_replies not in (1, keys_of(type(settings))["max_invalid_replies"].default):
+            yield f"{place}.max_invalid_replies: {agent} learns from its first reply, and is not asked again, leave it out"
         if rule.max_staleness and not provider.gives_log_probs:
             yield (
                 f"algorithm.max_staleness: got {rule.max_staleness}, but {settings.provider} (of {agent}) gives no log-probabilities of "

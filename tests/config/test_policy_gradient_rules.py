@@ -33,7 +33,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "agents": {"prover": {"kl_coefficient": 0.1}}}},
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
-        {**OPENAI, "scenario": {"agents": {"verifier": {**REMOTE, "frozen": True}}}, "algorithm": {"max_staleness": 1}},
+        {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}, "algorithm": {"max_staleness": 1}},
     ],
 )  # fmt: skip
 def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> None:
@@ -82,6 +82,10 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             ["scenario.agents.prover.provider: remote gives no gradients", "name local", "algorithm.max_staleness: got 1"],
         ),
         (
+            {**OPENAI, "scenario": {"agents": {"prover": {**REMOTE, "frozen": True}}}},
+            ["scenario.agents.prover.provider: remote is not in this process"],
+        ),
+        (
             {"providers": {"none": {"name": "dummy"}}, "scenario": {"agents": {"_default": {"provider": "none"}}}},
             ["scenario.agents._default.provider: none gives no gradients", "add a provider named local"],
         ),
@@ -93,6 +97,8 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             ["scenario.agents._default.provider: got one, but prover of group 'all' has other"],
         ),
         ({"scenario": {"agents": {"prover": {"temperature": 0}}}}, ["scenario.agents.prover.temperature: got 0"]),
+        ({"scenario": {"agents": {"prover": {"max_invalid_replies": 3}}}}, ["scenario.agents.prover.max_invalid_replies"]),
+        ({"scenario": {"agents": {"prover": {"chat_shape": "openai"}}}}, ["scenario.agents.prover.chat_shape: policy_gradient keeps"]),
         ({"scenario": {"agents": {"prover": {"top_p": 0.5}}}}, ["scenario.agents.prover.top_p: got 0.5"]),
         ({"scenario": {"agents": {"prover": {"fine_tune_from_scratch": False}}}}, ["scenario.agents.prover.fine_tune_from_scratch: is"]),
         ({"scenario": {"decision_format": "json"}}, ["scenario.decision_format: json, but under a schema"]),
