@@ -9,6 +9,7 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.text_rules import speaking_providers
 from nip_ray.errors import UserError
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 
 Bundle = dict[str, float]
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
@@ -35,6 +36,10 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
 
     Raises UserError for a fine-tuning by several workers.
     """
+    if isinstance(config.algorithm, PolicyGradientSettings):  # the main process has the models, and starts nothing
+        theirs = [bundle for provider in speaking_providers(config).values() for bundle in provider.actors]
+        most = {kind: max((bundle.get(kind, 0) for bundle in theirs), default=0) for kind in ("CPU", "GPU")}
+        return [_bundle(max(config.runtime.num_cpus, most["CPU"]), most["GPU"])]
     talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
     made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
     for name, provider in speaking_providers(config).items():

@@ -241,5 +241,6 @@ def test_a_trial_asks_for_all_that_its_main_process_starts(tmp_path: Path) -> No
     assert resources(tmp_path, talk={"num_talkers": 2, "num_cpus_per_talker": 0}, runtime=runtime) == [main]
     local = {"scenario": scenario("here"), "providers": {"here": LOCAL, "unused": LOCAL}, "runtime": runtime}
     assert resources(tmp_path, **local) == [main, {"CPU": 2, "GPU": 0.25}, {"CPU": 2, "GPU": 0.25}]
+    assert resources(tmp_path, **local, algorithm={"name": "policy_gradient"}) == [{"CPU": 2, "GPU": 0.25}]
     with pytest.raises(UserError, match=r"providers\.here: got 2 workers for fine-tuning.*ask for 1"):
         resources(tmp_path, **{**local, "providers": {"here": {**LOCAL, "num_training_workers": 2}}})
