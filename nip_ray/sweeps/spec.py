@@ -42,6 +42,8 @@ _OF_ALL = ("verifier", "simulator", "episode_length", "messages", "exploitabilit
 """What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
 _OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"), "state_tracking": ("worst_case",)}
 """The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""
+_EXACT = ("exploitability", "off_form", "worst_case")
+"""Figures of language models that are computed and not sampled, where a rule knows the probabilities of replies."""
 _LAST = (
     *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
     *("confidence", "overconfidence", "brier", "return", "return_std", "episode_length", "messages", "value", "entropy", "kl"),
@@ -399,6 +401,8 @@ def _metric_fault(metric: str, config: AnyConfig) -> str | None:
     prefix, slash, rest = metric.partition("/")
     if not slash or prefix not in prefixes:
         if text and prefix == "eval" and rest:
+            if config.algorithm.name == "policy_gradient" and (rest.partition("/")[0] in _EXACT or rest.endswith("/value")):
+                return None
             return f"but held-out dialogues of language models are under eval_sampled/{rest}"
         near = difflib.get_close_matches(prefix, prefixes, 1, 0.8)
         known = f"{'/..., '.join(prefixes)}/..." + ("" if text else f", {', '.join(_PLAIN)}")
@@ -423,6 +427,8 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
     protocol = config.protocol.name
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
+        if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":
+            example = "eval_sampled/player0/return"
         return f"but {protocol} has no verifier, name another figure, for example {example}"
     if isinstance(config, TextExperimentConfig):
         untested = prefix == "eval_sampled" and getattr(config.algorithm, "test_scheme", None) == "none"

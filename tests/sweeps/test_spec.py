@@ -234,6 +234,16 @@ def test_every_documented_figure_may_decide(key: str) -> None:
     assert parse_sweep(data).settings.metric == key
 
 
+def test_exact_figures_of_language_models_may_decide_where_their_rule_knows_probabilities() -> None:
+    poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game"}, "sweep": {"metric": "eval/exploitability"}}
+    learning = {**poker, "algorithm": {"name": "policy_gradient"}}
+    assert parse_sweep(learning).settings.metric == "eval/exploitability"
+    assert "are under eval_sampled/exploitability" in refusal({**poker, "algorithm": {"name": "malt"}})
+    assert "for example eval_sampled/player0/return" in refusal(
+        {**poker, "sweep": {"metric": "eval_sampled/verifier/accuracy"}, "algorithm": {"name": "malt"}}
+    )
+
+
 def test_a_figure_of_another_scenario_may_not_decide() -> None:
     assert "got 'eval/rho/own-choose-first', expected one of prover" in refusal(game({"metric": "eval/rho/own-choose-first"}))
     assert "hironaka has no verifier, name another figure, for example eval/rho/own-choose-first" in refusal({**HIRONAKA, "sweep": {}})
