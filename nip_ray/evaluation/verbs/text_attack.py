@@ -22,7 +22,7 @@ from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse
 from nip_ray.protocols import DECISIONS, from_settings
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.text_training import ExpertIterationSettings
+from nip_ray.settings.text_training import ExpertIterationSettings, TextTrainingSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
 
@@ -89,7 +89,7 @@ def attack_config(
 ) -> TextExperimentConfig:
     """The config of an attack by `agents` on all others, who speak by `models`. Raises UserError for one that cannot be run."""
     from nip_ray.config.rules import check
-    from nip_ray.config.text_rules import fine_tuning_rule, language_agents
+    from nip_ray.config.text_rules import language_agents
 
     def changed(agent: str, own: Any) -> Any:
         attacks = agent in agents
@@ -97,8 +97,7 @@ def attack_config(
             own, model=models[agent], group=None, frozen=not attacks, fine_tune_from_scratch=own.fine_tune_from_scratch and not attacks
         )
 
-    rule = fine_tuning_rule(config)
-    own = ExpertIterationSettings()
+    rule, own = config.algorithm, ExpertIterationSettings()
     algorithm = replace(
         own,
         rollouts_per_iteration=rule.rollouts_per_iteration,
@@ -107,7 +106,7 @@ def attack_config(
         test_scheme="first_and_last",
         num_test_items=_least(rule.num_test_items, settings.max_instances),
         num_test_repeats=rule.num_test_repeats,
-        fine_tuning=rule.fine_tuning,
+        fine_tuning=rule.fine_tuning if isinstance(rule, TextTrainingSettings) else own.fine_tuning,
     )
     scenario = config.scenario
     if isinstance(scenario, CodeValidationSettings):

@@ -84,10 +84,11 @@ def test_both_sides_of_a_debate_can_lie(tmp_path: Path) -> None:
     assert found["attack"]["completeness"]["agents"] == ["prover0"]
 
 
-def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rule", ["expert_iteration", "policy_gradient"])
+def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path, rule: str) -> None:
     shared = experiment(tmp_path)
     shared["scenario"]["agents"]["_default"] |= {"group": "all"}
-    own: Any = config_from_dict(shared)
+    own: Any = config_from_dict({**shared, "algorithm": {"name": rule, "rollouts_per_iteration": 40}})
     made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
     agents = language_agents(made)
     assert {agent: (found.model, found.frozen, found.group) for agent, found in agents.items()} == {
@@ -95,6 +96,7 @@ def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
         "verifier": ("tuned", True, None),
     }
     assert not made.protocol.shared_reward
+    assert (made.algorithm.name, made.algorithm.rollouts_per_iteration) == ("expert_iteration", 40)
 
 
 def test_the_stored_tests_can_be_examined_and_nothing_is_played(tmp_path: Path) -> None:
