@@ -56,17 +56,25 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
+        self.replies: dict[str, list[int]] = {}
+        """Reply -> its tokens, where `joins`: those that were asked for last (`nip_ray.serving.training_data.completion_tokens`)."""
 
     def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat, up to where the model's own message begins. Raises UserError where the template refuses the chat."""
         chat: Any = messages if self._shape is None else shape_chat([dict(message) for message in messages], self._shape)
-        joined = self._joined(chat) if chat and self._joins else None
+        joined = self._joined(chat) if chat and self.joins else None
         return self._render(chat, True) if joined is None else joined
 
     def completed(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """The tokens of a chat whose last message is the model's own, which it ends."""
         *before, last = (dict(message) for message in messages)
         return self._render([*(before if self._shape is None else shape_chat(before, self._shape)), last], False)
+
+    def keep_reply(self, said: str, tokens: list[int]) -> None:
+        """Put into `replies`."""
+        if len(self.replies) >= _MOST_RENDERED:
+            self.replies.clear()
+        self.replies[said] = list(tokens)
 
     def cut(self, tokens: list[int], room: int) -> list[int]:
         """At most `room` tokens: see above for what is left out."""
@@ -123,17 +131,22 @@ class ChatFormat:
         return all(word in text for word in words) and whole.startswith(OPENED.sub("", text).rstrip()) and _REPLY["content"] in whole
 
     @cached_property
-    def _joins(self) -> bool:
-        """Whether the tokens of any chat are those of its messages one after the other, and of what announces a reply."""
-        shape = self._shape
+    def joins(self) -> bool:
+        """Whether the tokens of any chat are those of its messages one after the other, and of what announces a reply, and a reply is shown
+        alike after any chat.
+        """
+        shape, shown = self._shape, set()
         for trial in (*(_TRIAL[:size] for size in range(1, len(_TRIAL) + 1)), _LONG_TRIAL):
             chat = trial if shape is None else shape_chat(trial, shape)
             try:
-                if self._joined(chat, check=True) != self._render(chat, True):
+                prompt, whole = self._joined(chat, check=True), self._render([*chat, _REPLY], False)
+                if prompt is None or prompt != self._render(chat, True):
                     return False
+                size = len(prompt) - len(self._rendered[()] or ())
+                shown.add((whole[:size] == prompt[:size], *whole[size:]))
             except UserError:  # refused alone, and not as a part of a chat
                 return False
-        return True
+        return len(shown) == 1 and next(iter(shown))[0] is True
 
     def _joined(self, chat: Sequence[Mapping[str, Any]], check: bool = False) -> list[int] | None:
         """The tokens of a chat from those of its messages; None where they cannot be told apart. check: whether ends are marked, too."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.play.chats import MARK
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
 
@@ -73,9 +74,15 @@ def preference_rows(examples: Sequence[Example], chat: ChatFormat) -> list[dict[
 
 def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: ChatFormat) -> list[int]:
     """The tokens by which a model would say `said` after `messages`, with the one that ends it. Half the context is the most."""
+    alike = chat.joins and not any(MARK.search(message["content"] or "") for message in messages)  # after any such chat
+    if alike and (kept := chat.replies.get(said)) is not None:
+        return list(kept)
     prompt = chat.prompt(messages)
     whole = chat.completed([*messages, {"role": "assistant", "content": said}])
-    return [*chat.closing, *_up_to_end(whole[_common(prompt, whole) :], chat)][: chat.context // 2]
+    made = [*chat.closing, *_up_to_end(whole[_common(prompt, whole) :], chat)][: chat.context // 2]
+    if alike:
+        chat.keep_reply(said, made)
+    return made
 
 
 def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list[int], list[bool]]:

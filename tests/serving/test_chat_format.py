@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.play.chats import shape_chat
 from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.default_model import CHAT_TEMPLATE, SPECIAL, default_tokenizer
 from nip_ray.serving.stream import TextStream
+from nip_ray.serving.training_data import completion_tokens
 
 
 @pytest.fixture(scope="module")
@@ -93,14 +93,16 @@ PLAIN = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% 
 def test_messages_are_rendered_once_and_the_chat_is_the_same(template: str, joins: bool) -> None:
     tokenizer = default_tokenizer()
     tokenizer.chat_template = template
-    chat, draw = ChatFormat(tokenizer, 8192), Random(3)
+    chat, plain, draw = ChatFormat(tokenizer, 8192), ChatFormat(tokenizer, 8192), Random(3)
+    plain.joins = False
     contents = ["", " ", "Yes.", "a \n", "\n b", "<|end|>", "<|e", "nd|>", "x</think>\n\ny", "<think>z"]
     for _ in range(60):
         roles = draw.choices(["system", "user", "assistant"], k=draw.randrange(1, 6))
         talk = [{"role": role, "content": draw.choice(contents), "name": draw.choice(["", "A", " B"])} for role in roles]
-        shaped = talk if chat._shape is None else shape_chat(talk, chat._shape)
-        assert chat.prompt(talk) == chat._render(shaped, True)
-    assert chat._joins is joins
+        assert chat.prompt(talk) == plain.prompt(talk)
+        said = draw.choice(contents)
+        assert completion_tokens(talk, said, chat) == completion_tokens(talk, said, plain)
+    assert chat.joins is joins
     if joins:
         question = [{"role": "user", "content": "Yes."}]
         once = chat.prompt(question)
