@@ -106,7 +106,7 @@ def _new_run_dir(folder: Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--run-dir {folder}: is a file, name a new or empty folder")
     if folder.exists() and any(not entry.name.startswith(".") for entry in folder.iterdir()) and not only_begun(folder):
-        hint = f"`nip-ray resume {quote(str(folder))}` goes on with it, or " if is_run(folder) else ""
+        hint = f"`nip-ray resume {quote(str(folder))}` continues it, or " if is_run(folder) else ""
         raise UserError(f"--run-dir {folder}: is not empty, {hint}name a new or empty folder")
     return folder
 

@@ -99,7 +99,7 @@ def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Ite
     for agent, settings in language_agents(config).items():
         place, provider = f"scenario.agents.{source_of(config, agent)}", config.providers.get(settings.provider)
         if not settings.fine_tune_from_scratch:
-            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, policy_gradient goes on from its last weights, leave it out"
+            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, policy_gradient continues from its last weights, leave it out"
         if settings.chat_shape != "auto":
             yield f"{place}.chat_shape: policy_gradient keeps to the template of the model, leave it out"
         if provider is not None and not provider.gives_gradients:

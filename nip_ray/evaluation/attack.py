@@ -43,7 +43,7 @@ ENTRIES = {
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
 """(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
 Report = Callable[[int, str], None]
-"""Called with (training iterations done, of `num_iterations`, and what is going on)."""
+"""Called with (training iterations done, of `num_iterations`, and what is being done)."""
 
 
 @dataclass(frozen=True)

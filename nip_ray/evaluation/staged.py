@@ -24,7 +24,7 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Staged:
-    """rollout: what was played. chance_BR3: (B, R, 3) the verifier's probabilities of reject, accept and going on, 0 where no decision of
+    """rollout: what was played. chance_BR3: (B, R, 3) the verifier's probabilities of reject, accept and continue, 0 where no decision of
     it could count.
     """
 

@@ -6,12 +6,12 @@ Decisions that matter here:
   both. Characters that a page should not obey (controls, changes of writing direction) are made visible in it; a record keeps them.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
-from nip_ray.play.visible import visible
 from nip_ray.protocols import DECISIONS, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
@@ -150,3 +150,11 @@ def _code(record: Mapping[str, Any], key: str) -> int:
 
 def _optional_float(record: Mapping[str, Any], key: str) -> float | None:
     return None if record[key] is None else float(record[key])
+
+
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
+
+
+def visible(text: str) -> str:
+    """`text` with control characters and those that change the writing direction spelled out, as in ``<U+202E>``."""
+    return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)

@@ -309,7 +309,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.send_weights()
 
     def counters(self) -> dict[str, Any]:
-        """What goes on beside tensors, as plain data."""
+        """What is kept beside tensors, as plain data."""
         books = {} if self.past is None else {"opponent_pool": self.past.pool.state()}
         return {"iteration": self.train_iteration, "env_steps_total": self.env_steps_total, **books}
 

@@ -91,7 +91,7 @@ OPTIONS: tuple[Row, ...] = (
         "RLlib's evaluation; time steps are met by whole episodes",
     ),
     _honoured("evaluation_config", "also `env_config.split`; without it held-out instances (`test`) are played"),
-    _honoured("evaluation_force_reset_envs_before_iteration", "each evaluation plays the same episodes; false: it goes on with others"),
+    _honoured("evaluation_force_reset_envs_before_iteration", "each evaluation plays the same episodes; false: each plays others"),
     _refused("off_policy_estimation_methods ope_split_batch_by_episode", "evaluations are played"),
     # ------------------------------------------------------------------------------------------------------------ callbacks
     _honoured(
@@ -120,7 +120,7 @@ OPTIONS: tuple[Row, ...] = (
     _honoured(
         "sample_timeout_s restart_failed_env_runners max_num_env_runner_restarts delay_between_env_runner_restarts_s "
         "env_runner_health_probe_timeout_s env_runner_restore_timeout_s validate_env_runners_after_construction",
-        "how lost env runners are noticed and made anew",
+        "how lost env runners are noticed and recreated",
     ),
     _refused(
         "ignore_env_runner_failures restart_failed_sub_environments num_consecutive_env_runner_failures_tolerance",
@@ -137,7 +137,7 @@ OPTIONS: tuple[Row, ...] = (
     # ------------------------------------------------------------------------------------------------- reports, checkpoints
     _honoured(
         "min_time_s_per_iteration min_train_timesteps_per_iteration min_sample_timesteps_per_iteration",
-        "RLlib's iteration goes on until it has so much; one of ours at least",
+        "RLlib's iteration lasts until it has so much; one of ours at least",
     ),
     _honoured("log_level stats_cls_lookup _use_msgpack_checkpoints", "as in RLlib"),
     _refused("metrics_num_episodes_for_smoothing", "figures are means over all episodes of a sample"),
@@ -238,7 +238,7 @@ def _shown(option: str) -> str:
 def _page() -> Iterator[str]:
     yield "# RLlib's options"
     yield ""
-    yield "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it anew -->"
+    yield "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->"
     yield ""
     yield "`ProtocolPPOConfig` and its like are `AlgorithmConfig`s. Here is what RLlib's options do to them, and what to use instead of one"
     yield "that is refused: `validate()`, and so `build_algo()`, names each of those that differs from its default."

@@ -96,7 +96,7 @@ class Session:
     def step(self) -> dict[str, Any]:
         """One iteration, written down; with an evaluation and a checkpoint where they are due. Returns its row.
 
-        Raises LearnerLost when a learner is gone: `restart` then goes on. Raises TrainingError when training breaks down.
+        Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training breaks down.
         """
         iteration, settings = self.iteration + 1, self.config
         self._whole = False
@@ -138,7 +138,7 @@ class Session:
             say(f"checkpoint of iteration {self.saved_at} of {self.config.iterations}")
 
     def restart(self) -> None:
-        """Make everything anew and go on from the newest checkpoint, or from the beginning when there is none."""
+        """Make everything again and continue from the newest checkpoint, or from the beginning when there is none."""
         self._stop_algorithm()
         self.start(self.newest())
 
@@ -191,7 +191,7 @@ class Session:
             return None
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
-            self.warn(f"{reason}; going on from iteration {checkpoint.iteration}")
+            self.warn(f"{reason}; continuing from iteration {checkpoint.iteration}")
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")
@@ -307,7 +307,7 @@ class Session:
 
 @contextmanager
 def saving_at_interrupts(session: Session) -> Iterator[None]:
-    """Let an interrupt save a checkpoint before it goes on its way."""
+    """Let an interrupt save a checkpoint before it takes effect."""
     try:
         yield
     except KeyboardInterrupt:
@@ -319,7 +319,7 @@ def saving_at_interrupts(session: Session) -> Iterator[None]:
 
 
 def to_the_end(session: Session) -> dict[str, Any]:
-    """Do all steps that are left, going on after lost learners as often as the config allows; then finish.
+    """Do all steps that are left, continuing after lost learners as often as the config allows; then finish.
 
     Raises TrainingError when learners are lost more often than that.
     """
@@ -328,7 +328,7 @@ def to_the_end(session: Session) -> dict[str, Any]:
         saving_at_interrupts(session),
         progress_line(session.config.name, session.iteration, session.config.iterations, session.quiet) as report,
     ):
-        while True:  # learners can be lost while they are made anew, too, and while the last examination asks them for their weights
+        while True:  # learners can be lost while they are recreated, too, and while the last examination asks them for their weights
             try:
                 if not stands:
                     session.restart()
@@ -340,10 +340,10 @@ def to_the_end(session: Session) -> dict[str, Any]:
             except LearnerLost as lost:
                 failures, stands = failures + 1, False
                 if failures > limit:
-                    hint = "`nip-ray resume` goes on from the newest checkpoint"
+                    hint = "`nip-ray resume` continues from the newest checkpoint"
                     times = f"{failures} times (fault_tolerance.max_learner_failures: {limit})"
                     raise TrainingError(f"learners were lost {times}, at last so: {lost}; {hint}") from lost
-                session.warn(f"{lost}; going on from the newest checkpoint")
+                session.warn(f"{lost}; continuing from the newest checkpoint")
             else:
                 report(session.iteration, session.figures)
 

@@ -75,7 +75,7 @@ def resume_text_experiment(
 
 
 def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
-    """`state` under a config whose number of iterations may have changed: a run that was over goes on where it would not have ended.
+    """`state` under a config whose number of iterations may have changed: a run that was over continues where it would not have ended.
 
     Raises UserError when more iterations are done already.
     """

@@ -169,7 +169,7 @@ def is_running(run_dir: Path) -> bool:
 
 
 def _state(run_dir: Path) -> str:
-    """A mark of what a page is made of: names, sizes and times of files, and whether the run is still going on."""
+    """A mark of what a page is made of: names, sizes and times of files, and whether the run is still running."""
     files = [run_dir / name for name in _READ] + sorted((run_dir / "transcripts").glob("*.jsonl"))[-2:]
     told = [str(is_running(run_dir))]
     for path in files:

@@ -229,9 +229,9 @@ class RunFolder:
         try:
             document = json.loads(_read_text(path))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); write it anew") from None
+            raise UserError(f"{path} is damaged ({error}); write it again") from None
         if not isinstance(document, dict) or document.get("format") != _format(name):
-            raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; write it anew")
+            raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; write it again")
         _check_version(document.get("version"), str(path))
         return {key: value for key, value in document.items() if key not in ("format", "version")}
 
@@ -269,7 +269,7 @@ class RunFolder:
 
 
 def only_begun(path: Path) -> bool:
-    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could go on with."""
+    """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
     return CONFIG in found and found <= _BEFORE_THE_FIRST_ITERATION
 
@@ -339,7 +339,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def _refuse_run(path: Path) -> None:
     if (path / CONFIG).exists():
         where = shlex.quote(str(path))
-        raise UserError(f"{path} holds a run already; go on with it by `nip-ray resume {where}`, or choose another folder")
+        raise UserError(f"{path} holds a run already; resume it by `nip-ray resume {where}`, or choose another folder")
 
 
 def lock(path: Path) -> TextIO:

@@ -6,7 +6,7 @@ Decisions that matter here:
   run folder can read it, fetched by whatever means;
 - a numbered version ("v3") never changes. It is fetched once and kept in `fetched/` beside the new run's folder. Any other name of a
   version ("latest") may mean something else tomorrow: it is fetched whenever it is asked for, and not kept;
-- a copy in a store is a run folder that may be going on: it is fetched whenever it is asked for, only as much of it as is needed, and
+- a copy in a store is a run folder that may still be running: it is fetched whenever it is asked for, only as much of it as is needed, and
   not kept. Of its checkpoints the newest undamaged one counts, as in any run folder;
 - what was fetched is used only if every file of its checkpoint matches the sums in its manifest, and is kept in one step: a kill
   leaves nothing half fetched under the final name. A kept copy that was damaged since is fetched again.

@@ -36,7 +36,6 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.bills import bills, under_way
-from nip_ray.text.costs.brake import Brake
 from nip_ray.text.costs.budget import Budget, Reservation
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import price_list
@@ -44,7 +43,7 @@ from nip_ray.text.costs.spending import Amount, Spending, sum_of
 from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
-from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, Progress, StageContext
+from nip_ray.text.dialogues.talk import AgentClient, Brake, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs.journal import Entry, Journal

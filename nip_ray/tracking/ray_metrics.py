@@ -5,7 +5,7 @@ Decisions that matter here:
   `_total` behind a counter's;
 - every metric has the tags `run` (the run's id) and `name`. What a key says besides (training or held-out, which agent) becomes
   further tags, so that a board needs one query a figure;
-- counters count what this process has seen: after a resume they begin anew, as Prometheus expects of a process that was started again.
+- counters count what this process has seen: after a resume they begin again, as Prometheus expects of a process that was started again.
   `nip_env_steps_so_far` is the number over all resumptions;
 - Ray's agent keeps of a histogram how many fell into each bucket and guesses their sum from that. So means come from counters of
   seconds, and the histogram is for quantiles;

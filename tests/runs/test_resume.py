@@ -194,7 +194,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(finished: Path
     assert len(said) == 1
     assert str(torn.parent) in said[0]
     assert "is damaged" in said[0]
-    assert said[0].endswith("going on from iteration 6")
+    assert said[0].endswith("continuing from iteration 6")
     assert outcome(run) == outcome(finished)
 
 

@@ -62,7 +62,7 @@ def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(tmp_path: Path, 
         assert session.iteration == 3 - damaged
         to_the_end(session)
     said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line]
-    assert [line.endswith("going on from iteration 2") and "000003 is damaged" in line for line in said] == [True] * damaged
+    assert [line.endswith("continuing from iteration 2") and "000003 is damaged" in line for line in said] == [True] * damaged
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 

@@ -1,6 +1,6 @@
 """The report of a run: one self-contained HTML page with its findings, curves and transcripts, and the curves as PDF files.
 
-It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed or is still going on.
+It reads files of the run folder alone, so it can be written again at any time, also for a run that was killed or is still running.
 """
 
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nip_ray.errors import UserError
-from nip_ray.play.visible import visible
+from nip_ray.play.dialogue_records import visible
 
 if TYPE_CHECKING:
     from nip_ray.evaluation.report.source import RunSource

@@ -32,7 +32,7 @@ GROUP_NOTES = {"wl_score": "Rounds of colour refinement (Weisfeiler-Leman) after
 
 
 def page_contents(source: RunSource, findings: Findings, running: bool = False) -> dict[str, Any]:
-    """Variables of the template, all but the curves. running: whether the run is still going on."""
+    """Variables of the template, all but the curves. running: whether the run is still running."""
     return {
         "title": str(source.config.get("name") or source.run_dir.name)[:100],
         "about": describe(source.config),
@@ -118,7 +118,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
 
 
 def _progress(source: RunSource) -> str:
-    """How far a run is that is going on, how long it will take at the pace of its last 20 iterations, and when it last wrote a row."""
+    """How far a running run is, how long it will take at the pace of its last 20 iterations, and when it last wrote a row."""
     done, wanted = int(source.rows[-1]["iteration"]), source.config.get("iterations")
     wanted = wanted if isinstance(wanted, int) else None
     newest = source.rows[-20:]

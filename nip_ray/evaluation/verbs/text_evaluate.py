@@ -26,7 +26,7 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
     """
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.items import stored_items
-    from nip_ray.text.training.last_test import last_test
+    from nip_ray.text.training.metrics import last_test
 
     kind = language_kind(config.scenario)
     items = {item.id: item for item in (stored_items(run_dir, kind) or {}).get("test", [])}

@@ -40,7 +40,7 @@ HALVES = ("left", "right")
 VERDICTS = DECISIONS[:2]
 MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
 _KEYS = ("states", "claim", "middle", "move", "start", "moves", "committed", "pass")
-_PLACES = 16  # that models know at least, so that one which learned on shorter chains can go on with longer ones
+_PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ Decisions that matter here:
 - a `begin` without its `reply` or `failed` was in flight when the process died. The same call is sent again under the same key, which
   a provider that honours idempotency keys bills once; for all others its worst case is reported as uncertain;
 - lines reach the disk itself by an fsync at most `SYNC_S` seconds later, in a thread, and on `sync`: a machine that crashes, not
-  only a process, can lose that much, and those calls are then made anew.
+  only a process, can lose that much, and those calls are then made again.
 """
 
 import asyncio

@@ -4,7 +4,7 @@ Decisions that matter here:
 - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
   we were about to do with it: so who comes after a crash can ask whether it was done;
 - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
-  provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made anew;
+  provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
 - who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
   too long ago to have been on its way;
 - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
@@ -42,7 +42,7 @@ NAMELESS_S = 300.0
 UNKNOWN_S = 3600.0
 """For so long a job is waited for whose status is not known here."""
 CANCEL_S = 300.0
-"""For so long a job that was cancelled may go on."""
+"""For so long a job that was cancelled may keep running."""
 
 
 class Busy(InDoubt):
@@ -189,7 +189,7 @@ async def _adopt(backend: FineTuneBackend, journal: Journal, key: str, adopted: 
 async def _cancel_others(
     backend: FineTuneBackend, journal: Journal, key: str, kept: str, found: list[FineTuneJob] | None = None, last: bool = False
 ) -> bool:
-    """Cancel the other jobs with this key; whether some go on. found: all that there are. last: nobody will look again."""
+    """Cancel the other jobs with this key; whether some keep running. found: all that there are. last: nobody will look again."""
     go_on = False
     for job in await backend.find(key) if found is None else found:
         if job.id == kept:
@@ -206,7 +206,7 @@ async def _cancel_others(
             "duplicate_over", key=key, id=job.id, status=over.status, trained_tokens=over.trained_tokens, ran=job.status != "pending"
         )
         what = "is cancelled" if over.status == "cancelled" else f"had {over.status} before it could be cancelled, and is booked"
-        what = what if over.status in FINAL else "goes on though it was cancelled, and is booked at its worst case"
+        what = what if over.status in FINAL else "keeps running though it was cancelled, and is booked at its worst case"
         warnings.warn(f"the provider made a second fine-tuning job for one request: {job.id} {what}; {kept} stays", stacklevel=2)
     return go_on
 

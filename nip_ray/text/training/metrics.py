@@ -16,6 +16,7 @@ Decisions that matter here:
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from nip_ray.evaluation.clusters import clustered_mean, clustered_share
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.scenarios.language import LanguageScenarioKind
+from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
 from nip_ray.text.training.malt import LabelledNode, Preferences
 
 Array = npt.NDArray[np.float64]
@@ -230,3 +233,19 @@ def _mean_and_std(name: str, x_T: Sequence[float]) -> Iterator[tuple[str, float]
     base, slash, place = name.partition("/round=")
     yield name, float(np.mean(x_T))
     yield f"{base}_std{slash}{place}", float(np.std(x_T))
+
+
+def last_test(
+    run_dir: Path, iterations: int, items: Mapping[int, Any], protocol: Protocol, kind: LanguageScenarioKind
+) -> dict[str, Any] | None:
+    """Figures with intervals of the last of `iterations` that was tested; None where none was.
+
+    items: the test items by id. kind: of the scenario. Raises UserError for a damaged file.
+    """
+    tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
+    if not tested:
+        return None
+    dialogues = read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)
+    record = dialogue_record(dialogues, protocol, groups=kind.groups)
+    count = len({dialogue.item.id for dialogue in dialogues})
+    return {"iteration": tested[-1] + 1, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}

@@ -31,19 +31,17 @@ from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.bills import worst, worst_of
-from nip_ray.text.costs.brake import check_stage
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
-from nip_ray.text.dialogues.talk import Progress, StageContext
+from nip_ray.text.dialogues.talk import Progress, StageContext, check_stage
 from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.parts import Parts
 from nip_ray.text.providers.fine_tuning import encode
 from nip_ray.text.training.fine_tuning_sets import METHODS, FineTuningSet, fine_tuning_set, format_warmup_set
-from nip_ray.text.training.last_test import last_test
 from nip_ray.text.training.malt import label_tree, mid_points
-from nip_ray.text.training.metrics import dialogue_metrics, tree_statistics
+from nip_ray.text.training.metrics import dialogue_metrics, last_test, tree_statistics
 from nip_ray.text.training.state import STATE, Stage, TextState, save_state
 from nip_ray.tracking import Tracker
 
@@ -54,7 +52,7 @@ TRANSCRIPTS = 50
 
 
 class TextTrainer:
-    """One process's work on a run. folder: open for writing. parts: whom to ask. state: where to go on. tracker: whom to tell.
+    """One process's work on a run. folder: open for writing. parts: backends. state: resume point. tracker: metric sink.
 
     finished: set by whoever has written the evaluation; until then trackers take an end for an interruption.
     """
@@ -86,7 +84,7 @@ class TextTrainer:
         try:
             self._advance(self._runner.run(work()))
         except TrainingError:
-            if stage == "await_jobs":  # a job may have failed: who goes on looks at all of them, and makes new attempts of those
+            if stage == "await_jobs":  # a job may have failed: a resumed run looks at all of them, and makes new attempts of those
                 save_state(self.folder, replace(self.state, stage="create_jobs"))
             raise
         finally:
