@@ -19,8 +19,8 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game, State
-from nip_ray.scenarios.hironaka.moves import choose, open_start
-from nip_ray.scenarios.hironaka.players import Player, Role
+from nip_ray.scenarios.hironaka.players import Player, Role, choose
+from nip_ray.scenarios.hironaka.starts import open_start
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def test_run_folders(runs: Runs) -> None:
     folders = [call("train", QUICKSTART, "--seed", "3").exit_code for _ in range(3)]
     assert folders == [0, 0, 0]
     assert [str(made[2]) for made in runs.calls] == ["runs/quickstart-seed3", "runs/quickstart-seed3-2", "runs/quickstart-seed3-3"]
-    assert "`nip-ray resume runs/quickstart-seed3` goes on" in one_line_error(
+    assert "`nip-ray resume runs/quickstart-seed3` continues" in one_line_error(
         call("train", QUICKSTART, "--run-dir", "runs/quickstart-seed3")
     )
     Path("other").mkdir()

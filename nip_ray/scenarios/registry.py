@@ -14,12 +14,12 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
-from nip_ray.scenarios.graph_isomorphism.build import random_twin as random_graph_agents
+from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent as RandomGraphAgent
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.hironaka.scenario import build_hironaka
 from nip_ray.scenarios.image_classification.build import build_image_classification
-from nip_ray.scenarios.image_classification.build import random_twin as random_image_agents
 from nip_ray.scenarios.image_classification.network import ImageAgent
+from nip_ray.scenarios.image_classification.network import RandomAgent as RandomImageAgent
 from nip_ray.scenarios.matrix_games.scenario import build_matrix_game
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
@@ -36,11 +36,7 @@ SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "hironaka": build_hironaka,
     "state_tracking": build_state_tracking,
 }
-_RANDOM_AGENTS: dict[str, Callable[[Scenario], dict[str, nn.Module]]] = {
-    "graph_isomorphism": random_graph_agents,
-    "image_classification": random_image_agents,
-}
-
+_RANDOM_AGENTS: dict[str, type[nn.Module]] = {"graph_isomorphism": RandomGraphAgent, "image_classification": RandomImageAgent}
 
 WITH_FILES = ("graph_isomorphism", "image_classification")
 """Scenarios that can be examined on instances of a file."""
@@ -82,6 +78,11 @@ def build_agents(scenario: Scenario, settings: Any, seed: int) -> dict[str, nn.M
     return agents
 
 
+def random_twin(scenario: Any) -> dict[str, nn.Module]:
+    """Uniform random players for every seat of a scenario of `_RANDOM_AGENTS`."""
+    return {agent: _RANDOM_AGENTS[scenario.name](seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
+
+
 @torch.no_grad()
 def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dict[str, dict[str, tuple[float, float]]]:
     """Agent -> message feature -> (mean, standard deviation), over about `num_steps` rounds of uniform random play.
@@ -91,7 +92,7 @@ def observation_statistics(scenario: Scenario, num_steps: int, seed: int) -> dic
     """
     protocol = scenario.protocol
     count = -(-num_steps // protocol.max_rounds)
-    players = _RANDOM_AGENTS[scenario.name](scenario)
+    players = random_twin(scenario)
     play = BatchedPlay(scenario, str(scenario.label_I.device))
     ids = instance_ids(scenario, "train", stable_seed(seed, "normalisation"), 0, count)
     noise = generator(seed, "normalisation", device=scenario.label_I.device)

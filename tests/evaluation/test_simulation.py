@@ -10,8 +10,8 @@ from nip_ray.evaluation.examine import Examination
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, simulation_values, symbol_distance
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import build
-from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.registry import random_twin
 from tests.builders import graph_agents, graph_scenario, random_pairs, rollout_of
 
 PROTOCOL = build("nip", zero_knowledge=True, max_rounds=3, min_rounds=3)

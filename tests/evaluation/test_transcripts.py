@@ -11,7 +11,7 @@ from torch import nn
 from nip_ray.evaluation.report.instances import read_pictures
 from nip_ray.evaluation.transcripts import decision_probabilities, keep_pictures, transcript_records
 from nip_ray.protocols import CONTINUE, Protocol, build
-from nip_ray.scenarios.graph_isomorphism.build import random_twin
+from nip_ray.scenarios.registry import random_twin
 from tests.builders import PROTOCOLS, graph_agents, graph_scenario, protocol_id, rollout_of, spread_heads
 
 

@@ -14,9 +14,9 @@ from nip_ray.learning.similarity import similarity
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import CONTINUE, Protocol, ProtocolParams, build
-from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.registry import random_twin
 from tests.builders import copies, graph_agents, graph_scenario, one_thread, rollout_of, spread_heads
 from tests.play.slow import Said, slow_observation
 from tests.protocols.test_zero_knowledge import Copy as SlowCopy

@@ -188,7 +188,7 @@ def test_methods_that_are_not_honoured_say_what_to_use(name: str) -> None:
 
 def test_the_page_of_options_is_current() -> None:
     page = Path(__file__).parents[2] / "docs" / "rllib-options.md"
-    assert page.read_text() == options_markdown(), "write it anew: python -m nip_ray.rllib.options > docs/rllib-options.md"
+    assert page.read_text() == options_markdown(), "write it again: python -m nip_ray.rllib.options > docs/rllib-options.md"
 
 
 def test_settings_of_the_rule_count_by_name(baseline: Weights) -> None:

@@ -3,12 +3,8 @@
 from functools import lru_cache
 from pathlib import Path
 
-from torch import nn
-
-from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
-from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.marks import Mark, marks
@@ -66,12 +62,6 @@ def _graph_data(settings: GraphDataSettings, marked: tuple[Mark, ...]) -> tuple[
     if settings.min_wl_score is not None:
         train = train.select((train.wl_score_P < 0) | (train.wl_score_P >= settings.min_wl_score))
     return train, test
-
-
-def random_twin(scenario: Scenario) -> dict[str, nn.Module]:
-    """Uniform random players for every seat of a graph isomorphism scenario."""
-    assert isinstance(scenario, GraphIsomorphism)
-    return {agent: RandomAgent(seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
 
 
 def _truncated(pairs: GraphPairs, count: int | None, seed: int) -> GraphPairs:

@@ -29,8 +29,8 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game, Outcome, State
-from nip_ray.scenarios.hironaka.moves import choose, open_start
-from nip_ray.scenarios.hironaka.players import Player, Role, scripted
+from nip_ray.scenarios.hironaka.players import Player, Role, choose, scripted
+from nip_ray.scenarios.hironaka.starts import open_start
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.hironaka import ROLES, HironakaSettings
 

@@ -20,8 +20,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka.game import Game
-from nip_ray.scenarios.hironaka.moves import choose
-from nip_ray.scenarios.hironaka.players import Player
+from nip_ray.scenarios.hironaka.players import Player, choose
 from nip_ray.seeding import generator
 from nip_ray.settings.hironaka import HironakaSettings
 

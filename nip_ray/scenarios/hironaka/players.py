@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from nip_ray.errors import UserError
 from nip_ray.scenarios.hironaka import encode, rules
+from nip_ray.scenarios.hironaka.game import Game, State
 
 Role = Literal["host", "agent"]
 
@@ -209,3 +210,22 @@ def scripted(role: Role, name: str, dimension: int) -> Player:
     if (found := name.replace("-", "_")) not in table:
         raise UserError(f"{role}: unknown player {name!r}, expected one of {', '.join(table)}")
     return table[found](dimension)
+
+
+def choose(
+    player: Player,
+    game: Game,
+    state: State,
+    seen: Tensor | None,
+    choice_BD: Tensor | None,
+    generator: torch.Generator,
+) -> Tensor:
+    """(B,) int64: the player's best legal moves.
+
+    seen: the features of the state, for players that want them (None: made here). choice_BD: what the host chose, None for the host.
+    """
+    if player.sees == "features":
+        score_BK = player(game.features(state) if seen is None else seen, choice_BD, generator)
+    else:
+        score_BK = player(state.points, choice_BD, generator)
+    return encode.masked(score_BK, choice_BD).argmax(1)

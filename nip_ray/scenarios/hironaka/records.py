@@ -22,8 +22,7 @@ from torch import Tensor
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.match import Played, play_out
-from nip_ray.scenarios.hironaka.moves import choose
-from nip_ray.scenarios.hironaka.players import Player, Role, scripted
+from nip_ray.scenarios.hironaka.players import Player, Role, choose, scripted
 from nip_ray.scenarios.hironaka.positions import Position, Rules
 from nip_ray.scenarios.hironaka.tree import Node, resolution_tree
 from nip_ray.seeding import generator

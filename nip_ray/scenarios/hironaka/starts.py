@@ -6,6 +6,8 @@ Decisions that matter here:
 Source of the hash: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014 (the finaliser of splitmix64).
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -51,16 +53,19 @@ def start_points(game: Game, seed: int, id_N: Tensor, attempt: int = 0) -> Tenso
 
 def start(game: Game, seed: int, id_N: Tensor) -> State:
     """The games of instances `id_N` ((N,) int64), none of them over. Raises UserError where `ATTEMPTS` starts of an instance were."""
-    state = game.start(start_points(game, seed, id_N))
-    attempt = 0
-    while len(over_K := (~state.open_B).nonzero()[:, 0]):
-        attempt += 1
-        if attempt == ATTEMPTS:
-            raise no_open_start()
-        state = state.put(over_K, game.start(start_points(game, seed, id_N[over_K], attempt)))
-    return state.trimmed()
+    return _opened(lambda over_K, attempt: game.start(start_points(game, seed, id_N[over_K], attempt)), len(id_N), id_N.device)
 
 
-def no_open_start() -> UserError:
-    """The error for settings with which (almost) no game can begin."""
-    return UserError("max_points and max_value: almost every random start is over at once, take fewer points or a larger value")
+def open_start(game: Game, games: int, generator: torch.Generator) -> State:
+    """Random starts of which none is over. Raises UserError where `ATTEMPTS` draws of one were."""
+    return _opened(lambda over_K, attempt: game.random_start(len(over_K), generator).trimmed(), games, game.device)
+
+
+def _opened(draw: Callable[[Tensor, int], State], games: int, device: torch.device) -> State:
+    """What `draw` makes of the games with these numbers in this attempt, again for those that are over at once."""
+    state = draw(torch.arange(games, device=device), 0)
+    for attempt in range(1, ATTEMPTS):
+        if not len(over_K := (~state.open_B).nonzero()[:, 0]):
+            return state.trimmed()
+        state = state.put(over_K, draw(over_K, attempt))
+    raise UserError("max_points and max_value: almost every random start is over at once, take fewer points or a larger value")

@@ -4,16 +4,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from torch import nn
 
 from nip_ray.errors import UserError
 from nip_ray.networks.images import latent_size
-from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.image_classification.embeddings import cache_folder, embeddings, find_model
 from nip_ray.scenarios.image_classification.images import ImageSet, load_images, size_text
 from nip_ray.scenarios.image_classification.labels import labelled, num_classes_of
-from nip_ray.scenarios.image_classification.network import RandomAgent
 from nip_ray.scenarios.image_classification.scenario import ImageClassification, LabelledImages
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.settings.image_classification import ImageAgentSettings, ImageClassificationSettings, ImageDataSettings
@@ -73,12 +70,6 @@ def _examined_on(own: LabelledImages, settings: ImageDataSettings, path: str) ->
     classes = torch.cat([images.class_I[: own.num_train], made.images.class_I[made.num_train :]])
     labels = torch.cat([own.label_I[: own.num_train], made.label_I[made.num_train :]])
     return LabelledImages(ImageSet(torch.cat([train, test]), classes, images.levels), labels, own.num_train)
-
-
-def random_twin(scenario: Scenario) -> dict[str, nn.Module]:
-    """Uniform random players for every seat of an image classification scenario."""
-    assert isinstance(scenario, ImageClassification)
-    return {agent: RandomAgent(seat, scenario.num_symbols) for agent, seat in scenario.seats.items()}
 
 
 def _embeddings(

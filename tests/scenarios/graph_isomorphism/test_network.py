@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import build
-from nip_ray.scenarios.graph_isomorphism.build import random_twin
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
+from nip_ray.scenarios.registry import random_twin
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.heads import LrFactors
 from tests.builders import PROTOCOLS, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of

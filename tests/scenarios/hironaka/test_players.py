@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 from nip_ray.scenarios.hironaka import encode, rules
 from nip_ray.scenarios.hironaka.game import Game
-from nip_ray.scenarios.hironaka.moves import choose
-from nip_ray.scenarios.hironaka.players import AGENTS, Player, scripted
+from nip_ray.scenarios.hironaka.players import AGENTS, Player, choose, scripted
 from nip_ray.settings.hironaka import HironakaSettings
 from tests.scenarios.hironaka import lists
 from tests.scenarios.hironaka.lists import Point, point_sets, tensor

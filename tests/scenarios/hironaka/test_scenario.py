@@ -17,7 +17,7 @@ from nip_ray.play.scenario import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.match import PUBLISHED
-from nip_ray.scenarios.hironaka.moves import choose
+from nip_ray.scenarios.hironaka.players import choose
 from nip_ray.scenarios.hironaka.scenario import Hironaka, build_hironaka
 from nip_ray.scenarios.hironaka.seats import NetworkSeat
 from nip_ray.scenarios.hironaka.starts import start

@@ -149,7 +149,7 @@ def test_in_doubt_the_job_may_yet_appear(tmp_path: Path, after_s: float) -> None
 
 
 def test_in_doubt_and_nothing_appears(tmp_path: Path) -> None:
-    """Only after doubt_s is the job made anew."""
+    """Only after doubt_s is the job made again."""
     backend = Backend(doubt_s=0.3, answers=[(InDoubt("lost"), None), (InDoubt("lost"), None)])
     begun = time.monotonic()
     assert ensure(backend, tmp_path / "journal").id == "job-0"
@@ -329,7 +329,7 @@ def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeyp
     job = ensure(backend, path)
     with Journal(path) as journal:
         assert under_way(journal.entries()) == worst_of(SPEC) * 2
-        with pytest.warns(UserWarning, match="job-1 had succeeded" if ends == "succeeded" else "job-1 goes on"):
+        with pytest.warns(UserWarning, match="job-1 had succeeded" if ends == "succeeded" else "job-1 keeps running"):
             asyncio.run(await_job(backend, journal, job))
         total = sum_of(bill.spending for bill in bills(journal.entries()))
         assert under_way(journal.entries()) == NOTHING
