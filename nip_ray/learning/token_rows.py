@@ -3,19 +3,24 @@
 Decisions that matter here:
 - what a model is given for a turn is its prompt and all of its reply but the last token. Where that is the beginning of another turn's
   (earlier turns of a dialogue, equal replies to one prompt), both are read off one row. Causal attention sees to it that nothing changes;
+- rows that share at least half with another (other replies to one prompt) branch off it: one row holds them all, one branch after the
+  other, and a token attends to what is before it in its own row;
 - rows are sorted by length and cut into parts of at most so many tokens, padding included. Padding stands at the right, where causal
   attention never looks, so no mask is needed;
 - a part has whole turns. Whatever weighs tokens by sums over the minibatch is told these sums, so gradients of parts add up to the
   minibatch's whatever the parts are.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
+
+LONGEST_TREE = 512
+"""The most tokens of a row that branches."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Part:
     mask_NT: Tensor
     old_logprob_NT: Tensor
     advantage_N: Tensor
+    place_RL: Tensor | None = None
+    seen_RLL: Tensor | None = None
 
     def to(self, device: torch.device) -> "Part":
         """The same on a device."""
@@ -76,14 +83,61 @@ def parts_of(turns: Sequence[Turn], max_tokens: int) -> Iterator[Part]:
     members: dict[tuple[int, ...], list[int]] = {}
     for number, row in enumerate(given):
         members.setdefault(merged[row], []).append(number)
-    rows: list[tuple[int, ...]] = []
-    for row in sorted(members, key=lambda row: (len(row), row)):
-        if rows and len(row) * (len(rows) + 1) > max_tokens:
-            yield _part(turns, rows, [members[row] for row in rows])
-            rows = []
-        rows.append(row)
-    if rows:
-        yield _part(turns, rows, [members[row] for row in rows])
+    trees: list[_Tree] = []
+    for tree in sorted(_trees(sorted(members)), key=lambda tree: (len(tree.ids), tree.ids)):
+        if trees and len(tree.ids) * (len(trees) + 1) > max_tokens:
+            yield _part(turns, trees, members)
+            trees = []
+        trees.append(tree)
+    if trees:
+        yield _part(turns, trees, members)
+
+
+def common_beginning(first: Sequence[int], second: Sequence[int]) -> int:
+    """The length of the longest common beginning, by bisection over slices (each compared at C speed)."""
+    low, high = 0, min(len(first), len(second))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if first[low:middle] == second[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+@dataclass
+class _Tree:
+    """Rows that share their beginnings, as one. ids, places: the token at each column, and its place in its own row. paths: row -> the
+    columns of its tokens. branches: (column from which it stands, columns before it that it continues), in the order of columns.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    paths: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    branches: list[tuple[int, list[int]]] = field(default_factory=list)
+
+    def add(self, row: tuple[int, ...], path: list[int]) -> list[int]:
+        """Add a row that begins with what stands at the columns of `path`; returns the columns of all of it."""
+        start, rest = len(self.ids), row[len(path) :]
+        self.branches.append((start, path))
+        self.ids += rest
+        self.places += range(len(path), len(row))
+        self.paths[row] = [*path, *range(start, start + len(rest))]
+        return self.paths[row]
+
+
+def _trees(rows: Sequence[tuple[int, ...]]) -> list[_Tree]:
+    """Rows in sorted order, of which none begins another, as trees: a row joins the one before where they share at least half of it."""
+    trees: list[_Tree] = []
+    before: tuple[int, ...] = ()
+    path: list[int] = []
+    for row in rows:
+        shared = common_beginning(row, before)
+        if not trees or 2 * shared < len(row) or len(trees[-1].ids) + len(row) - shared > LONGEST_TREE:
+            trees.append(_Tree())
+            shared = 0
+        before, path = row, trees[-1].add(row, path[:shared])
+    return trees
 
 
 def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
@@ -98,16 +152,17 @@ def shares(turns: Sequence[Turn], count: int) -> list[list[int]]:
     return [[number for number, row in enumerate(given) if owner[merged[row]] == learner] for learner in range(count)]
 
 
-def _part(turns: Sequence[Turn], rows: Sequence[tuple[int, ...]], members: Sequence[Sequence[int]]) -> Part:
-    numbers = list(chain.from_iterable(members))
+def _part(turns: Sequence[Turn], trees: Sequence[_Tree], members: Mapping[tuple[int, ...], Sequence[int]]) -> Part:
+    found = [(number, place, path) for place, tree in enumerate(trees) for row, path in tree.paths.items() for number in members[row]]
+    numbers = [number for number, _, _ in found]
     here = [turns[number] for number in numbers]
     length_N = torch.tensor([len(turn.reply) for turn in here])
-    row_N = torch.tensor([row for row, inside in enumerate(members) for _ in inside])
-    start_N = torch.tensor([len(turn.prompt) - 1 for turn in here])
     mask_NT = torch.arange(int(length_N.max())) < length_N[:, None]
-    ids_RL = torch.zeros(len(rows), len(rows[-1]), dtype=torch.long)
-    ids_RL[torch.arange(len(rows[-1])) < torch.tensor([[len(row)] for row in rows])] = torch.tensor(list(chain.from_iterable(rows)))
-    column_C, column_E = (start_N[:, None] + torch.arange(mask_NT.shape[1]))[mask_NT].unique(return_inverse=True)
+    held_RL = torch.arange(len(trees[-1].ids)) < torch.tensor([[len(tree.ids)] for tree in trees])
+    ids_RL = torch.zeros(held_RL.shape, dtype=torch.long)
+    ids_RL[held_RL] = torch.tensor(list(chain.from_iterable(tree.ids for tree in trees)))
+    read = (path[len(turn.prompt) - 1 :][: len(turn.reply)] for turn, (_, _, path) in zip(here, found, strict=True))
+    column_C, column_E = torch.tensor(list(chain.from_iterable(read))).unique(return_inverse=True)
     old_logprob_NT = torch.zeros(mask_NT.shape)
     drawn_N = torch.tensor([len(turn.logprobs) > 0 for turn in here])
     logprobs = list(chain.from_iterable(turn.logprobs for turn in here))
@@ -116,11 +171,26 @@ def _part(turns: Sequence[Turn], rows: Sequence[tuple[int, ...]], members: Seque
         turns=numbers,
         ids_RL=ids_RL,
         column_C=column_C,
-        row_E=row_N.repeat_interleave(length_N),
+        row_E=torch.tensor([place for _, place, _ in found]).repeat_interleave(length_N),
         column_E=column_E,
         token_E=torch.tensor(list(chain.from_iterable(turn.reply for turn in here))),
         temperature_E=torch.tensor([turn.temperature for turn in here]).repeat_interleave(length_N),
         mask_NT=mask_NT.float(),
         old_logprob_NT=old_logprob_NT,
         advantage_N=torch.tensor([turn.advantage for turn in here], dtype=torch.float32),
+        **(_seen(trees, held_RL) if any(len(tree.branches) > 1 for tree in trees) else {}),
     )
+
+
+def _seen(trees: Sequence[_Tree], held_RL: Tensor) -> dict[str, Tensor]:
+    """Places of tokens in their own rows, and who sees whom: those before it in its own row, and itself. (Padding sees itself.)"""
+    size = held_RL.shape[1]
+    place_RL = torch.zeros(held_RL.shape, dtype=torch.long)
+    place_RL[held_RL] = torch.tensor(list(chain.from_iterable(tree.places for tree in trees)))
+    seen_RLL = torch.eye(size, dtype=torch.bool).repeat(len(trees), 1, 1)
+    for row, tree in enumerate(trees):
+        ends = [start for start, _ in tree.branches[1:]] + [len(tree.ids)]
+        for (start, path), end in zip(tree.branches, ends, strict=True):
+            seen_RLL[row, start:end, start:end] = torch.ones(end - start, end - start, dtype=torch.bool).tril()
+            seen_RLL[row, start:end, path] = True
+    return {"place_RL": place_RL, "seen_RLL": seen_RLL}

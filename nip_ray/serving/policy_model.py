@@ -138,7 +138,8 @@ class PolicyModel:
 
     def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
         """(log_prob_E, entropy_E) of a part's tokens."""
-        out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C)
+        seen = {} if part.seen_RLL is None else {"attention_mask": part.seen_RLL[:, None], "position_ids": part.place_RL}
+        out = self._model(input_ids=part.ids_RL, use_cache=False, logits_to_keep=part.column_C, **seen)
         logits_EV = out.logits[part.row_E, part.column_E]
         return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
 

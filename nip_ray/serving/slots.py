@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nip_ray.learning.token_rows import common_beginning
 from nip_ray.serving.extras import local_llm
 
 BLOCK = 256
@@ -55,7 +56,7 @@ class Slots:
         if self._sorted is None:
             self._sorted = sorted((slot for slot, held in enumerate(self.tokens) if held), key=self.tokens.__getitem__)
         at = bisect_left(self._sorted, prompt, key=self.tokens.__getitem__)
-        near = [(_common(prompt, self.tokens[slot]), -slot) for slot in self._sorted[max(at - 1, 0) : at + 1]]
+        near = [(common_beginning(prompt, self.tokens[slot]), -slot) for slot in self._sorted[max(at - 1, 0) : at + 1]]
         length, slot = max(near, default=(0, 0))
         return -slot, min(length, len(prompt) - 1)
 
@@ -149,18 +150,6 @@ class Slots:
         made = self._empty(buffer)
         made[:, :, :old] = buffer[:, :, :old]
         return made
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    """The length of the longest common beginning, by bisection over slices (each compared at C speed)."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if first[low:middle] == second[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _cache_class() -> type:

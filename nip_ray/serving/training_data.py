@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.learning.token_rows import common_beginning
 from nip_ray.play.chats import MARK
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
@@ -79,7 +80,7 @@ def completion_tokens(messages: Sequence[Mapping[str, Any]], said: str, chat: Ch
         return list(kept)
     prompt = chat.prompt(messages)
     whole = chat.completed([*messages, {"role": "assistant", "content": said}])
-    made = [*chat.closing, *_up_to_end(whole[_common(prompt, whole) :], chat)][: chat.context // 2]
+    made = [*chat.closing, *_up_to_end(whole[common_beginning(prompt, whole) :], chat)][: chat.context // 2]
     if alike:
         chat.keep_reply(said, made)
     return made
@@ -93,13 +94,13 @@ def _with_labels(messages: list[dict[str, Any]], chat: ChatFormat) -> tuple[list
         prompt, said = chat.prompt(before), completion_tokens(before, messages[own[-1]]["content"], chat)
         return [*prompt, *said], [False] * len(prompt) + [True] * len(said)
     ids = chat.completed(messages[: own[-1] + 1])
-    starts = [_common(chat.prompt(messages[:index]), ids) for index in own]
+    starts = [common_beginning(chat.prompt(messages[:index]), ids) for index in own]
     ids = [*ids[: starts[-1]], *_up_to_end(ids[starts[-1] :], chat)]
     learned = [False] * len(ids)
     for index, start, following in zip(own, starts, [*starts[1:], len(ids)]):
         end = next((at + 1 for at in range(start, following) if ids[at] in chat.ends), None)
         if end is None:  # a template that marks where a message begins, and not where it ends
-            end = _common(chat.completed(messages[: index + 1]), ids[:following])
+            end = common_beginning(chat.completed(messages[: index + 1]), ids[:following])
         learned[start:end] = [True] * (end - start)
     return ids, learned
 
@@ -110,11 +111,6 @@ def _up_to_end(tokens: list[int], chat: ChatFormat) -> list[int]:
         if token in chat.ends:
             return tokens[: index + 1]
     return [*tokens, *sorted(chat.ends)[:1]]
-
-
-def _common(first: list[int], second: list[int]) -> int:
-    pairs = zip(first, second)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _example(line: Any, method: Method) -> Example:

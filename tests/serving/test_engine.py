@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.token_rows import Turn
 from nip_ray.serving.engine import Engine
 from nip_ray.serving.generation import GenerationRequest, TooLong
 from nip_ray.serving.model_folder import load_model
+from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.sampling import draw, stream, uniforms
 from nip_ray.serving.slots import Slots
+from nip_ray.settings.providers import LocalProvider
 
 
 def request(number: int, max_tokens: int = 12, **changes: object) -> GenerationRequest:
@@ -122,7 +125,7 @@ def test_closing_and_breaking_tell_those_who_wait(default_dir: Path, monkeypatch
 
 @pytest.mark.parametrize("family", ["GPT2", "Qwen3", "GPTNeoX"])
 def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Path, family: str) -> None:
-    """Learned positions, normed keys, parallel blocks: the slots know nothing of them."""
+    """Learned positions, normed keys, parallel blocks: the slots, and rows that branch in learning, know nothing of them."""
     import shutil
 
     import transformers
@@ -141,6 +144,10 @@ def test_other_families_agree_with_transformers(default_dir: Path, tmp_path: Pat
     wanted = [request(number) for number in range(6)]
     with Engine(tmp_path / "model", max_batch_size=4) as made:
         assert [reply.tokens for reply in made.generate(wanted)] == [by_transformers(model, one) for one in wanted]
+    learner = PolicyModel(tmp_path / "model", LocalProvider(method="full"), trained=False)
+    replies = learner.sample(asked := [replace(one, seed=seed) for one in wanted for seed in (1, 2)])
+    found = learner.logprobs([Turn(one.prompt, reply.tokens) for one, reply in zip(asked, replies)])
+    assert all(one == pytest.approx(reply.logprobs, abs=1e-5) for one, reply in zip(found, replies, strict=True))
 
 
 def test_slots_move_what_is_wanted_and_lose_no_more_than_they_must() -> None:

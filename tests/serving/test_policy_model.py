@@ -55,6 +55,10 @@ def test_rows_are_merged() -> None:
     assert (one.ids_RL.tolist(), two.ids_RL.tolist()) == ([[9, 8, 7]], [[1, 2, 3, 4, 5]])
     assert (two.turns, two.token_E.tolist()) == ([0, 1, 3], [3, 4, 6, 3, 9])
     assert two.by_turn(torch.arange(1.0, 6)).tolist() == [[1, 2], [3, 0], [4, 5]]
+    assert two.seen_RLL is None
+    (tree,) = parts_of([Turn([1, 2], [3, 4]), Turn([1, 2], [5, 4]), Turn([1, 2, 5, 6], [7]), Turn([9, 8, 7], [6])], 100)
+    assert (tree.ids_RL.tolist(), tree.place_RL.tolist()) == ([[9, 8, 7, 0, 0], [1, 2, 3, 5, 6]], [[0, 1, 2, 0, 0], [0, 1, 2, 2, 3]])  # type: ignore[union-attr]
+    assert tree.seen_RLL[1].int().tolist()[2:] == [[1, 1, 1, 0, 0], [1, 1, 0, 1, 0], [1, 1, 0, 1, 1]]  # type: ignore[index]
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
