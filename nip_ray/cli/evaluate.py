@@ -12,6 +12,7 @@ from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors
 from nip_ray.errors import UserError
 
 _TOLD_APART = ("attack", "greedy", "sampled", "solo_baseline", "message_regression", "exact", "figures")
+_COLUMNS = 10  # checkpoints in a printed table
 
 
 @app.command()
@@ -132,13 +133,19 @@ def cross_play(
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:
-    """Checkpoints of the one role down, those of the others across, and the ratings of both, as whole points."""
+    """Checkpoints of the one role down, those of the other across, with ratings; of many, some that are spread over time."""
+    from nip_ray.play.opponent_pool import thinned
+
     row, column = found["roles"]
-    cells = {(cell[row], cell[column]): cell.get("accuracy") or cell["score"] for cell in found["matrix"]}
-    elo = {role: {one["name"]: _points(one) for one in found["elo"][role]} for role in (row, column)}
-    names = [run["name"] for run in found["runs"]]
-    shares = [[name, *(number(cells[name, other]["estimate"]) for other in names), elo[row][name]] for name in names]
-    print_table([f"{row}, below {column}", *names, "Elo"], [*shares, [f"Elo of {column}", *(elo[column][name] for name in names), ""]])
+    cells = {(cell[row], cell[column]): (cell.get("accuracy") or cell["score"])["estimate"] for cell in found["matrix"]}
+    elo = {role: {one["name"]: one for one in found["elo"][role]} for role in (row, column)}
+    names = {run["iteration"]: run["name"] for run in found["runs"]}
+    shown = thinned(sorted(names), _COLUMNS)
+    rows = [[str(i), *(f"{cells[names[i], names[j]]:.2f}" for j in shown), _points(elo[row][names[i]])] for i in shown]
+    print_table([f"{row}, below {column}", *map(str, shown), "Elo"], rows)
+    print_table(["", "Elo"], [[f"{column} {i}", _points(elo[column][names[i]])] for i in shown])
+    if len(shown) < len(names):
+        typer.echo(f"{len(shown)} of {len(names)} checkpoints shown; --json and --out have all")
 
 
 def _points(record: Mapping[str, Any]) -> str:

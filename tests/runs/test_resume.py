@@ -26,8 +26,9 @@ from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed, write_small
 
-LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4")
-SHORT = ("iterations=9", "checkpoint.interval=3", "evaluation.interval=4")
+PAST = "opponents={every: 2, latest: 0.5, size: 2, sampling: prioritised}"
+LONG = ("iterations=30", "checkpoint.interval=3", "evaluation.interval=4", PAST)
+SHORT = ("iterations=9", "checkpoint.interval=3", "evaluation.interval=4", PAST)
 
 SHOT = """
 import os, signal, sys

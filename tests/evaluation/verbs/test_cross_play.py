@@ -147,7 +147,7 @@ def test_all_checkpoints_of_a_run_meet(tmp_path: Path) -> None:
     assert [one["name"] for one in found["elo"]["verifier"]] == names
     assert sum(one["estimate"] for role in found["elo"].values() for one in role) == pytest.approx(0, abs=1e-6)
     table = CliRunner().invoke(app, ["cross-play", str(kept), "--checkpoints"])
-    assert "Elo of prover" in table.stdout
+    assert "prover 3" in table.stdout
     page = report_page(kept)[0]
     assert "Elo" in page
     assert f"{found['elo']['verifier'][0]['estimate']:.0f}" in page

@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
 from nip_ray.progress import headline
 from nip_ray.runs.experiment import run_experiment
+from nip_ray.scenarios.matrix_games.scenario import PLAYERS
 from nip_ray.settings.matrix_games import protocol_of
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult
+from tests.rllib.experiments import built
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -87,6 +90,35 @@ def test_the_report_speaks_of_the_game(finished: tuple[str, ExperimentResult]) -
 def test_self_play_comes_to_rest_near_an_equilibrium(name: str, figure: str, seed: int, tmp_path: Path) -> None:
     config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "runtime.num_threads=1"])
     assert run_experiment(config, tmp_path / "run", quiet=True).metrics[figure] <= 0.05
+
+
+def exploitabilities(name: str, *settings: str) -> tuple[list[float], float]:
+    """Of the current policies after each iteration, and of their mean over all iterations but the first tenth."""
+    config: Any = load_config(ROOT / "tune_configs" / f"{name}.yaml", [*settings])
+    algorithm = built(config)
+    game: Any = algorithm.scenario
+    last, mean = [], [torch.zeros(()), torch.zeros(())]
+    for iteration in range(config.iterations):
+        algorithm.train()
+        networks = algorithm.networks()
+        tables = [game.policy_table(agent, networks[agent]) for agent in PLAYERS]
+        last.append(game.game.figures((tables[0], tables[1]))["exploitability"])
+        if iteration >= config.iterations // 10:
+            mean = [total + table for total, table in zip(mean, tables, strict=True)]
+    algorithm.stop()
+    count = config.iterations - config.iterations // 10
+    return last, game.game.figures((mean[0] / count, mean[1] / count))["exploitability"]
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("game", ["matching_pennies", "rock_paper_scissors"])
+def test_with_the_past_and_entropy_players_stay_near_the_equilibrium(game: str) -> None:
+    """For ten times as long as it took to come there; without both they run in circles."""
+    last, mean = exploitabilities("rock_paper_scissors", f"scenario.game={game}")
+    assert max(last[len(last) // 10 :]) <= 0.05
+    assert mean <= 0.05
+    last, _ = exploitabilities("rock_paper_scissors", f"scenario.game={game}", "algorithm.entropy_coefficient=0", "opponents=null")
+    assert max(last[len(last) // 2 :]) > 0.3
 
 
 @pytest.mark.learning
