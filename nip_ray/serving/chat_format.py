@@ -56,6 +56,7 @@ class ChatFormat:
             )
         self.tokenizer, self.context = tokenizer, context
         self._rendered: dict[tuple[Any, ...], list[int] | None] = {}
+        self._beginnings: dict[int, list[int]] = {0: []}
         self.replies: dict[str, list[int]] = {}
         """Reply -> its tokens, where `joins`: those that were asked for last (`nip_ray.serving.training_data.completion_tokens`)."""
 
@@ -169,10 +170,12 @@ class ChatFormat:
         """
         if message and MARK.search(message.get("content") or ""):
             return None
-        talk = [{"role": "user", "content": "use0"}, {"role": "assistant", "content": "ass1"}, {"role": "user", "content": "use2"}]
+        talk = _LONG_TRIAL[1:4]
         size = 0 if first else 1 if message and message["role"] == "assistant" else 2 if message else 3
         try:
-            before = self._render(talk[:size], False) if size else []
+            if size not in self._beginnings:
+                self._beginnings[size] = self._render(talk[:size], False)
+            before = self._beginnings[size]
             whole = self._render([*talk[:size], message] if message else talk, not message)
         except UserError:
             return None
