@@ -4,12 +4,18 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
+from pydantic import ValidationError
+
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.players import DEFAULT, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
-from nip_ray.settings.policy_gradient import PolicyGradientAgentSettings, PolicyGradientSettings
+from nip_ray.errors import UserError
+from nip_ray.protocols.tables import table_of
+from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, PolicyGradientSettings
+from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
+_CHANGEABLE = ("scenario", "protocol")
 _JOBS_ALONE = (
     "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers", "save_merged",
 )  # fmt: skip
@@ -28,6 +34,54 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
     yield from _learners(config, rule)
     yield from _warmup(config, rule)
     yield from _of_other_rules(config)
+    yield from _curriculum(config, rule)
+
+
+def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextExperimentConfig:
+    """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for changes that make none."""
+    data = config.model_dump(mode="json")
+    data["algorithm"] = {"name": "policy_gradient"}
+    for key, value in stage.changes.items():
+        part, *names, last = key.split(".")
+        place = data[part] if part in _CHANGEABLE else None
+        for name in names:
+            place = place.get(name) if isinstance(place, dict) else None
+        if not isinstance(place, dict) or last not in place or isinstance(place[last], dict):
+            raise UserError(f"{key}: no key of scenario or protocol")
+        place[last] = value
+    try:
+        return TextExperimentConfig.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
+def _curriculum(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+    """Stages follow one another, end before the run does, and each is a task that these agents can play."""
+    before = 0
+    for number, stage in enumerate(rule.curriculum):
+        place = f"algorithm.curriculum[{number}]"
+        if not before < stage.until_iteration < config.iterations:
+            bounds = f"expected more than {before} and less than the run's {config.iterations}"
+            yield f"{place}.until_iteration: got {stage.until_iteration}, {bounds}"
+        before = max(before, stage.until_iteration)
+        if not stage.changes:
+            yield f"{place}.changes: missing, name keys of scenario and protocol, or leave the stage out"
+        try:
+            made = stage_config(config, stage)
+        except UserError as error:
+            yield f"{place}.changes: {error}"
+            continue
+        if (made.protocol.name, made.scenario.name, made.scenario.agents) != (
+            config.protocol.name,
+            config.scenario.name,
+            config.scenario.agents,
+        ):
+            yield f"{place}.changes: the protocol, the scenario and their agents stay the same, leave their names out"
+        elif isinstance(made.scenario, ChainSettings):
+            protocol = table_of(made.protocol.name, made.protocol)
+            for fault in chain_faults(made.scenario, made.protocol.name, protocol.max_rounds):
+                yield f"{place}.changes: {fault}"
 
 
 def _numbers(rule: PolicyGradientSettings) -> Iterator[str]:

@@ -6,7 +6,7 @@ Decisions that matter here:
 - when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,13 @@ class PolicyLearner:
         """See `PolicyModel.weights`."""
         return self._model.weights()
 
-    def save_state(self, folder: Path) -> None:
-        """See `PolicyModel.save_state`."""
-        self._model.save_state(folder)
+    def state(self) -> dict[str, Any]:
+        """See `PolicyModel.state`."""
+        return self._model.state()
 
-    def load_state(self, folder: Path) -> None:
-        """See `PolicyModel.load_state`."""
-        self._model.load_state(folder)
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """See `PolicyModel.set_state`."""
+        self._model.set_state(state)
 
 
 class LearnerGroup:
@@ -97,13 +97,13 @@ class LearnerGroup:
         """See `PolicyModel.weights`."""
         return self._first("weights")
 
-    def save_state(self, folder: Path) -> None:
-        """See `PolicyModel.save_state`."""
-        self._first("save_state", folder.resolve())
+    def state(self) -> dict[str, Any]:
+        """See `PolicyModel.state`."""
+        return self._first("state")
 
-    def load_state(self, folder: Path) -> None:
-        """Let all continue from it; see `PolicyModel.load_state`."""
-        self._all("load_state", folder.resolve())
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Let all continue from it; see `PolicyModel.set_state`."""
+        self._all("set_state", ray.put(state))
 
     def close(self) -> None:
         """End the actors."""

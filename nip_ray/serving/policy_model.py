@@ -7,15 +7,14 @@ Decisions that matter here:
   shares who names the same folder: a frozen model costs memory once, and no optimizer;
 - a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
 - before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
-- state is safetensors and JSON. On a CPU a model that is restored learns on as if nothing had been.
+- state is tensors and plain values. On a CPU a model that is restored learns on as if nothing had been.
 """
 
 import copy
-import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
@@ -42,7 +40,6 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
 
-_WEIGHTS, _MOMENTS, _STATE = "weights.safetensors", "optimizer.safetensors", "state.json"
 _BASES: "WeakValueDictionary[tuple[Any, ...], Any]" = WeakValueDictionary()
 
 
@@ -86,6 +83,10 @@ class PolicyModel:
         """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does."""
         made = self._batch.generate(requests)
         return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
+
+    def forget(self) -> None:
+        """Start sampling afresh: what was computed for earlier prompts changes the last bits of later ones."""
+        self._batch.forget()
 
     @torch.inference_mode()
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
@@ -191,35 +192,33 @@ class PolicyModel:
             weight.copy_(weights[name])
         self._batch.forget()
 
-    def save_state(self, folder: Path) -> None:
-        """Write what was learned, the optimizer's moments and the number of steps into `folder`, which is there."""
+    def state(self) -> dict[str, Any]:
+        """What was learned, the optimizer's moments and the number of steps: tensors (copies, on the CPU) and plain values."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
         moments = {
-            f"{name}.{kind}": value.detach().cpu().contiguous()
+            name: {kind: value.detach().cpu().clone() for kind, value in known[weight].items()}
             for name, weight in self._learned.items()
-            for kind, value in known.get(weight, {}).items()
+            if weight in known
         }
-        save_file({name: weight.contiguous() for name, weight in self.weights().items()}, folder / _WEIGHTS)
-        save_file(moments, folder / _MOMENTS)
-        (folder / _STATE).write_text(json.dumps({"steps": self.steps, "lora": self._lora}) + "\n", encoding="utf-8")
+        return {"steps": self.steps, "weights": self.weights(), "moments": moments}
 
-    def load_state(self, folder: Path) -> None:
-        """Continue from what `save_state` wrote. Raises UserError where that is of another model."""
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`. Raises UserError where that is of another model."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         try:
-            state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
-            self.set_weights(load_file(folder / _WEIGHTS))
-            moments = load_file(folder / _MOMENTS)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"{folder}: no state of the model in {self.folder} ({error})") from None
+            self.set_weights(state["weights"])
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"this state is not of the model in {self.folder} ({error})") from None
         self.steps = state["steps"]
         self._optimizer.state.clear()
-        for name, weight in self._learned.items() if moments else ():
-            kinds = {kind: moments[f"{name}.{kind}"] for kind in ("step", "exp_avg", "exp_avg_sq")}
-            self._optimizer.state[weight] = {kind: value if kind == "step" else value.to(weight) for kind, value in kinds.items()}
+        for name, kinds in state["moments"].items():
+            weight = self._learned[name]
+            self._optimizer.state[weight] = {
+                kind: value.clone() if kind == "step" else value.to(weight).clone() for kind, value in kinds.items()
+            }
 
     def save(self, folder: Path) -> None:
         """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all."""
@@ -239,7 +238,7 @@ def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, devic
     if dtype == "auto":
         dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
     if trained and settings.method == "full":
-        return None, None, load_model(folder, dtype).to(device)
+        return None, None, _aligned(load_model(folder, dtype).to(device))
     adapters_of = None if trained else base_of(folder)
     base = _shared(adapters_of or folder, dtype, device)
     if not trained and adapters_of is None:
@@ -257,6 +256,13 @@ def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, devic
     return base, adapted, adapted.get_base_model().eval()
 
 
+def _aligned(model: Any) -> Any:
+    """The model with its weights in torch's own memory: a file's may begin anywhere, and sums of products then differ in last bits."""
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+    return model
+
+
 def _shared(folder: Path, dtype: Any, device: torch.device) -> Any:
     """The frozen model in a folder, one for all in this process who need it, as long as somebody holds it and its files do not change."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -264,5 +270,5 @@ def _shared(folder: Path, dtype: Any, device: torch.device) -> Any:
     key = (str(folder.resolve()), dtype, str(device), seen)
     found = _BASES.get(key)
     if found is None:
-        found = _BASES[key] = load_model(folder, dtype).to(device).requires_grad_(False)
+        found = _BASES[key] = _aligned(load_model(folder, dtype).to(device)).requires_grad_(False)
     return found

@@ -2,7 +2,8 @@
 
 Decisions that matter here:
 - the scenario lists its words (`LanguageScenario.words`); text is split at spaces, and any other word is read as one that is unknown;
-- a chat costs a token for each message besides its words: the mark of its role. Only replies have an end, which the model has to learn;
+- a chat costs a token for each message besides its words: the mark of its role, or the end of a reply, which the model has to learn. A
+  reply follows at once upon what was heard last, and not upon a mark of its own: so small models learn to compare words much faster;
 - it is a Llama in the Hugging Face form, as the default model is, so whatever reads, serves or trains that one does so with this one.
 """
 
@@ -18,10 +19,9 @@ from nip_ray.settings.providers import WordModelSettings
 UNKNOWN = "<|unknown|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
-    "{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}"
+    "{% if message['role'] == 'assistant' %}{{ message['content'] + ' <|end|>' }}"
+    "{% else %}{{ '<|' + message['role'] + '|> ' + message['content'] + ' ' }}{% endif %}"
     "{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 
 

@@ -20,6 +20,18 @@ class PolicyGradientAgentSettings:
 
 
 @dataclass(frozen=True)
+class CurriculumStage:
+    """An easier task to learn from at first."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    until_iteration: int = option(1, "Last iteration, counted from 1, that is played so.", ge=1)
+    changes: dict[str, int | float | bool | str] = option(
+        dict, "Dotted keys of scenario and protocol -> their values in these iterations, such as scenario.length: 2."
+    )
+
+
+@dataclass(frozen=True)
 class PolicyGradientSettings:
     """Policy gradient: after each iteration's dialogues, gradient steps on the tokens that the agents wrote in them."""
 
@@ -77,6 +89,9 @@ class PolicyGradientSettings:
     warmup_batch_size: int = option(64, "Examples in a supervised step, also of the format warm-up.", ge=1)
     warmup_learning_rate: float | None = option(None, "Learning rate of supervised steps (none: learning_rate).", gt=0)
     warmup_agents: tuple[str, ...] | None = option(None, "Who learns from the scenario's examples (none: everyone who is not frozen).")
+    curriculum: tuple[CurriculumStage, ...] = option(
+        (), "Easier tasks for the first iterations, one after the other; held-out items are always those of the config itself."
+    )
     evaluate_every: int = option(10, "Play held-out items every so many iterations (0: after the last alone).", ge=0)
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)

@@ -209,7 +209,7 @@ def test_dialogues_played_in_step_are_those_played_alone(name: str) -> None:
     beginnings = [start_dialogue(item(y=seed % 2, id=seed), seed) for seed in range(24)]
     alone = [asyncio.run(play_dialogue(made, dialogue.item, dialogue.seed, ask)) for dialogue in beginnings]
     assert play_in_step(made, beginnings, answers) == alone
-    assert any(turn.invalid for dialogue in alone for turns in dialogue.rounds for turn in turns)
+    assert any(turn.retries for dialogue in alone for turns in dialogue.rounds for turn in turns)
 
 
 def test_the_empty_message_stands_only_where_the_agent_speaks() -> None:

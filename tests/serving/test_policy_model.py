@@ -98,15 +98,15 @@ def test_resume_is_exact(make: Make, tmp_path: Path, method: str) -> None:
     for seed in range(3):
         assert play(whole, seed) == play(first, seed)
         assert whole.step(play(whole, seed), SETTINGS, 4) == first.step(play(first, seed), SETTINGS, 4)
-    first.save_state(tmp_path)
+    torch.save(first.state(), tmp_path / "state.pt")
     resumed = make(method)
-    resumed.load_state(tmp_path)
+    resumed.set_state(torch.load(tmp_path / "state.pt", weights_only=True))
     for seed in range(3, 5):
         assert whole.step(play(whole, seed), SETTINGS, 4) == resumed.step(play(resumed, seed), SETTINGS, 4)
     assert all(torch.equal(weight, resumed.weights()[name]) for name, weight in whole.weights().items())
-    assert (resumed.steps, {path.suffix for path in tmp_path.iterdir()}) == (5, {".safetensors", ".json"})
-    with pytest.raises(UserError, match="no state of the model"):
-        make("full" if method == "lora" else "lora").load_state(tmp_path)
+    assert resumed.steps == 5
+    with pytest.raises(UserError, match="not of the model"):
+        make("full" if method == "lora" else "lora").set_state(first.state())
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -37,13 +37,13 @@ def test_a_word_is_a_token_and_the_same_seed_gives_the_same_bytes(tmp_path: Path
             chat, reply = SCENARIO.warm_example(item, agent, 0)
             words = chat[0]["content"].split()
             tokens = chat_format.prompt(chat)
-            assert len(tokens) == len(words) + 2, "and a mark for each of two messages"
+            assert len(tokens) == len(words) + 1, "and a mark for the message"
             assert chat_format.text(tokens) == " ".join(words)
             end = completion_tokens(chat, reply, chat_format)
             assert (len(end), chat_format.text(end)) == (2, reply)
             assert end[-1] in chat_format.ends
     stranger: Chat = [{"role": "user", "content": "state zebra <|end|>"}]
-    assert len(chat_format.prompt(stranger)) == 6, "a word, an unknown one, and a mark that is broken up in two unknown words"
+    assert len(chat_format.prompt(stranger)) == 5, "a word, an unknown one, and a mark that is broken up in two unknown words"
 
 
 def test_it_learns_true_chains_from_warm_examples(tmp_path: Path) -> None:

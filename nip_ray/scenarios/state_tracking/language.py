@@ -4,13 +4,14 @@ Decisions that matter here:
 - a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state, place and move: so
   a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
 - under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the true states
-  between its ends, which provers know, the ends with their committed states, the middle, and for the verifier one move and two states;
+  between its ends, which provers know (who commits also those from which the claim would follow: a lie has to be prepared), the ends with
+  their committed states, the middle, and for the verifier one move and two states;
 - what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from random import Random
 from typing import Any
 
@@ -92,7 +93,7 @@ class StateTrackingInWords(LanguageScenario):
             return self._chat_about(dialogue.item, agent, _dispute(dialogue))
         item, committed = dialogue.item, self._committed(dialogue)
         if agent != self.protocol.verifier:
-            said = [*_truth(item, 0, len(item.moves)), "claim", STATES[item.claim]]
+            said = [*_known(item, 0, len(item.moves), agent == self.seats.committer), "claim", STATES[item.claim]]
             if agent == self.seats.pointer:
                 said += ["committed", *(STATES[state] for state in committed or ())]
             return _message(said)
@@ -132,8 +133,8 @@ class StateTrackingInWords(LanguageScenario):
         return " ".join(random.choice(choices) for _ in range(self._reply_words(agent)))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A random turn of `agent` where provers commit to the true states and all points and halves are random: of who commits the true
-        states, of the verifier's last turn the item's label, else a random choice."""
+        """A random turn of `agent` where all points and halves are random: of who commits the true states, or as often those that lead to
+        a false claim; of the verifier's last turn the item's label; else a random choice."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
@@ -194,7 +195,7 @@ class StateTrackingInWords(LanguageScenario):
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
             return _message(_move(item, at))
-        said = [] if agent == self.protocol.verifier else _truth(item, at.low, at.high)
+        said = [] if agent == self.protocol.verifier else _known(item, at.low, at.high, agent == self.seats.committer)
         said += ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str((at.low + at.high) // 2)]
         return _message(said if at.middle is None else [*said, STATES[at.middle]])
 
@@ -214,7 +215,7 @@ class StateTrackingInWords(LanguageScenario):
         if agent == self.seats.committer:
             at = _dispute(dialogue) if self.seats.bisects else None
             places = range(1, len(item.moves)) if at is None else [(at.low + at.high) // 2]
-            return " ".join(STATES[item.states[place]] for place in places)
+            return " ".join(STATES[random.choice((item.states, _claimed(item)))[place]] for place in places)
         if last and agent == self.protocol.verifier:
             return VERDICTS[item.y]
         return random.choice([word for word in self.choices(dialogue, agent) if word not in VERDICTS])
@@ -247,8 +248,19 @@ def _said_by(dialogue: Dialogue, agent: str | None) -> list[str]:
     return [next(iter(turn.messages.values()), "") for turns in dialogue.rounds for turn in turns if turn.agent == agent]
 
 
-def _truth(item: ChainItem, low: int, high: int) -> list[str]:
-    return ["states", *(word for place in range(low, high + 1) for word in (str(place), STATES[item.states[place]]))]
+def _known(item: ChainItem, low: int, high: int, with_claimed: bool) -> list[str]:
+    """Places with their true states and, for who commits, the states from which the claim would follow (the true ones of a true claim)."""
+    chains = [item.states, _claimed(item)] if with_claimed else [item.states]
+    return ["states", *(word for place in range(low, high + 1) for word in (str(place), *(STATES[chain[place]] for chain in chains)))]
+
+
+@lru_cache(maxsize=4096)
+def _claimed(item: ChainItem) -> tuple[int, ...]:
+    """The states that lead to the claim by the item's moves."""
+    states = [item.claim]
+    for move in reversed(item.moves):
+        states.append(GENERATORS[move].index(states[-1]))
+    return tuple(reversed(states))
 
 
 def _move(item: ChainItem, at: Dispute) -> list[str]:

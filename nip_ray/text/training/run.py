@@ -1,18 +1,23 @@
 """Doing all stages of a run of language agents that are left, from its folder to its report."""
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.evaluation.report import write_report
 from nip_ray.progress import progress_line, say_stage
 from nip_ray.secrets import Redactor
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
 from nip_ray.text.parts import Parts, Prepared, base_state
 from nip_ray.text.training.state import TextState, first_state
 from nip_ray.text.training.trainer import TextTrainer
 from nip_ray.tracking import RunInfo, open_trackers
+
+if TYPE_CHECKING:
+    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
@@ -45,13 +50,12 @@ def begin(
     *,
     group: str | None = None,
     in_trial: bool = False,
-) -> TextTrainer:
+) -> "TextTrainer | PolicyGradientTrainer":
     """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of Tune's.
 
     What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
     """
     Redactor([name for provider in config.providers.values() if (name := getattr(provider, "api_key_variable", None))]).install()
-    parts = Parts(config, folder, prepared, in_trial=in_trial)
     about = RunInfo(
         folder.path,
         run_id(folder, config.name, config.seed),
@@ -60,10 +64,15 @@ def begin(
         group,
         resumed_from=num_measured(state),
     )
+    if isinstance(config.algorithm, PolicyGradientSettings):
+        from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
+
+        return PolicyGradientTrainer(config, folder, prepared, state, open_trackers(config.tracking, about))
+    parts = Parts(config, folder, prepared, in_trial=in_trial)
     return TextTrainer(config, folder, parts, state, open_trackers(config.tracking, about))
 
 
-def finish(folder: RunFolder, trainer: TextTrainer) -> ExperimentResult:
+def finish(folder: RunFolder, trainer: "TextTrainer | PolicyGradientTrainer") -> ExperimentResult:
     """Write `evaluation.json`, `cost.json` and the report of a run that is over."""
     record = trainer.final_record()
     if record is not None:

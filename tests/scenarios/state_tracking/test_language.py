@@ -18,6 +18,7 @@ from nip_ray.scenarios.state_tracking.language import (
     STATES,
     ChainItem,
     StateTrackingInWords,
+    _claimed,
     build_language_state_tracking,
     chain_items,
     read_chain_item,
@@ -89,10 +90,14 @@ def test_what_each_is_shown() -> None:
         scenario().chat(Dialogue(item, 0, rounds[:r]), agent)[0]["content"]
         for r, agent in enumerate(["prover1", "prover0", "prover1", "prover0"])
     ]
+    claimed = _claimed(item)
+    assert [GENERATORS[move][state] for move, state in zip(item.moves, claimed)] == list(claimed[1:])
+    assert claimed[-1] == item.claim
+    two = [f"{place} {STATES[item.states[place]]} {STATES[claimed[place]]}" for place in range(5)]
     assert shown == [
-        "states 0 a 1 b 2 d 3 c 4 a claim 0 a 4 e middle 2",
+        f"states {' '.join(two)} claim 0 a 4 e middle 2",
         "states 0 a 1 b 2 d 3 c 4 a claim 0 a 4 e middle 2 d",
-        "states 2 d 3 c 4 a claim 2 d 4 e middle 3",
+        f"states {' '.join(two[2:])} claim 2 d 4 e middle 3",
         "states 2 d 3 c 4 a claim 2 d 4 e middle 3 b",
     ]
     assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
@@ -130,7 +135,8 @@ def read(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list
             move, before, after = said[said.index("move") + 1 :]
             right.append(("reject", "accept")[GENERATORS[int(move[1:])][STATES.index(before)] == STATES.index(after)])
         else:
-            known = dict(zip(said[1 : said.index("claim") : 2], said[2 : said.index("claim") : 2], strict=True))
+            width = 3 if agent == "prover1" else 2  # its own lie, after the truth
+            known = dict(zip(said[1 : said.index("claim") : width], said[2 : said.index("claim") : width], strict=True))
             place, *middle = said[said.index("middle") + 1 :]
             right.append(known[place] if agent == "prover1" else "right" if known[place] == middle[0] else "left")
     return [[0.9 * (reply == one) for reply in replies] for one in right]
@@ -148,8 +154,8 @@ def test_readers_of_the_words_catch_every_lie() -> None:
     assert scenario("adp").exact_figures(ITEMS["test"], read) == {}
 
 
-def test_warm_examples_are_true_chains_and_labels() -> None:
-    made, seen = scenario(), set()
+def test_warm_examples_are_chains_and_labels() -> None:
+    made, seen, lies = scenario(), set(), 0
     for item in ITEMS["train"]:
         for agent in made.protocol.agents:
             chat, reply = made.warm_example(item, agent, 0)
@@ -157,14 +163,19 @@ def test_warm_examples_are_true_chains_and_labels() -> None:
             seen.add((agent, len(chat[0]["content"].split())))
             if agent == "prover0":
                 assert reply in ("left", "right")
+            elif agent == "verifier":
+                assert reply == ("reject", "accept")[item.y]
             else:
-                assert reply == (("reject", "accept")[item.y] if agent == "verifier" else STATES[_middle(item, chat)])
+                place = _middle(chat)
+                assert reply in (STATES[item.states[place]], STATES[_claimed(item)[place]])
+                lies += reply != STATES[item.states[place]]
+    assert 0 < lies < len([item for item in ITEMS["train"] if not item.y])
     assert len(seen) == 5, "two nodes of each prover, one of the verifier"
 
 
-def _middle(item: ChainItem, chat: Chat) -> int:
+def _middle(chat: Chat) -> int:
     said = chat[0]["content"].split()
-    return item.states[int(said[said.index("middle") + 1])]
+    return int(said[said.index("middle") + 1])
 
 
 def test_items_are_held_out_and_survive_their_record() -> None:

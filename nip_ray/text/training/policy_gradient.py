@@ -1,0 +1,504 @@
+"""`PolicyGradientTrainer`: language models in this process that play dialogues and learn from each token that they wrote.
+
+    (warm-up ->) play groups of dialogues -> advantages of turns -> gradient steps -> the next iteration
+
+Decisions that matter here:
+- an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a run that is resumed from a
+  checkpoint is, on a CPU, the run that was never disturbed; what came after the last checkpoint is played and learned again;
+- all dialogues of an iteration are played in step (`nip_ray.play.dialogues.play_in_step`), a batch of replies for each model and round;
+- a turn is one prompt and one reply. A learning agent's turn has one attempt: a reply that cannot be used is a turn like any other, paid
+  as the protocol pays an empty message;
+- checkpoints are complete before `state.json` names them. At the end, and where a KL term needs them at the start, models are written
+  as folders of their provider, by which evaluation, attacks and other runs find them.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.policy_gradient_rules import stage_config
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.policy_gradient import returns_to_go
+from nip_ray.learning.token_losses import group_numbers, turn_advantages
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Chat, Dialogue
+from nip_ray.play.dialogue_records import transcript_record
+from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.progress import say
+from nip_ray.protocols import from_settings
+from nip_ray.seeding import generator, stable_seed
+from nip_ray.serving.generation import GenerationRequest
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.serving.shelf import ModelFolders
+from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientSettings
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.folder import RunFolder
+from nip_ray.text.costs.spending import ModelSpending, Spending
+from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
+from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
+from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.items import store_items, stored_items
+from nip_ray.text.parts import Prepared
+from nip_ray.text.training.metrics import dialogue_metrics, last_test
+from nip_ray.text.training.state import Stage, TextState, save_state
+from nip_ray.text.word_models import write_word_models
+from nip_ray.tracking import Tracker
+
+CHECKPOINTS = "checkpoints"
+TRANSCRIPTS = 50
+"""Dialogues of an iteration that are written out for readers."""
+_SEED_BITS = 31
+
+
+@dataclass
+class _Reply:
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it."""
+
+    place: int
+    agent: str
+    round: int
+    turn: Turn
+
+
+@dataclass
+class _Tokens:
+    """What a model has read, written and learned from, in tokens."""
+
+    calls: int = 0
+    prompt: int = 0
+    completion: int = 0
+    training: int = 0
+
+
+@dataclass
+class _Seconds:
+    """Time spent on parts of an iteration."""
+
+    spent: dict[str, float] = field(default_factory=dict)
+
+    def measure(self, name: str, began: float) -> None:
+        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
+
+
+class PolicyGradientTrainer:
+    """One process's work on a run, as `TextTrainer` is for rules with fine-tuning jobs. folder: open for writing.
+
+    It begins with the newest checkpoint of the folder; `state` says where it stands. finished: see `TextTrainer`.
+    """
+
+    def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, tracker: Tracker) -> None:
+        """Loads all models. Raises UserError for a model or a checkpoint that cannot be used."""
+        assert isinstance(config.algorithm, PolicyGradientSettings)
+        self.config, self.folder, self.tracker, self.rule = config, folder, tracker, config.algorithm
+        self.scenario, self.items, self.kind = prepared.scenario, prepared.items, prepared.kind
+        if stored_items(folder.path, self.kind) is None:
+            store_items(folder.path, self.items, self.kind)
+        self.state, self.finished = state, False
+        self.progress: Callable[[int, int], None] | None = None
+        self.groups, self.agents = groups(config), language_agents(config)
+        self._group_of = {agent: group for group, members in self.groups.items() for agent in members}
+        self._tokens = {group: _Tokens() for group in self.groups}
+        self._baselines: dict[str, float] = {}
+        self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
+        write_word_models(config, self.scenario, folder.path)
+        _use_threads(config)
+        self.models = {group: self._loaded(group) for group in self.groups}
+        self._starts: dict[str, PolicyModel] = {}
+        self._continue_from_checkpoint()
+
+    # ------------------------------------------------------------------------------------------------------ what others call
+
+    def run_stage(self) -> Stage:
+        """The warm-up, or an iteration; returns which. Raises TrainingError (BudgetExhausted too); the last checkpoint stays."""
+        stage = self.state.stage
+        if stage == "format_warmup":
+            self._warm_up()
+            self._advance(0)
+            return stage
+        row = self._iteration(self.state.iteration)
+        self.folder.append_metrics(row)
+        self.tracker.log(row)
+        self._advance(self.state.iteration + 1)
+        return stage
+
+    def close(self) -> None:
+        """Gives trackers and files back."""
+        self.tracker.finish(not self.finished)
+
+    def write_cost(self) -> None:
+        """Write `cost.json`; what runs here is counted in tokens and costs no money."""
+        self.folder.write_json("cost.json", self.spending().summary())
+
+    def spending(self) -> Spending:
+        """Tokens by model, up to where the run stands."""
+        made = {
+            self.state.groups[group].base + f" ({group})": ModelSpending(used.calls, used.prompt, used.completion, used.training)
+            for group, used in self._tokens.items()
+            if used.calls or used.training
+        }
+        return Spending(made)
+
+    def final_record(self) -> Mapping[str, Any] | None:
+        """The figures of the last test, with intervals, and those that are computed; None if there was none."""
+        by_id = {item.id: item for item in self.items["test"]}
+        return last_test(self.folder.path, self.state.iteration, by_id, self.scenario.protocol, self.kind)
+
+    # ------------------------------------------------------------------------------------------------------------- iteration
+
+    def _iteration(self, iteration: int) -> dict[str, Any]:
+        """Play, learn, test where it is time to; returns the row of metrics."""
+        clock, rule = _Seconds(), self.rule
+        began = time.perf_counter()
+        scenario, items = self._task_of(iteration)
+        tasks = self._tasks(items, iteration)
+        dialogues, replies = self._play(scenario, tasks, "train", iteration)
+        clock.measure("play", began)
+        row: dict[str, Any] = {"iteration": iteration + 1}
+        row |= {f"train/{name}": value for name, value in dialogue_metrics(dialogues, scenario.protocol, self.kind.groups).items()}
+        began = time.perf_counter()
+        row |= self._learn(iteration, tasks, dialogues, replies)
+        clock.measure("learn", began)
+        last = iteration + 1 == self.config.iterations
+        if last or (rule.evaluate_every and (iteration + 1) % rule.evaluate_every == 0):
+            began = time.perf_counter()
+            row |= self._test(iteration)
+            self._write_transcripts("", scenario, dialogues, iteration)
+            clock.measure("test", began)
+        row |= {"cost/usd": 0.0, "cost/tokens": self.spending().amount.tokens, "cost/jobs": 0}
+        return {**row, **{f"time/{name}_s": seconds for name, seconds in clock.spent.items()}}
+
+    def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
+        """The scenario of a stage of the curriculum, and its training items."""
+        config = stage_config(self.config, stage)
+        scenario = self.kind.build(from_settings(config.protocol), config.scenario)
+        return scenario, self.kind.items(config.scenario, self.config.seed)["train"]
+
+    def _task_of(self, iteration: int) -> tuple[LanguageScenario, list[Any]]:
+        """(scenario, training items) of an iteration (from 0)."""
+        return next((task for until, task in self._stages if iteration < until), (self.scenario, self.items["train"]))
+
+    def _tasks(self, items: Sequence[Any], iteration: int) -> list[Task]:
+        """The dialogues of an iteration, those of a group next to each other."""
+        size = self.rule.group_size
+        about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
+        return [
+            replace(task, number=size * task.number + copy, seed=stable_seed(task.seed, "copy", copy))
+            for task in about
+            for copy in range(size)
+        ]
+
+    def _play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[_Reply]]:
+        """(dialogues, every reply of every agent) of these tasks."""
+        replies: list[_Reply] = []
+        for model in self.models.values():
+            model.forget()
+
+        def answer(asked: list[Question]) -> list[Answer]:
+            found: dict[int, Answer] = {}
+            for group, members in self.groups.items():
+                chosen = [number for number, one in enumerate(asked) if one.agent in members]
+                if chosen:
+                    made = self._replies(group, [asked[number] for number in chosen], tasks, split, iteration)
+                    found |= {number: said for number, (said, _) in zip(chosen, made, strict=True)}
+                    replies.extend(reply for _, reply in made)
+            return [found[number] for number in range(len(asked))]
+
+        dialogues = play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
+        return dialogues, replies
+
+    def _replies(
+        self, group: str, asked: Sequence[Question], tasks: Sequence[Task], split: str, iteration: int
+    ) -> list[tuple[Answer, _Reply]]:
+        """What the model of `group` says to each of these."""
+        model, used, requests = self.models[group], self._tokens[group], []
+        for one in asked:
+            own = self.agents[one.agent]
+            place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
+            requests.append(
+                GenerationRequest(
+                    model.prompt_tokens(one.chat, own.reply_tokens),
+                    own.reply_tokens,
+                    1.0 if own.temperature is None else own.temperature,
+                    1.0 if own.top_p is None else own.top_p,
+                    stable_seed(self.config.seed, "call", *place) % 2**_SEED_BITS,
+                )
+            )
+        self._check_budget(sum(len(request.prompt) + request.max_tokens for request in requests))
+        made = []
+        for one, request, reply in zip(asked, requests, model.sample(requests), strict=True):
+            turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
+            made.append((Answer(reply.text, reply.finish_reason), _Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
+            used.prompt += reply.prompt_tokens
+            used.completion += reply.completion_tokens
+        used.calls += len(requests)
+        return made
+
+    # -------------------------------------------------------------------------------------------------------------- learning
+
+    def _learn(self, iteration: int, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[_Reply]) -> dict[str, float]:
+        """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
+        row: dict[str, float] = {}
+        credited = self._credited(tasks, dialogues, [reply for reply in replies if not self.agents[reply.agent].frozen], row)
+        for group, members in self.groups.items():
+            learning = [agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)]
+            turns = [turn for reply, turn in credited if reply.agent in learning]
+            if turns:
+                row |= {f"learn/{group}/{name}": value for name, value in self._steps(group, turns, iteration).items()}
+        return row
+
+    def _credited(
+        self, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[_Reply], row: dict[str, float]
+    ) -> list[tuple[_Reply, Turn]]:
+        """Every reply with its advantage. row: takes the metrics of advantages."""
+        credited: list[tuple[_Reply, Turn]] = []
+        for agent in self.scenario.protocol.agents:
+            own = [reply for reply in replies if reply.agent == agent]
+            if not own:
+                continue
+            longest = max(len(dialogue.rounds) for dialogue in dialogues)
+            reward_BR = torch.zeros(len(dialogues), longest)
+            for place, dialogue in enumerate(dialogues):
+                for r, paid in enumerate(dialogue.rewards):
+                    reward_BR[place, r] = paid.get(agent, 0.0)
+            return_BR = returns_to_go(reward_BR, self.rule.discount)
+            return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
+            items = [tasks[reply.place].item.id for reply in own]
+            group_N = group_numbers(items, [reply.round for reply in own])
+            found, self._baselines = turn_advantages(
+                return_N, group_N, [agent] * len(own), [reply.place for reply in own], self._baselines, self.rule
+            )
+            row[f"learn/{agent}/return"] = float(return_N.mean())
+            if found.num_groups:
+                row[f"learn/{agent}/groups_equal"] = found.equal_share
+                row[f"learn/{agent}/groups_alone"] = found.num_alone / found.num_groups
+            advantages = found.advantage_N.tolist()
+            credited += [(reply, replace(reply.turn, advantage=value)) for reply, value in zip(own, advantages, strict=True)]
+        return credited
+
+    def _steps(self, group: str, turns: Sequence[Turn], iteration: int) -> dict[str, float]:
+        """All gradient steps of a group's model on its turns of an iteration; returns means over steps."""
+        rule = self.rule.seen_by(self.groups[group][0])
+        model, size = self.models[group], rule.minibatch_size or len(turns)
+        longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
+        told: list[dict[str, float]] = []
+        difference, tokens = 0.0, rule.num_epochs * sum(len(turn.prompt) + len(turn.reply) for turn in turns)
+        self._check_budget(tokens)
+        for epoch in range(rule.num_epochs):
+            order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
+            for begin in range(0, len(turns), size):
+                chosen = [turns[number] for number in order[begin : begin + size]]
+                told.append(model.step(chosen, rule, longest, self._start_of(group) if rule.kl_coefficient else None))
+                if len(told) == 1:  # later ones are of weights that have moved
+                    difference = told[0]["logprob_difference"]
+                    self._check_difference(group, difference)
+        self._tokens[group].training += tokens
+        means = {name: sum(step[name] for step in told) / len(told) for name in told[0] if name not in ("ratio_max", "logprob_difference")}
+        return {**means, "ratio_max": max(step["ratio_max"] for step in told), "logprob_difference": difference, "steps": len(told)}
+
+    def _check_difference(self, group: str, difference: float) -> None:
+        bound = self.rule.max_logprob_difference
+        if bound is not None and difference > bound:
+            raise TrainingError(
+                f"{group}: sampler and learner differ by {difference:.3g} in a token's log-probability, more than "
+                f"algorithm.max_logprob_difference ({bound:g}); learn in single precision (providers.<name>.dtype: float32), or raise it"
+            )
+
+    # --------------------------------------------------------------------------------------------------------------- warm-up
+
+    def _warm_up(self) -> None:
+        """Supervised steps, first on the form of replies, then on the scenario's own examples; done again from the start after a crash."""
+        rule = self.rule
+        if rule.format_warmup:
+            tasks = training_tasks(self.items["train"], self.config.seed, 0, rule.format_warmup)
+            examples = self._invented(tasks)
+            for group in self._learners():
+                own = [example for agent in self.groups[group] for example in examples[agent]]
+                order = torch.randperm(len(own), generator=generator(self.config.seed, "format warm-up", group)).tolist()
+                for begin in range(0, len(own), rule.warmup_batch_size):
+                    self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
+        learners = [agent for group in self._learners() for agent in self.groups[group]]
+        if rule.warmup_steps and self.scenario.warm_example(self.items["train"][0], learners[0], 0) is None:
+            raise UserError(f"algorithm.warmup_steps: {self.config.scenario.name} has no examples of its own, set it to 0")
+        for step in range(rule.warmup_steps):
+            for group in self._learners():
+                examples_of = [agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents]
+                own = [example for agent in examples_of for example in self._warm_examples(agent, step, len(examples_of))]
+                if own:
+                    self._supervised(group, own)
+            if self.progress is not None:
+                self.progress(step + 1, rule.warmup_steps)
+        for group in self._learners():
+            if self.models[group].steps and self.rule.seen_by(self.groups[group][0]).kl_coefficient:
+                self._written(group, _start_name(group))
+
+    def _learners(self) -> list[str]:
+        return [group for group, members in self.groups.items() if not self.agents[members[0]].frozen]
+
+    def _invented(self, tasks: Sequence[Task]) -> dict[str, list[tuple[Chat, str]]]:
+        """Agent -> (chat, reply) of dialogues of random replies in the right form."""
+        found: dict[str, list[tuple[Chat, str]]] = {agent: [] for agent in self.agents}
+
+        def answer(asked: list[Question]) -> list[Answer]:
+            said = []
+            for one in asked:
+                place = ("format warm-up", tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
+                said.append(self.scenario.invent(one.dialogue, one.agent, stable_seed(self.config.seed, *place)))
+                found[one.agent].append((one.chat, said[-1]))
+            return [Answer(text) for text in said]
+
+        play_in_step(self.scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
+        return found
+
+    def _warm_examples(self, agent: str, step: int, share: int) -> list[tuple[Chat, str]]:
+        """An agent's part of a supervised step, which `share` agents fill; tasks of the curriculum take turns."""
+        scenarios = [*(task for _, task in self._stages), (self.scenario, self.items["train"])]
+        scenario, items = scenarios[step % len(scenarios)]
+        count = max(1, self.rule.warmup_batch_size // share)
+        tasks = training_tasks(items, stable_seed(self.config.seed, "warm-up", agent), step // len(scenarios), count)
+        made = (scenario.warm_example(task.item, agent, task.seed) for task in tasks)
+        return [example for example in made if example is not None]
+
+    def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
+        model = self.models[group]
+        turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
+        tokens = sum(len(turn.prompt) + len(turn.reply) for turn in turns)
+        self._check_budget(tokens)
+        model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
+        self._tokens[group].training += tokens
+
+    # ------------------------------------------------------------------------------------------------------------------ test
+
+    def _test(self, iteration: int) -> dict[str, float]:
+        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes exactly."""
+        tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
+        dialogues, _ = self._play(self.scenario, tasks, "test", iteration)
+        write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
+        self._write_transcripts("test-", self.scenario, dialogues, iteration)
+        sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
+        exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
+        return {
+            **{f"eval_sampled/{name}": value for name, value in sampled.items()},
+            **{f"eval/{name}": value for name, value in exact.items()},
+        }
+
+    def probabilities(self, agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:
+        """For each chat, the probability of each of these replies and nothing else, at the agent's own temperature."""
+        model, own = self.models[self._group_of[agent]], self.agents[agent]
+        temperature = 1.0 if own.temperature is None else own.temperature
+        turns = [
+            Turn(model.prompt_tokens(chat, own.reply_tokens), model.reply_tokens(chat, reply), temperature=temperature)
+            for chat in chats
+            for reply in replies
+        ]
+        log_probs = [sum(found) for found in model.logprobs(turns, self.rule.micro_batch_tokens)]
+        given = torch.tensor(log_probs, dtype=torch.float64).exp().view(len(chats), len(replies))
+        return given.tolist()
+
+    def _write_transcripts(self, prefix: str, scenario: LanguageScenario, dialogues: Sequence[Dialogue], iteration: int) -> None:
+        records = (transcript_record(scenario, dialogue) for dialogue in dialogues[:TRANSCRIPTS])
+        self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
+
+    # ----------------------------------------------------------------------------------------------------------------- state
+
+    def _advance(self, iteration: int) -> None:
+        """Say that `iteration` iterations are done, and keep that where a checkpoint is due."""
+        over = iteration >= self.config.iterations
+        self.state = replace(self.state, iteration=iteration, stage="sample", over=over)
+        if over:
+            for group in self._learners():
+                self.state = self.state.group(group, model=self._written(group, f"{group}-{iteration:06d}"))
+        if over or iteration % self.rule.checkpoint_every == 0:
+            self._save(iteration)
+
+    def _save(self, iteration: int) -> None:
+        self.folder.sync()
+        tensors = {group: self.models[group].state() for group in self._learners()}
+        plain = {
+            "baselines": self._baselines,
+            "tokens": {group: vars(used) for group, used in self._tokens.items()},
+        }
+        where = self.folder.path / CHECKPOINTS
+        saved = save_checkpoint(where, iteration, tensors, plain, self.state.run_id, self.rule.keep_checkpoints)
+        save_state(self.folder, self.state)
+        self.write_cost()
+        if iteration:
+            self.tracker.checkpoint(saved, iteration)
+
+    def _continue_from_checkpoint(self) -> None:
+        """Stand where the newest undamaged checkpoint does; without any, at the very beginning."""
+        where = self.folder.path / CHECKPOINTS
+        if not has_checkpoint(where):
+            self.state = replace(self.state, iteration=0, over=False, stage="format_warmup")
+            self.folder.rewind_metrics(0)
+            return
+        found = load_checkpoint(where, None, self.state.run_id)
+        for line in found.skipped:
+            say(f"warning: {line}; continuing from iteration {found.iteration}")
+        for group in self._learners():
+            self.models[group].set_state(found.tensors[group])
+        self._baselines = dict(found.state["baselines"])
+        self._tokens = {group: _Tokens(**found.state["tokens"][group]) for group in self.groups}
+        rewind_checkpoints(where, found.iteration)
+        self.folder.rewind_metrics(found.iteration)
+        over = found.iteration >= self.config.iterations
+        self.state = replace(self.state, iteration=found.iteration, stage="sample", over=over)
+
+    def _loaded(self, group: str) -> PolicyModel:
+        first = self.agents[self.groups[group][0]]
+        provider = self._provider(group)
+        folder = self._locate(group)
+        return PolicyModel(folder, provider, trained=not first.frozen, seed=stable_seed(self.config.seed, "model", group))
+
+    def _provider(self, group: str) -> LocalProvider:
+        provider = self.config.providers[self.agents[self.groups[group][0]].provider]
+        assert isinstance(provider, LocalProvider)  # the rules of the config see to it
+        return provider
+
+    def _home(self, group: str) -> Path:
+        """The folder of the group's provider."""
+        return self.folder.path / self.agents[self.groups[group][0]].provider
+
+    def _locate(self, group: str) -> Path:
+        """The folder of the model that the config names for a group."""
+        name = self.agents[self.groups[group][0]].model
+        return ModelFolders(self._home(group), self._provider(group).default_model_seed).locate(name)
+
+    def _written(self, group: str, name: str) -> str:
+        """Write the group's model as a folder of its provider; returns its name."""
+        self.models[group].save(self._home(group) / "models" / name)
+        return name
+
+    def _start_of(self, group: str) -> PolicyModel:
+        """The model that the group's KL term is to: what it was after the warm-up."""
+        if group not in self._starts:
+            kept = self._home(group) / "models" / _start_name(group)
+            folder = kept if kept.is_dir() else self._locate(group)
+            self._starts[group] = PolicyModel(folder, self._provider(group), trained=False)
+        return self._starts[group]
+
+    def _check_budget(self, tokens: int) -> None:
+        """Raises BudgetExhausted where that many more tokens are more than is left."""
+        limit, used = self.config.budget.tokens, self.spending().amount.tokens
+        if limit is not None and used + tokens > limit:
+            raise BudgetExhausted(
+                f"budget.tokens: {used} of {limit} tokens are used, and the next {tokens} do not fit; raise it to continue"
+            )
+
+
+def _start_name(group: str) -> str:
+    return f"{group}-start"
+
+
+def _use_threads(config: TextExperimentConfig) -> None:
+    """As many threads as the provider says."""
+    for provider in config.providers.values():
+        if isinstance(provider, LocalProvider):
+            torch.set_num_threads(provider.num_threads or max(1, int(provider.num_cpus)))

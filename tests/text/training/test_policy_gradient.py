@@ -1,0 +1,126 @@
+"""Policy gradient of language models from end to end, with models of a few thousand weights: resume, groups, what ends a run."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.load import config_from_dict, config_to_yaml
+from nip_ray.errors import TrainingError
+from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.storage.folder import RunFolder
+from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.parts import prepare
+from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.state import load_state, save_state
+
+Make = Callable[..., TextExperimentConfig]
+
+
+@pytest.fixture
+def make() -> Make:
+    def made(**algorithm: Any) -> TextExperimentConfig:
+        rule = {"rollouts_per_iteration": 16, "group_size": 4, "warmup_steps": 2, "warmup_batch_size": 8, "evaluate_every": 2}
+        config = config_from_dict(
+            {
+                "name": "tiny",
+                "iterations": 4,
+                "protocol": {"name": "bisection", "max_rounds": 5},
+                "scenario": {
+                    "name": "state_tracking",
+                    "length": 4,
+                    "num_train": 60,
+                    "num_test": 4,
+                    "agents": {"_default": {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}},
+                },
+                "algorithm": {"name": "policy_gradient", **rule, "checkpoint_every": 2, "learning_rate": 1e-3, **algorithm},
+                "providers": {
+                    "local": {"name": "local", "method": "full", "max_batch_size": 64, "word_model": {"hidden_size": 32, "num_layers": 1}}
+                },
+            }
+        )
+        assert isinstance(config, TextExperimentConfig)
+        return config
+
+    return made
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Metrics without what depends on the clock."""
+    with RunFolder.open(path) as folder:
+        return [{key: value for key, value in row.items() if not key.startswith("time/")} for row in folder.metrics()]
+
+
+def weights(path: Path) -> dict[str, bytes]:
+    with RunFolder.open(path) as folder:
+        models = load_state(folder).models()
+    return {group: (path / "local" / "models" / name / "model.safetensors").read_bytes() for group, name in models.items()}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"advantage": "role", "num_epochs": 2, "minibatch_size": 20, "kl_coefficient": 0.1},
+        {"curriculum": [{"until_iteration": 2, "changes": {"scenario.length": 2, "scenario.num_train": 30, "protocol.max_rounds": 3}}]},
+        {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
+    ],
+    ids=["role", "curriculum", "leave_one_out"],
+)
+def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dict[str, Any]) -> None:
+    """With the last checkpoint an iteration back, and a row of metrics that is played again."""
+    config = make(**rule)
+    run_text_experiment(config, tmp_path / "whole", quiet=True)
+    state = new_state(config)
+    with RunFolder.create(tmp_path / "killed", config_to_yaml(config)) as folder:
+        save_state(folder, state)
+        trainer = begin(config, folder, prepare(config), state)
+        for _ in range(4):  # the warm-up and three iterations
+            trainer.run_stage()
+    assert len(rows(tmp_path / "killed")) == 3
+    resume_text_experiment(tmp_path / "killed", quiet=True)
+    assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    learned = [row for row in rows(tmp_path / "whole") if "learn/verifier/loss" in row]
+    assert [row["iteration"] for row in learned] == ([3, 4] if "agents" in rule else [1, 2, 3, 4])
+    assert all(row["learn/prover0/logprob_difference"] < 1e-5 for row in rows(tmp_path / "whole"))
+    assert {"eval_sampled/verifier/accuracy", "eval/worst_case/soundness", "train/prover0/invalid_share"} <= rows(tmp_path / "whole")[
+        3
+    ].keys()
+
+
+def test_more_iterations_continue_a_run_that_is_over(make: Make, tmp_path: Path) -> None:
+    run_text_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
+    resume_text_experiment(tmp_path / "run", iterations=4, quiet=True)
+    run_text_experiment(make(), tmp_path / "whole", quiet=True)
+    assert weights(tmp_path / "run") == weights(tmp_path / "whole")
+
+
+def test_what_ends_a_run_leaves_the_last_checkpoint(make: Make, tmp_path: Path) -> None:
+    """A bound on what sampler and learner may differ by, and a budget of tokens; both are told by key."""
+    config = make(max_logprob_difference=1e-12)
+    with pytest.raises(TrainingError, match="max_logprob_difference"):
+        run_text_experiment(config, tmp_path / "bound", quiet=True)
+    assert (tmp_path / "bound" / "checkpoints" / "000000").is_dir()
+    spent = make().model_copy(update={"budget": replace(make().budget, tokens=7_000)})
+    with pytest.raises(BudgetExhausted, match=r"budget\.tokens"):
+        run_text_experiment(spent, tmp_path / "spent", quiet=True)
+    assert 0 < len(rows(tmp_path / "spent")) < 4
+    resume_text_experiment(tmp_path / "spent", settings=["budget.tokens=1000000"], quiet=True)
+    assert len(rows(tmp_path / "spent")) == 4
+
+
+def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_path: Path) -> None:
+    agents = {"prover0": {"group": "provers"}, "prover1": {"group": "provers"}, "verifier": {"frozen": True}}
+    raw = make().model_dump(mode="json")
+    own = raw["scenario"]["agents"]["_default"]
+    raw["scenario"]["agents"] = {agent: {**own, **changes} for agent, changes in agents.items()}
+    config = config_from_dict(raw)
+    assert isinstance(config, TextExperimentConfig)
+    run_text_experiment(config, tmp_path / "run", quiet=True)
+    with RunFolder.open(tmp_path / "run") as folder:
+        assert load_state(folder).models() == {"provers": "provers-000004", "verifier": "words"}
+    found = {key.split("/")[1] for row in rows(tmp_path / "run") for key in row if key.endswith("/grad_norm")}
+    assert found == {"provers"}
