@@ -162,8 +162,9 @@ def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Ite
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
-        if settings.max_invalid_replies not in (1, keys_of(type(settings))["max_invalid_replies"].default):
-            yield f"{place}.max_invalid_replies: {agent} learns from its first reply, and is not asked again, leave it out"
+        if settings.max_invalid_replies != 1:
+            got = settings.max_invalid_replies
+            yield f"{place}.max_invalid_replies: got {got}, but {agent} learns from its first reply, and is not asked again, set it to 1"
         if rule.max_staleness and not provider.gives_log_probs:
             yield (
                 f"algorithm.max_staleness: got {rule.max_staleness}, but {settings.provider} (of {agent}) gives no log-probabilities of "

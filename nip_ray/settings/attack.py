@@ -47,6 +47,9 @@ class AttackSettings:
         "Compute the worst case over all messages where the dialogues of all instances have at most so many beginnings (0: never).",
         ge=0,
     )
-    text_iterations: int = option(
-        4, "Samplings of a language model's attack, with a fine-tuning of the prover between each two of them.", ge=2
+    text_iterations: int | None = option(
+        None,
+        "Iterations of a language model's attack: samplings with a fine-tuning of the prover between each two of them (none: 4); on a run "
+        "of policy gradient, iterations of that (none: 50).",
+        ge=2,
     )

@@ -32,6 +32,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
@@ -76,8 +77,19 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     kind = language_kind(config.scenario)
     scenario = kind.build(from_settings(config.protocol), config.scenario)
     check_words(config, scenario)
+    _check_schemas(config, scenario)
     items = stored_items(run_dir, kind) if run_dir is not None else None
     return Prepared(kind, scenario, kind.items(config.scenario, config.seed) if items is None else items)
+
+
+def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
+    """Raise UserError where an agent learns from what it draws, and its replies are held to a schema."""
+    for agent, own in language_agents(config).items():
+        if isinstance(config.algorithm, PolicyGradientSettings) and not own.frozen and scenario.reply_schema(agent) is not None:
+            raise UserError(
+                f"scenario.agents.{agent}.frozen: {config.scenario.name} holds its replies to a schema, under which tokens are not drawn "
+                "from its own distribution, set it to true or choose another algorithm"
+            )
 
 
 class Parts:

@@ -16,10 +16,11 @@ SHARED = {"agents": {"_default": {"group": "all"}}}
 def config(change: dict[str, Any]) -> Any:
     """`change`, whose part `algorithm` is of policy gradient."""
     parts = {"scenario": {}, **change}
+    agents = {agent: {"max_invalid_replies": 1, **own} for agent, own in {"_default": {}, **parts["scenario"].get("agents", {})}.items()}
     return config_from_dict(
         {
             **parts,
-            "scenario": {"name": "code_validation", **parts["scenario"]},
+            "scenario": {"name": "code_validation", **parts["scenario"], "agents": agents},
             "algorithm": {"name": "policy_gradient", **parts.get("algorithm", {})},
         }
     )
@@ -97,7 +98,7 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             ["scenario.agents._default.provider: got one, but prover of group 'all' has other"],
         ),
         ({"scenario": {"agents": {"prover": {"temperature": 0}}}}, ["scenario.agents.prover.temperature: got 0"]),
-        ({"scenario": {"agents": {"prover": {"max_invalid_replies": 3}}}}, ["scenario.agents.prover.max_invalid_replies"]),
+        ({"scenario": {"agents": {"prover": {"max_invalid_replies": 20}}}}, ["agents.prover.max_invalid_replies: got 20", "set it to 1"]),
         ({"scenario": {"agents": {"prover": {"chat_shape": "openai"}}}}, ["scenario.agents.prover.chat_shape: policy_gradient keeps"]),
         ({"scenario": {"agents": {"prover": {"top_p": 0.5}}}}, ["scenario.agents.prover.top_p: got 0.5"]),
         ({"scenario": {"agents": {"prover": {"fine_tune_from_scratch": False}}}}, ["scenario.agents.prover.fine_tune_from_scratch: is"]),

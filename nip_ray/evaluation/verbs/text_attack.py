@@ -1,11 +1,13 @@
-"""`attack_text_run`: adversarial language models. A run's prover is trained further, by expert iteration, on what fooled its verifier.
+"""`attack_text_run`: adversarial language models. A run's prover is trained further on what fools its verifier.
 
 Decisions that matter here:
 - the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
   frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
-  the verifier is then just what expert iteration learns from. Its transcripts, its records of calls and its bill stand there;
+  the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there;
+- a run of policy gradient is attacked by policy gradient, with the run's own settings but for its warm-up and its curriculum; any other by
+  expert iteration;
 - two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
-  items, in the first and in the last sampling, and measured on the held-out ones, which no choice and no training has seen;
+  items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
 - an attack costs what a run costs: `budget` holds for it as for any run.
 """
@@ -14,17 +16,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
 from nip_ray.protocols import DECISIONS, from_settings
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.text_training import ExpertIterationSettings, TextTrainingSettings
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
+
+if TYPE_CHECKING:
+    from nip_ray.text.parts import Prepared
+    from nip_ray.text.training.state import TextState
 
 FOLDER = "attack"
 
@@ -38,7 +45,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     protocol = from_settings(config.protocol)
     refuse_unfit(protocol)
     document: dict[str, Any] = {}
-    counting = {"text_iterations": settings.text_iterations, "max_instances": settings.max_instances}
+    counting = {"text_iterations": _iterations(config, settings), "max_instances": settings.max_instances}
     how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
     details: dict[str, Any] = {**how}
     for goal in attacked_goals(protocol, settings):
@@ -91,39 +98,66 @@ def attack_config(
     from nip_ray.config.rules import check
     from nip_ray.config.text_rules import language_agents
 
+    by_gradient = isinstance(config.algorithm, PolicyGradientSettings)
+
     def changed(agent: str, own: Any) -> Any:
         attacks = agent in agents
-        return replace(
-            own, model=models[agent], group=None, frozen=not attacks, fine_tune_from_scratch=own.fine_tune_from_scratch and not attacks
-        )
+        made = replace(own, model=models[agent], group=None, frozen=not attacks)
+        if not attacks:
+            return made
+        return replace(made, max_invalid_replies=1) if by_gradient else replace(made, fine_tune_from_scratch=False)
 
-    rule, own = config.algorithm, ExpertIterationSettings()
-    algorithm = replace(
-        own,
-        rollouts_per_iteration=rule.rollouts_per_iteration,
-        reward_threshold=config.protocol.prover_reward / 2,
-        fine_tune_on_all_previous_rollouts=True,  # at first lies that work are rare
-        test_scheme="first_and_last",
-        num_test_items=_least(rule.num_test_items, settings.max_instances),
-        num_test_repeats=rule.num_test_repeats,
-        fine_tuning=rule.fine_tuning if isinstance(rule, TextTrainingSettings) else own.fine_tuning,
-    )
     scenario = config.scenario
     if isinstance(scenario, CodeValidationSettings):
         scenario = replace(scenario, randomize_prover_stance=False)
     made = config.model_copy(
         update={
             "name": f"{config.name}-attack",
-            "iterations": settings.text_iterations,
+            "iterations": _iterations(config, settings),
             "protocol": replace(config.protocol, shared_reward=False),
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
-            "algorithm": algorithm,
+            "algorithm": _rule(config, agents, _least(config.algorithm.num_test_items, settings.max_instances)),
             "base_run": None,
             "tracking": TrackingSettings(),
         }
     )
     check(made)
     return made
+
+
+def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
+    return settings.text_iterations or (50 if isinstance(config.algorithm, PolicyGradientSettings) else 4)
+
+
+def _rule(config: TextExperimentConfig, agents: tuple[str, ...], num_test_items: int | None) -> TextAlgorithmSettings:
+    """By which `agents` learn to attack."""
+    rule = config.algorithm
+    if isinstance(rule, PolicyGradientSettings):
+        unset = PolicyGradientSettings()
+        return replace(
+            rule,
+            agents={agent: replace(rule.of_agent(agent), from_iteration=1, until_iteration=None) for agent in agents},
+            kl_estimator=rule.kl_estimator if any(rule.seen_by(agent).kl_coefficient for agent in agents) else unset.kl_estimator,
+            format_warmup=0,
+            warmup_steps=0,
+            warmup_batch_size=unset.warmup_batch_size,
+            warmup_learning_rate=None,
+            warmup_agents=None,
+            curriculum=(),
+            evaluate_every=0,
+            num_test_items=num_test_items,
+        )
+    own = ExpertIterationSettings()
+    return replace(
+        own,
+        rollouts_per_iteration=rule.rollouts_per_iteration,
+        reward_threshold=config.protocol.prover_reward / 2,
+        fine_tune_on_all_previous_rollouts=True,  # at first lies that work are rare
+        test_scheme="first_and_last",
+        num_test_items=num_test_items,
+        num_test_repeats=rule.num_test_repeats,
+        fine_tuning=rule.fine_tuning,
+    )
 
 
 def _least(*limits: int | None) -> int | None:
@@ -151,8 +185,25 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
-        train(config, folder, replace(prepared, items=items), state, quiet)
+        about = replace(prepared, items=items)
+        if isinstance(config.algorithm, PolicyGradientSettings):
+            _test_before(config, folder, about, state)
+        train(config, folder, about, state, quiet)
     return path
+
+
+def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
+    """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
+    from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
+    from nip_ray.text.training.run import begin
+
+    trainer = begin(config, folder, prepared, state)
+    assert isinstance(trainer, PolicyGradientTrainer)
+    try:
+        trainer.test(-1)
+        trainer.run_stage()
+    finally:
+        trainer.close()
 
 
 def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
@@ -164,15 +215,19 @@ def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str
 
     protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
-    for name, iteration in (("own", 0), ("continued", config.iterations - 1)):
-        trained, held_out = (read_dialogues(rollout_file(run_dir, split, iteration), by_id[split]) for split in ("train", "test"))
+    last = config.iterations - 1
+    learned = isinstance(config.algorithm, PolicyGradientSettings)  # in an iteration before its test, not after it
+    for name, iteration in (("own", 0), ("continued", last)):
+        tested = -1 if learned and name == "own" else iteration
+        trained = read_dialogues(rollout_file(run_dir, "train", iteration), by_id["train"])
+        held_out = read_dialogues(rollout_file(run_dir, "test", tested), by_id["test"])
         record = dialogue_record(held_out, protocol)
         yield {
             "name": name,
             "kind": name,
             "size": None,
             "seed": None,
-            "iterations": iteration,
+            "iterations": tested + learned,
             "mode": "sampled",
             "selection": dialogue_record(trained, protocol)["verifier/accuracy"],
             "held_out": record["verifier/accuracy"],

@@ -167,9 +167,11 @@ class PolicyGradientTrainer:
         row |= self._learn(iteration, tasks, dialogues, replies)
         clock.measure("learn", began)
         last = iteration + 1 == self.config.iterations
+        if last or iteration == 0:
+            write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues)
         if last or (rule.evaluate_every and (iteration + 1) % rule.evaluate_every == 0):
             began = time.perf_counter()
-            row |= self._test(iteration)
+            row |= self.test(iteration)
             self._write_transcripts("", scenario, dialogues, iteration)
             clock.measure("test", began)
         row |= {"cost/usd": 0.0, "cost/tokens": self.spending().amount.tokens, "cost/jobs": 0}
@@ -229,6 +231,7 @@ class PolicyGradientTrainer:
                     1.0 if own.temperature is None else own.temperature,
                     1.0 if own.top_p is None else own.top_p,
                     stable_seed(self.config.seed, "call", *place) % 2**_SEED_BITS,
+                    schema=self.scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
                 )
             )
         self._check_budget(sum(len(request.prompt) + request.max_tokens for request in requests))
@@ -376,8 +379,11 @@ class PolicyGradientTrainer:
 
     # ------------------------------------------------------------------------------------------------------------------ test
 
-    def _test(self, iteration: int) -> dict[str, float]:
-        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes exactly."""
+    def test(self, iteration: int) -> dict[str, float]:
+        """Held-out items, played as they are learned: with the agents' own temperatures; and what the scenario computes exactly.
+
+        iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
+        """
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
         dialogues, _ = self._play(self.scenario, tasks, "test", iteration)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)

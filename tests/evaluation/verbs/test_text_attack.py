@@ -84,11 +84,10 @@ def test_both_sides_of_a_debate_can_lie(tmp_path: Path) -> None:
     assert found["attack"]["completeness"]["agents"] == ["prover0"]
 
 
-@pytest.mark.parametrize("rule", ["expert_iteration", "policy_gradient"])
-def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path, rule: str) -> None:
+def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
     shared = experiment(tmp_path)
     shared["scenario"]["agents"]["_default"] |= {"group": "all"}
-    own: Any = config_from_dict({**shared, "algorithm": {"name": rule, "rollouts_per_iteration": 40}})
+    own: Any = config_from_dict(shared)
     made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
     agents = language_agents(made)
     assert {agent: (found.model, found.frozen, found.group) for agent, found in agents.items()} == {

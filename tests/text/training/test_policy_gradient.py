@@ -10,6 +10,7 @@ import pytest
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.errors import BudgetExhausted
@@ -89,6 +90,23 @@ def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dic
     assert {"eval_sampled/verifier/accuracy", "eval/worst_case/soundness", "train/prover0/invalid_share"} <= rows(tmp_path / "whole")[
         3
     ].keys()
+
+
+def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
+    """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
+    raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(mode="json")
+    raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
+    run_text_experiment(config_from_dict({**raw, "iterations": 2}), tmp_path / "run", quiet=True)
+    chosen = ["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=3"]
+    found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
+    assert [(row["name"], row["iterations"]) for row in found["attackers"]] == [("own", 0), ("continued", 3)]
+    attack = tmp_path / "run" / found["run_dir"]
+    assert [{key.split("/")[1] for key in row if key.endswith("/grad_norm")} for row in rows(attack)] == [{"prover1"}] * 3
+    with RunFolder.open(attack) as folder:
+        models = load_state(folder).models()
+    kept = tmp_path / "run" / "local" / "models"
+    assert models == {"prover0": str(kept / "prover0-000002"), "prover1": "prover1-000003", "verifier": str(kept / "verifier-000002")}
+    assert weights(attack)["prover1"] != (kept / "words" / "model.safetensors").read_bytes()
 
 
 def test_more_iterations_continue_a_run_that_is_over(make: Make, tmp_path: Path) -> None:
