@@ -114,6 +114,8 @@ def _without_effect(rule: PolicyGradientSettings) -> Iterator[str]:
     for key in ("warmup_batch_size", "warmup_learning_rate"):
         if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):
             yield f"algorithm.{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
+    if rule.max_staleness:
+        yield f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0"
     if rule.warmup_agents is not None and not rule.warmup_steps:
         yield "algorithm.warmup_agents: warmup_steps is 0, leave it out or raise that"
 
@@ -164,12 +166,7 @@ def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Ite
             continue
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
-            yield f"{place}.max_invalid_replies: got {got}, but {agent} learns from its first reply, and is not asked again, set it to 1"
-        if rule.max_staleness and not provider.gives_log_probs:
-            yield (
-                f"algorithm.max_staleness: got {rule.max_staleness}, but {settings.provider} (of {agent}) gives no log-probabilities of "
-                "earlier weights, set it to 0"
-            )
+            yield f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked again, set it to 1"
         if settings.temperature == 0:
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
         if settings.top_p not in (None, 1):

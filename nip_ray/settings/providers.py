@@ -41,8 +41,6 @@ class ProviderSettings:
     """There is a `FineTuneBackend`."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
-    gives_log_probs: ClassVar[bool] = False
-    """Replies come with the log-probability of each of their tokens."""
     takes_extra_body: ClassVar[bool] = False
     """`ChatRequest.extra` is sent."""
     holds_schemas: ClassVar[bool] = False
@@ -138,7 +136,6 @@ class LocalProvider(ProviderSettings):
     local_models = True
     fine_tunes = True
     gives_gradients = True
-    gives_log_probs = True
     holds_schemas = True
 
     name: Literal["local"] = option("local", "A model on this cluster.")

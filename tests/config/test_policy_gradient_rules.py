@@ -34,7 +34,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "agents": {"prover": {"kl_coefficient": 0.1}}}},
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
-        {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}, "algorithm": {"max_staleness": 1}},
+        {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
     ],
 )  # fmt: skip
 def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> None:

@@ -236,7 +236,8 @@ def test_every_documented_figure_may_decide(key: str) -> None:
 
 def test_exact_figures_of_language_models_may_decide_where_their_rule_knows_probabilities() -> None:
     poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game"}, "sweep": {"metric": "eval/exploitability"}}
-    learning = {**poker, "algorithm": {"name": "policy_gradient"}}
+    once = {"agents": {"_default": {"max_invalid_replies": 1}}}
+    learning = {**poker, "scenario": {"name": "matrix_game", **once}, "algorithm": {"name": "policy_gradient"}}
     assert parse_sweep(learning).settings.metric == "eval/exploitability"
     assert "are under eval_sampled/exploitability" in refusal({**poker, "algorithm": {"name": "malt"}})
     assert "for example eval_sampled/player0/return" in refusal(

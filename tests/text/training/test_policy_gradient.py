@@ -96,7 +96,8 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
     raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
-    run_text_experiment(config_from_dict({**raw, "iterations": 2}), tmp_path / "run", quiet=True)
+    config: Any = config_from_dict({**raw, "iterations": 2})
+    run_text_experiment(config, tmp_path / "run", quiet=True)
     chosen = ["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=3"]
     found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
     assert [(row["name"], row["iterations"]) for row in found["attackers"]] == [("own", 0), ("continued", 3)]
