@@ -9,9 +9,10 @@ import pytest
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
-from nip_ray.errors import TrainingError
+from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import prepare
@@ -143,3 +144,9 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
         assert load_state(folder).models() == {"provers": "provers-000004", "verifier": "words"}
     found = {key.split("/")[1] for row in rows(tmp_path / "run") for key in row if key.endswith("/grad_norm")}
     assert found == {"provers"}
+
+
+def test_who_learns_is_not_held_to_a_schema(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None)
+    with pytest.raises(UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"):
+        prepare(make())
