@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
+import yaml
 from pydantic import ValidationError
 
 from nip_ray.config.experiment import TextExperimentConfig
@@ -15,7 +16,6 @@ from nip_ray.protocols.tables import table_of
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, PolicyGradientSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
-_CHANGEABLE = ("scenario", "protocol")
 _JOBS_ALONE = (
     "gradient_accumulation_steps", "gradient_checkpointing", "optimizer", "quantize_base", "num_training_workers", "save_merged",
 )  # fmt: skip
@@ -39,20 +39,17 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
 
 def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextExperimentConfig:
     """The config with the scenario and protocol of a stage of its curriculum. Raises UserError for changes that make none."""
-    data = config.model_dump(mode="json")
-    data["algorithm"] = {"name": "policy_gradient"}
-    for key, value in stage.changes.items():
-        part, *names, last = key.split(".")
-        place = data[part] if part in _CHANGEABLE else None
-        for name in names:
-            place = place.get(name) if isinstance(place, dict) else None
-        if not isinstance(place, dict) or last not in place or isinstance(place[last], dict):
-            raise UserError(f"{key}: no key of scenario or protocol")
-        place[last] = value
+    data = {**config.model_dump(mode="json"), "algorithm": {"name": "policy_gradient"}}
+    for change in stage.changes:
+        dotted, equals, text = change.partition("=")
+        part, _, key = dotted.strip().partition(".")
+        if not equals or part not in ("scenario", "protocol") or key not in data[part] or isinstance(data[part][key], dict):
+            raise UserError(f"{change}: expected KEY=VALUE of a key of scenario or protocol, such as scenario.length=2")
+        data[part][key] = yaml.safe_load(text)
     try:
         return TextExperimentConfig.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = error.errors(include_url=False)[0]
         raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 

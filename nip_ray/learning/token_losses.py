@@ -245,4 +245,4 @@ def token_loss(
     sums = {name: value_NT.detach().sum() for name, value_NT in counted.items()}
     masked_ratio_NT = torch.where(drawn_NT, ratio_NT.detach(), 0.0)
     maxima = {"ratio_max": masked_ratio_NT.max(), "logprob_difference": difference_NT.detach().abs().max()}
-    return loss, LossFigures({**sums, "loss": loss.detach()}, maxima)
+    return loss, LossFigures(dict(sums, loss=loss.detach()), maxima)

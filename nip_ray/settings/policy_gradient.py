@@ -26,9 +26,7 @@ class CurriculumStage:
     __pydantic_config__ = FORBID_UNKNOWN
 
     until_iteration: int = option(1, "Last iteration, counted from 1, that is played so.", ge=1)
-    changes: dict[str, int | float | bool | str] = option(
-        dict, "Dotted keys of scenario and protocol -> their values in these iterations, such as scenario.length: 2."
-    )
+    changes: tuple[str, ...] = option((), "KEY=VALUE of scenario and protocol in these iterations, as of --set, such as scenario.length=2.")
 
 
 @dataclass(frozen=True)
@@ -48,6 +46,9 @@ class PolicyGradientSettings:
     normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
     role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)
     discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
+    invalid_penalty: float = option(
+        0.0, "Taken off the return of a turn whose reply cannot be used, besides what the protocol pays for its empty message.", ge=0
+    )
     clip_low: float | None = option(0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1)
     clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
     ratio: Literal["token", "sequence"] = option(
@@ -64,11 +65,16 @@ class PolicyGradientSettings:
         16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", ge=1
     )
     kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
+    anneal_kl_coefficient: bool = option(
+        False,
+        "Let KL coefficients fall linearly to 0 over the run's iterations: agents explore at first, and settle later.",
+    )
     kl_estimator: Literal["k3", "k2"] = option(
         "k3", "Estimator of that divergence: k3 as GRPO has it, or k2, whose gradient is that of KL(policy || start)."
     )
     entropy_coefficient: float = option(0.0, "Weight of the entropy bonus.", ge=0)
     learning_rate: float = option(1e-4, "Learning rate of AdamW.", gt=0)
+    anneal_learning_rate: bool = option(False, "Let learning rates fall linearly to 0 over the run's iterations.")
     weight_decay: float = option(0.0, "Weight decay of AdamW.", ge=0)
     max_grad_norm: float | None = option(1.0, "Largest norm of a model's gradient (none: no clipping).", gt=0)
     agents: dict[str, PolicyGradientAgentSettings] = option(

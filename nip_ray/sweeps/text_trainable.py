@@ -31,9 +31,8 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
-from nip_ray.text.training.run import begin, finish, new_state, num_measured
+from nip_ray.text.training.run import AnyTrainer, begin, finish, new_state, num_measured
 from nip_ray.text.training.state import STATE, load_state, save_state
-from nip_ray.text.training.trainer import TextTrainer
 from nip_ray.tracking import check_trackers
 
 _FORMAT = "nip_ray.text_trial"
@@ -49,7 +48,7 @@ class TextTrainable(tune.Trainable):
 
         Raises UserError when the folder cannot be written.
         """
-        self.trainer: TextTrainer | None = None
+        self.trainer: AnyTrainer | None = None
         self.folder: RunFolder | None = None
         self._fault: str | None = None
         self._from: str | None = None
@@ -106,10 +105,10 @@ class TextTrainable(tune.Trainable):
         """CPUs and GPUs of the main process, then of every rollout worker and of the local model's actors."""
         return resources(config, TextExperimentConfig)
 
-    def _reached(self, folder: RunFolder, trainer: TextTrainer) -> dict[str, Any]:
+    def _reached(self, folder: RunFolder, trainer: AnyTrainer) -> dict[str, Any]:
         return {**folder.figures(), "run_dir": str(folder.path), "text_iteration": num_measured(trainer.state)}
 
-    def _begin(self, folder: RunFolder) -> TextTrainer:
+    def _begin(self, folder: RunFolder) -> AnyTrainer:
         """The trainer, standing where the run does."""
         experiment = self.experiment
         if not (folder.path / STATE).is_file():

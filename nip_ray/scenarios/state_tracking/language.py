@@ -133,8 +133,9 @@ class StateTrackingInWords(LanguageScenario):
         return " ".join(random.choice(choices) for _ in range(self._reply_words(agent)))
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
-        """A random turn of `agent` where all points and halves are random: of who commits the true states, or as often those that lead to
-        a false claim; of the verifier's last turn the item's label; else a random choice."""
+        """A random turn of `agent` where all points and halves are random. Who commits says the true states; about a false claim as often
+        those that lead to it, and at times any. The verifier says the item's label in its last turn. An opponent that chooses halves is
+        mostly asked for the true state in the middle instead, which it has to know before it can compare."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
@@ -143,6 +144,9 @@ class StateTrackingInWords(LanguageScenario):
                 said = self._warm_reply(dialogue, speaker, random, last=False)
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
+        if self.seats.bisects and agent == self.seats.pointer != self.protocol.verifier and random.random() < 0.75:
+            at = replace(_dispute(dialogue), middle=None)
+            return self._chat_about(item, agent, at), STATES[item.states[(at.low + at.high) // 2]]
         last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
         return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random, last)
 
@@ -215,7 +219,9 @@ class StateTrackingInWords(LanguageScenario):
         if agent == self.seats.committer:
             at = _dispute(dialogue) if self.seats.bisects else None
             places = range(1, len(item.moves)) if at is None else [(at.low + at.high) // 2]
-            return " ".join(STATES[random.choice((item.states, _claimed(item)))[place]] for place in places)
+            chains = (item.states, _claimed(item)) * 2
+            said = [random.choice([*(chain[place] for chain in chains), random.randrange(len(STATES))]) for place in places]
+            return " ".join(STATES[item.states[place] if item.y else state] for place, state in zip(places, said, strict=True))
         if last and agent == self.protocol.verifier:
             return VERDICTS[item.y]
         return random.choice([word for word in self.choices(dialogue, agent) if word not in VERDICTS])

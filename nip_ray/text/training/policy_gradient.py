@@ -273,6 +273,8 @@ class PolicyGradientTrainer:
                     reward_BR[place, r] = paid.get(agent, 0.0)
             return_BR = returns_to_go(reward_BR, self.rule.discount)
             return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
+            if self.rule.invalid_penalty:
+                return_N = return_N - self.rule.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
             items = [tasks[reply.place].item.id for reply in own]
             group_N = group_numbers(items, [reply.round for reply in own])
             found, self._baselines = turn_advantages(
@@ -289,6 +291,11 @@ class PolicyGradientTrainer:
     def _steps(self, group: str, turns: Sequence[Turn], iteration: int) -> dict[str, float]:
         """All gradient steps of a group's model on its turns of an iteration; returns means over steps."""
         rule = self.rule.seen_by(self.groups[group][0])
+        left = 1 - iteration / self.config.iterations
+        if rule.anneal_learning_rate:
+            rule = replace(rule, learning_rate=rule.learning_rate * left)
+        if rule.anneal_kl_coefficient:
+            rule = replace(rule, kl_coefficient=rule.kl_coefficient * left)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         told: list[dict[str, float]] = []
@@ -497,6 +504,10 @@ class PolicyGradientTrainer:
             raise BudgetExhausted(
                 f"budget.tokens: {used} of {limit} tokens are used, and the next {tokens} do not fit; raise it to continue"
             )
+
+
+def _is_invalid(dialogue: Dialogue, reply: _Reply) -> bool:
+    return any(turn.invalid for turn in dialogue.rounds[reply.round] if turn.agent == reply.agent)
 
 
 def _start_name(group: str) -> str:

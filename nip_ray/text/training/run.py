@@ -1,7 +1,7 @@
 """Doing all stages of a run of language agents that are left, from its folder to its report."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
@@ -18,6 +18,9 @@ from nip_ray.tracking import RunInfo, open_trackers
 
 if TYPE_CHECKING:
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
+
+AnyTrainer: TypeAlias = "TextTrainer | PolicyGradientTrainer"
+"""Of rules with fine-tuning jobs, or by policy gradient."""
 
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
@@ -50,7 +53,7 @@ def begin(
     *,
     group: str | None = None,
     in_trial: bool = False,
-) -> "TextTrainer | PolicyGradientTrainer":
+) -> AnyTrainer:
     """Everything that works on a run, its trackers too. group: the sweep that it belongs to. in_trial: in a trial of Tune's.
 
     What is written to logs from here on passes the filter of secrets. Raises UserError for missing keys and libraries.
@@ -72,7 +75,7 @@ def begin(
     return TextTrainer(config, folder, parts, state, open_trackers(config.tracking, about))
 
 
-def finish(folder: RunFolder, trainer: "TextTrainer | PolicyGradientTrainer") -> ExperimentResult:
+def finish(folder: RunFolder, trainer: AnyTrainer) -> ExperimentResult:
     """Write `evaluation.json`, `cost.json` and the report of a run that is over."""
     record = trainer.final_record()
     if record is not None:

@@ -19,6 +19,7 @@ from nip_ray.text.parts import prepare
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
+ANNEALED = ("anneal_learning_rate", "anneal_kl_coefficient")
 Make = Callable[..., TextExperimentConfig]
 
 
@@ -65,8 +66,15 @@ def weights(path: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     "rule",
     [
-        {"advantage": "role", "num_epochs": 2, "minibatch_size": 20, "kl_coefficient": 0.1},
-        {"curriculum": [{"until_iteration": 2, "changes": {"scenario.length": 2, "scenario.num_train": 30, "protocol.max_rounds": 3}}]},
+        {
+            "advantage": "role",
+            "anneal_learning_rate": True,
+            "anneal_kl_coefficient": True,
+            "num_epochs": 2,
+            "minibatch_size": 20,
+            "kl_coefficient": 0.1,
+        },
+        {"curriculum": [{"until_iteration": 2, "changes": ["scenario.length=2", "scenario.num_train=30", "protocol.max_rounds=3"]}]},
         {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
     ],
     ids=["role", "curriculum", "leave_one_out"],
