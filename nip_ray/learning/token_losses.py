@@ -155,8 +155,8 @@ def join(parts: Iterable[LossFigures]) -> LossFigures:
 def no_figures(kl: bool, device: torch.device) -> LossFigures:
     """Those of no turns at all. kl: of a loss with a start model."""
     zero = torch.zeros((), device=device)
-    sums = dict.fromkeys(("tokens", "clip_share", "entropy", *(("kl",) if kl else ()), "loss"), zero)
-    return LossFigures(sums, dict.fromkeys(("ratio_max", "logprob_difference"), zero))
+    names: list[str] = ["tokens", "clip_share", "entropy", *(["kl"] if kl else []), "loss"]
+    return LossFigures(dict.fromkeys(names, zero), dict.fromkeys(("ratio_max", "logprob_difference"), zero))
 
 
 def log_probs_and_entropy(

@@ -152,7 +152,7 @@ class StateTrackingInWords(LanguageScenario):
 
     def exact_figures(self, items: Sequence[ChainItem], probabilities: Probabilities) -> dict[str, float]:
         """Under bisection, and under nip with one question: `worst_case/soundness`, of rejecting the false claims of `items` against every
-        lie, and `worst_case/completeness`, of accepting the true ones against every opponent. What is given to no choice is asked again."""
+        lie, and `worst_case/completeness`, of accepting the true ones against every opponent."""
         one_question = one_question_is_asked(self.protocol)
         if not (self.seats.bisects or one_question) or {item.y for item in items} != {0, 1}:
             return {}
@@ -181,7 +181,11 @@ class StateTrackingInWords(LanguageScenario):
     def _chances(
         self, probabilities: Probabilities, items: Sequence[ChainItem], agent: str, replies: Sequence[str], at: Positions
     ) -> Tensor:
-        """See `Chances`; equal chats, such as those about one move, are asked about once. Of two replies: the chance of the second."""
+        """See `Chances`; equal chats, such as those of one move, are asked about once. Of two replies: the chance of the second.
+
+        What is given to no choice is asked again and at last counts as the first (see `choices`); a verifier without a verdict is wrong.
+        """
+        about_true = bool(items[0].y)
         chats = []
         for item, low, high, low_state, high_state, middle in zip(*(x.tolist() for x in vars(at).values()), strict=True):
             dispute = Dispute(low, high, low_state, high_state, None if middle < 0 else middle)
@@ -190,8 +194,15 @@ class StateTrackingInWords(LanguageScenario):
         place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
         different = [[{"role": "user", "content": content}] for content in number]
         given = torch.as_tensor(probabilities(agent, different, replies), dtype=torch.float64)
-        share = (given / given.sum(1, keepdim=True).clamp_min(1e-300))[place_N]
-        return share[:, 1] if len(replies) == 2 else share
+        lost = (1 - given.sum(1, keepdim=True)).clamp(0, 1)
+        asked = self.max_invalid_replies(agent)
+        said = (given * sum(lost**attempt for attempt in range(asked)))[place_N]
+        if agent == self.protocol.verifier and not about_true:
+            return 1 - said[:, 0]
+        if len(replies) == 2:
+            return said[:, 1]
+        said[:, :1] += (lost**asked)[place_N]
+        return said
 
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
         """What an agent is shown of a bisection, or of the move that it asked for."""
