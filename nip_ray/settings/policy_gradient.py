@@ -65,9 +65,8 @@ class PolicyGradientSettings:
         16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", ge=1
     )
     kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
-    anneal_kl_coefficient: bool = option(
-        False,
-        "Let KL coefficients fall linearly to 0 over the run's iterations: agents explore at first, and settle later.",
+    final_kl_coefficient: float | None = option(
+        None, "Where KL coefficients end, linearly over the run's iterations: agents explore at first (none: they stay).", ge=0
     )
     kl_estimator: Literal["k3", "k2"] = option(
         "k3", "Estimator of that divergence: k3 as GRPO has it, or k2, whose gradient is that of KL(policy || start)."

@@ -294,8 +294,9 @@ class PolicyGradientTrainer:
         left = 1 - iteration / self.config.iterations
         if rule.anneal_learning_rate:
             rule = replace(rule, learning_rate=rule.learning_rate * left)
-        if rule.anneal_kl_coefficient:
-            rule = replace(rule, kl_coefficient=rule.kl_coefficient * left)
+        if rule.final_kl_coefficient is not None:
+            final = rule.final_kl_coefficient
+            rule = replace(rule, kl_coefficient=final + (rule.kl_coefficient - final) * left)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         told: list[dict[str, float]] = []

@@ -19,7 +19,7 @@ from nip_ray.text.parts import prepare
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
-ANNEALED = ("anneal_learning_rate", "anneal_kl_coefficient")
+ANNEALED = {"anneal_learning_rate": True, "final_kl_coefficient": 0.0}
 Make = Callable[..., TextExperimentConfig]
 
 
@@ -69,7 +69,7 @@ def weights(path: Path) -> dict[str, bytes]:
         {
             "advantage": "role",
             "anneal_learning_rate": True,
-            "anneal_kl_coefficient": True,
+            "final_kl_coefficient": 0.0,
             "num_epochs": 2,
             "minibatch_size": 20,
             "kl_coefficient": 0.1,
