@@ -19,7 +19,6 @@ from nip_ray.text.parts import prepare
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
-ANNEALED = {"anneal_learning_rate": True, "final_kl_coefficient": 0.0}
 Make = Callable[..., TextExperimentConfig]
 
 
