@@ -154,12 +154,9 @@ def play_in_step(scenario: TextScenario, dialogues: Iterable[Dialogue], answer: 
     held = list(dialogues)
     while any(not dialogue.ended for dialogue in held):
         asked = [one for place, dialogue in enumerate(held) if not dialogue.ended for one in _questions(scenario, place, dialogue)]
-        turns: dict[tuple[int, str], Turn] = {}
-        for one, made in zip(asked, _ask_until_used(scenario, asked, answer), strict=True):
-            turns[one.place, one.agent] = made
         spoken: dict[int, list[Turn]] = {}
-        for (place, _), turn in turns.items():
-            spoken.setdefault(place, []).append(turn)
+        for one, turn in zip(asked, _ask_until_used(scenario, asked, answer), strict=True):
+            spoken.setdefault(one.place, []).append(turn)
         for place, said in spoken.items():
             held[place] = advance(scenario, held[place], said)
     return held

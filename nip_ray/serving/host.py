@@ -83,7 +83,7 @@ def _all_merged(settings: LocalProvider) -> bool:
 def _use_threads(settings: LocalProvider) -> None:
     import torch
 
-    torch.set_num_threads(settings.num_threads or max(1, int(settings.num_cpus)))
+    torch.set_num_threads(settings.threads)
 
 
 class ChatHost:

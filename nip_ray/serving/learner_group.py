@@ -42,7 +42,7 @@ class PolicyLearner:
         store = self._store or distributed.TCPStore(*address, self._size)
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=self._size)
-        torch.set_num_threads(settings.num_threads or max(1, int(settings.num_cpus)))
+        torch.set_num_threads(settings.threads)
         self._settings = settings
         self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 

@@ -159,6 +159,11 @@ class LocalProvider(ProviderSettings):
     word_model: WordModelSettings = option(WordModelSettings, "The model called `words`.")
 
     @property
+    def threads(self) -> int:
+        """Torch threads of each process that computes."""
+        return self.num_threads or max(1, int(self.num_cpus))
+
+    @property
     def actors(self) -> list[dict[str, float]]:
         """One that answers, one that fine-tunes."""
         return [{"CPU": self.num_cpus, "GPU": self.num_gpus}] * 2

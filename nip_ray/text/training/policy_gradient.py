@@ -14,7 +14,7 @@ Decisions that matter here:
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +76,6 @@ class _Tokens:
     prompt: int = 0
     completion: int = 0
     training: int = 0
-
-
-@dataclass
-class _Seconds:
-    """Time spent on parts of an iteration."""
-
-    spent: dict[str, float] = field(default_factory=dict)
-
-    def measure(self, name: str, began: float) -> None:
-        self.spent[name] = self.spent.get(name, 0.0) + time.perf_counter() - began
 
 
 class PolicyGradientTrainer:
@@ -155,27 +145,27 @@ class PolicyGradientTrainer:
 
     def _iteration(self, iteration: int) -> dict[str, Any]:
         """Play, learn, test where it is time to; returns the row of metrics."""
-        clock, rule = _Seconds(), self.rule
+        seconds: dict[str, float] = {}
         began = time.perf_counter()
         scenario, items = self._task_of(iteration)
         tasks = self._tasks(items, iteration)
         dialogues, replies = self._play(scenario, tasks, "train", iteration)
-        clock.measure("play", began)
+        seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
         row |= {f"train/{name}": value for name, value in dialogue_metrics(dialogues, scenario.protocol, self.kind.groups).items()}
         began = time.perf_counter()
         row |= self._learn(iteration, tasks, dialogues, replies)
-        clock.measure("learn", began)
+        seconds["learn"] = time.perf_counter() - began
         last = iteration + 1 == self.config.iterations
         if last or iteration == 0:
             write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues)
-        if last or (rule.evaluate_every and (iteration + 1) % rule.evaluate_every == 0):
+        if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
             began = time.perf_counter()
             row |= self.test(iteration)
             self._write_transcripts("", scenario, dialogues, iteration)
-            clock.measure("test", began)
+            seconds["test"] = time.perf_counter() - began
         row |= {"cost/usd": 0.0, "cost/tokens": self.spending().amount.tokens, "cost/jobs": 0}
-        return {**row, **{f"time/{name}_s": seconds for name, seconds in clock.spent.items()}}
+        return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
         """The scenario of a stage of the curriculum, and its training items."""
@@ -519,4 +509,4 @@ def _use_threads(config: TextExperimentConfig) -> None:
     """As many threads as the provider says."""
     for provider in config.providers.values():
         if isinstance(provider, LocalProvider):
-            torch.set_num_threads(provider.num_threads or max(1, int(provider.num_cpus)))
+            torch.set_num_threads(provider.threads)
