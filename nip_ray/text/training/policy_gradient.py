@@ -41,10 +41,11 @@ from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientSett
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.costs.spending import ModelSpending, Spending
+from nip_ray.text.costs.prices import usd
+from nip_ray.text.costs.spending import Spending
+from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
 from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
-from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
@@ -68,16 +69,6 @@ class _Reply:
     turn: Turn
 
 
-@dataclass
-class _Tokens:
-    """What a model has read, written and learned from, in tokens."""
-
-    calls: int = 0
-    prompt: int = 0
-    completion: int = 0
-    training: int = 0
-
-
 class PolicyGradientTrainer:
     """One process's work on a run, as `TextTrainer` is for rules with fine-tuning jobs. folder: open for writing.
 
@@ -95,7 +86,7 @@ class PolicyGradientTrainer:
         self.progress: Callable[[int, int], None] | None = None
         self.groups, self.agents = groups(config), language_agents(config)
         self._group_of = {agent: group for group, members in self.groups.items() for agent in members}
-        self._tokens = {group: _Tokens() for group in self.groups}
+        self._bills = TokenBills(config, folder.path)
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
         write_word_models(config, self.scenario, folder.path)
@@ -121,20 +112,16 @@ class PolicyGradientTrainer:
 
     def close(self) -> None:
         """Gives trackers and files back."""
+        self._bills.close()
         self.tracker.finish(not self.finished)
 
     def write_cost(self) -> None:
-        """Write `cost.json`; what runs here is counted in tokens and costs no money."""
+        """Write `cost.json`."""
         self.folder.write_json("cost.json", self.spending().summary())
 
     def spending(self) -> Spending:
-        """Tokens by model, up to where the run stands."""
-        made = {
-            self.state.groups[group].base + f" ({group})": ModelSpending(used.calls, used.prompt, used.completion, used.training)
-            for group, used in self._tokens.items()
-            if used.calls or used.training
-        }
-        return Spending(made)
+        """By model, up to where the run stands."""
+        return self._bills.spending()
 
     def final_record(self) -> Mapping[str, Any] | None:
         """The figures of the last test, with intervals, and those that are computed; None if there was none."""
@@ -164,7 +151,8 @@ class PolicyGradientTrainer:
             row |= self.test(iteration)
             self._write_transcripts("", scenario, dialogues, iteration)
             seconds["test"] = time.perf_counter() - began
-        row |= {"cost/usd": 0.0, "cost/tokens": self.spending().amount.tokens, "cost/jobs": 0}
+        spent = self.spending().amount
+        row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
@@ -210,7 +198,7 @@ class PolicyGradientTrainer:
         self, group: str, asked: Sequence[Question], tasks: Sequence[Task], split: str, iteration: int
     ) -> list[tuple[Answer, _Reply]]:
         """What the model of `group` says to each of these."""
-        model, used, requests = self.models[group], self._tokens[group], []
+        model, requests = self.models[group], []
         for one in asked:
             own = self.agents[one.agent]
             place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
@@ -224,14 +212,13 @@ class PolicyGradientTrainer:
                     schema=self.scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
                 )
             )
-        self._check_budget(sum(len(request.prompt) + request.max_tokens for request in requests))
+        prompts = sum(len(request.prompt) for request in requests)
+        bill = self._bills.ask(group, Use(len(requests), prompts, sum(request.max_tokens for request in requests)))
         made = []
         for one, request, reply in zip(asked, requests, model.sample(requests), strict=True):
             turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
             made.append((Answer(reply.text, reply.finish_reason), _Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
-            used.prompt += reply.prompt_tokens
-            used.completion += reply.completion_tokens
-        used.calls += len(requests)
+        self._bills.book(bill, Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made)))
         return made
 
     # -------------------------------------------------------------------------------------------------------------- learning
@@ -291,7 +278,7 @@ class PolicyGradientTrainer:
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         told: list[dict[str, float]] = []
         difference, tokens = 0.0, rule.num_epochs * sum(len(turn.prompt) + len(turn.reply) for turn in turns)
-        self._check_budget(tokens)
+        bill = self._bills.ask(group, Use(training=tokens))
         for epoch in range(rule.num_epochs):
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
@@ -300,7 +287,7 @@ class PolicyGradientTrainer:
                 if len(told) == 1:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
-        self._tokens[group].training += tokens
+        self._bills.book(bill)
         means = {name: sum(step[name] for step in told) / len(told) for name in told[0] if name not in ("ratio_max", "logprob_difference")}
         return {**means, "ratio_max": max(step["ratio_max"] for step in told), "logprob_difference": difference, "steps": len(told)}
 
@@ -370,10 +357,9 @@ class PolicyGradientTrainer:
     def _supervised(self, group: str, examples: Sequence[tuple[Chat, str]]) -> None:
         model = self.models[group]
         turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
-        tokens = sum(len(turn.prompt) + len(turn.reply) for turn in turns)
-        self._check_budget(tokens)
+        bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
         model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
-        self._tokens[group].training += tokens
+        self._bills.book(bill)
 
     # ------------------------------------------------------------------------------------------------------------------ test
 
@@ -427,7 +413,7 @@ class PolicyGradientTrainer:
         tensors = {group: self.models[group].state() for group in self._learners()}
         plain = {
             "baselines": self._baselines,
-            "tokens": {group: vars(used) for group, used in self._tokens.items()},
+            "tokens": self._bills.state(),
         }
         where = self.folder.path / CHECKPOINTS
         saved = save_checkpoint(where, iteration, tensors, plain, self.state.run_id, self.rule.keep_checkpoints)
@@ -449,7 +435,7 @@ class PolicyGradientTrainer:
         for group in self._learners():
             self.models[group].set_state(found.tensors[group])
         self._baselines = dict(found.state["baselines"])
-        self._tokens = {group: _Tokens(**found.state["tokens"][group]) for group in self.groups}
+        self._bills.set_state(found.state["tokens"])
         rewind_checkpoints(where, found.iteration)
         self.folder.rewind_metrics(found.iteration)
         over = found.iteration >= self.config.iterations
@@ -487,14 +473,6 @@ class PolicyGradientTrainer:
             folder = kept if kept.is_dir() else self._locate(group)
             self._starts[group] = PolicyModel(folder, self._provider(group), trained=False)
         return self._starts[group]
-
-    def _check_budget(self, tokens: int) -> None:
-        """Raises BudgetExhausted where that many more tokens are more than is left."""
-        limit, used = self.config.budget.tokens, self.spending().amount.tokens
-        if limit is not None and used + tokens > limit:
-            raise BudgetExhausted(
-                f"budget.tokens: {used} of {limit} tokens are used, and the next {tokens} do not fit; raise it to continue"
-            )
 
 
 def _is_invalid(dialogue: Dialogue, reply: _Reply) -> bool:

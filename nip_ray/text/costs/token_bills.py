@@ -1,0 +1,134 @@
+"""What a run that learns from tokens has used, by group of agents, and what that cost.
+
+Decisions that matter here:
+- what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and back;
+- a hosted model is billed for what is done again. So its requests are journalled: what they can come to at most before they are sent, and
+  what they came to once they were answered. Who resumes counts all of them; one without an answer counts at its most, as uncertain;
+- nothing is asked for that could be more than is left of `budget`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.text.costs.prices import Price, exact_usd, price_list, pusd
+from nip_ray.text.costs.spending import Amount, ModelSpending, Spending
+from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.jobs.journal import Journal
+
+JOURNAL = "requests.jsonl"
+"""In the run folder: the requests to hosted models."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """What a model has answered (calls), read, written and learned from (tokens)."""
+
+    calls: int = 0
+    prompt: int = 0
+    completion: int = 0
+    training: int = 0
+
+    def __add__(self, other: "Use") -> "Use":
+        return Use(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
+    @property
+    def tokens(self) -> int:
+        """All of them together."""
+        return self.prompt + self.completion + self.training
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is about to be asked of a group's model, and the number under which the journal has it."""
+
+    group: str
+    most: Use
+    number: int
+
+
+class TokenBills:
+    """The counts of a run, and its limits. Raises UserError for a model without a price where `budget.usd` is set."""
+
+    def __init__(self, config: TextExperimentConfig, run_dir: Path) -> None:
+        agents = language_agents(config)
+        first = {group: agents[members[0]] for group, members in groups(config).items()}
+        providers = {group: config.providers[agent.provider] for group, agent in first.items()}
+        self._budget, self._hosted = config.budget, {group for group, provider in providers.items() if provider.hosted}
+        self._names = {group: f"{agent.model} ({group})" for group, agent in first.items()}
+        in_usd = config.budget.usd is not None
+        self._prices = {
+            group: price_list(provider, in_usd).of(first[group].model) if provider.hosted else Price()
+            for group, provider in providers.items()
+        }
+        self._used = {group: Use() for group in first}
+        self._open: dict[int, Request] = {}
+        self._requests = 0
+        self._journal = Journal(run_dir / JOURNAL) if self._hosted else None
+        for entry in self._journal.entries() if self._journal is not None else ():
+            group, found, number = entry["group"], Use(**entry["use"]), entry["number"]
+            self._requests = max(self._requests, number)
+            if entry["kind"] == "ask":
+                self._open[number] = Request(group, found, number)
+            else:
+                del self._open[number]
+                self._used[group] += found
+
+    def ask(self, group: str, most: Use) -> Request:
+        """Before a request. most: what it can come to. Raises BudgetExhausted where that is more than is left."""
+        self._check(group, most)
+        self._requests += 1
+        request = self._open[self._requests] = Request(group, most, self._requests)
+        if self._journal is not None and group in self._hosted:
+            self._journal.append("ask", group=group, number=request.number, use=asdict(most))
+        return request
+
+    def book(self, request: Request, use: Use | None = None) -> None:
+        """After it. use: what it came to (none: to the most)."""
+        use = request.most if use is None else use
+        if self._journal is not None and request.group in self._hosted:
+            self._journal.append("answer", group=request.group, number=request.number, use=asdict(use))
+        del self._open[request.number]
+        self._used[request.group] += use
+
+    def spending(self) -> Spending:
+        """By model, up to where the run stands."""
+        made = {
+            self._names[group]: ModelSpending(used.calls, used.prompt, used.completion, used.training, self._amount(group, used).pusd)
+            for group, used in self._used.items()
+            if used.calls or used.training
+        }
+        return Spending(made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount()))
+
+    def state(self) -> dict[str, dict[str, int]]:
+        """The counts, for a checkpoint."""
+        return {group: asdict(used) for group, used in self._used.items()}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`; hosted models keep the counts of their journal."""
+        self._used |= {group: Use(**state[group]) for group in self._used if group not in self._hosted}
+
+    def close(self) -> None:
+        """Give the journal back."""
+        if self._journal is not None:
+            self._journal.close()
+
+    def _amount(self, group: str, use: Use) -> Amount:
+        price = self._prices[group]
+        return Amount(price.input * use.prompt + price.output * use.completion + price.training * use.training, use.tokens)
+
+    def _check(self, group: str, most: Use) -> None:
+        spent, asked = self.spending().at_most, self._amount(group, replace(most, calls=0))
+        limit = self._budget.tokens
+        if limit is not None and spent.tokens + asked.tokens > limit:
+            raise BudgetExhausted(
+                f"budget.tokens: {spent.tokens} of {limit} tokens are used, and the next {asked.tokens} do not fit; raise it to continue"
+            )
+        if self._budget.usd is not None and spent.pusd + asked.pusd > pusd(self._budget.usd):
+            raise BudgetExhausted(
+                f"budget.usd: {exact_usd(spent.pusd)} of {self._budget.usd} dollars are or may be spent, and what comes next may take "
+                f"{exact_usd(asked.pusd)}; raise it to continue"
+            )
