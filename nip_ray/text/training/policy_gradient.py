@@ -5,7 +5,6 @@
 Decisions that matter here:
 - an iteration is a pure function of the models, the optimizers, the baselines and (seed, iteration). So a run that is resumed from a
   checkpoint is, on a CPU, the run that was never disturbed; what came after the last checkpoint is played and learned again;
-- all dialogues of an iteration are played in step (`nip_ray.play.dialogues.play_in_step`), a batch of replies for each model and round;
 - a turn is one prompt and one reply. A learning agent's turn has one attempt: a reply that cannot be used is a turn like any other, paid
   as the protocol pays an empty message;
 - checkpoints are complete before `state.json` names them. At the end, and where a KL term needs them at the start, models are written
@@ -14,7 +13,7 @@ Decisions that matter here:
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,6 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientSettings
@@ -49,6 +47,7 @@ from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
+from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker
@@ -56,17 +55,6 @@ from nip_ray.tracking import Tracker
 CHECKPOINTS = "checkpoints"
 TRANSCRIPTS = 50
 """Dialogues of an iteration that are written out for readers."""
-_SEED_BITS = 31
-
-
-@dataclass
-class _Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it."""
-
-    place: int
-    agent: str
-    round: int
-    turn: Turn
 
 
 class PolicyGradientTrainer:
@@ -92,6 +80,7 @@ class PolicyGradientTrainer:
         write_word_models(config, self.scenario, folder.path)
         _use_threads(config)
         self.models = {group: self._loaded(group) for group in self.groups}
+        self._plays = ModelPlay(config, self.models, self._bills)
         self._starts: dict[str, PolicyModel] = {}
         self._continue_from_checkpoint()
 
@@ -136,7 +125,7 @@ class PolicyGradientTrainer:
         began = time.perf_counter()
         scenario, items = self._task_of(iteration)
         tasks = self._tasks(items, iteration)
-        dialogues, replies = self._play(scenario, tasks, "train", iteration)
+        dialogues, replies = self._plays.play(scenario, tasks, "train", iteration)
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
         row |= {f"train/{name}": value for name, value in dialogue_metrics(dialogues, scenario.protocol, self.kind.groups).items()}
@@ -175,55 +164,9 @@ class PolicyGradientTrainer:
             for copy in range(size)
         ]
 
-    def _play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[_Reply]]:
-        """(dialogues, every reply of every agent) of these tasks."""
-        replies: list[_Reply] = []
-        for model in self.models.values():
-            model.forget()
-
-        def answer(asked: list[Question]) -> list[Answer]:
-            found: dict[int, Answer] = {}
-            for group, members in self.groups.items():
-                chosen = [number for number, one in enumerate(asked) if one.agent in members]
-                if chosen:
-                    made = self._replies(group, [asked[number] for number in chosen], tasks, split, iteration)
-                    found |= {number: said for number, (said, _) in zip(chosen, made, strict=True)}
-                    replies.extend(reply for _, reply in made)
-            return [found[number] for number in range(len(asked))]
-
-        dialogues = play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
-        return dialogues, replies
-
-    def _replies(
-        self, group: str, asked: Sequence[Question], tasks: Sequence[Task], split: str, iteration: int
-    ) -> list[tuple[Answer, _Reply]]:
-        """What the model of `group` says to each of these."""
-        model, requests = self.models[group], []
-        for one in asked:
-            own = self.agents[one.agent]
-            place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)
-            requests.append(
-                GenerationRequest(
-                    model.prompt_tokens(one.chat, own.reply_tokens),
-                    own.reply_tokens,
-                    1.0 if own.temperature is None else own.temperature,
-                    1.0 if own.top_p is None else own.top_p,
-                    stable_seed(self.config.seed, "call", *place) % 2**_SEED_BITS,
-                    schema=self.scenario.reply_schema(one.agent),  # of frozen agents alone (`prepare` sees to it)
-                )
-            )
-        prompts = sum(len(request.prompt) for request in requests)
-        bill = self._bills.ask(group, Use(len(requests), prompts, sum(request.max_tokens for request in requests)))
-        made = []
-        for one, request, reply in zip(asked, requests, model.sample(requests), strict=True):
-            turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
-            made.append((Answer(reply.text, reply.finish_reason), _Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
-        self._bills.book(bill, Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made)))
-        return made
-
     # -------------------------------------------------------------------------------------------------------------- learning
 
-    def _learn(self, iteration: int, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[_Reply]) -> dict[str, float]:
+    def _learn(self, iteration: int, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[Reply]) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
         row: dict[str, float] = {}
         credited = self._credited(tasks, dialogues, [reply for reply in replies if not self.agents[reply.agent].frozen], row)
@@ -235,10 +178,10 @@ class PolicyGradientTrainer:
         return row
 
     def _credited(
-        self, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[_Reply], row: dict[str, float]
-    ) -> list[tuple[_Reply, Turn]]:
+        self, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[Reply], row: dict[str, float]
+    ) -> list[tuple[Reply, Turn]]:
         """Every reply with its advantage. row: takes the metrics of advantages."""
-        credited: list[tuple[_Reply, Turn]] = []
+        credited: list[tuple[Reply, Turn]] = []
         for agent in self.scenario.protocol.agents:
             own = [reply for reply in replies if reply.agent == agent]
             if not own:
@@ -369,7 +312,7 @@ class PolicyGradientTrainer:
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
-        dialogues, _ = self._play(self.scenario, tasks, "test", iteration)
+        dialogues, _ = self._plays.play(self.scenario, tasks, "test", iteration)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
         self._write_transcripts("test-", self.scenario, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
@@ -475,7 +418,7 @@ class PolicyGradientTrainer:
         return self._starts[group]
 
 
-def _is_invalid(dialogue: Dialogue, reply: _Reply) -> bool:
+def _is_invalid(dialogue: Dialogue, reply: Reply) -> bool:
     return any(turn.invalid for turn in dialogue.rounds[reply.round] if turn.agent == reply.agent)
 
 
