@@ -1,4 +1,10 @@
-"""The one exception that means "the user can mend this": its message names what was wrong, where, and what would be right."""
+"""The one exception that means "the user can mend this": its message names what was wrong, where, and what would be right.
+
+Beside it those that end a training, and the import of optional libraries.
+"""
+
+import importlib
+from types import ModuleType
 
 
 class UserError(Exception):
@@ -16,3 +22,13 @@ class TrainingError(Exception):
 
 class LearnerLost(TrainingError):
     """A learner's process or node is gone. Training can continue from the newest checkpoint, with learners made again."""
+
+
+def require(module: str, extra: str) -> ModuleType:
+    """The optional library `module`. Raises UserError that tells how to install it when it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
+            raise  # the library is there and lacks one of its own
+        raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None

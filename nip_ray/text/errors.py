@@ -1,4 +1,4 @@
-"""What can go wrong between us and a provider, beyond the two exceptions of `nip_ray.errors`; and the import of optional libraries.
+"""What can go wrong between us and a provider, beyond the two exceptions of `nip_ray.errors`.
 
 Decisions that matter here:
 - an exception that ends a call may carry what its lost attempts can have cost, so that the records of calls need not guess: a call
@@ -6,11 +6,9 @@ Decisions that matter here:
 - exceptions have one argument, their message, so that they survive being sent between Ray workers.
 """
 
-import importlib
-from types import ModuleType
 from typing import TypeVar
 
-from nip_ray.errors import TrainingError, UserError
+from nip_ray.errors import TrainingError
 from nip_ray.text.costs.spending import Amount
 
 Error = TypeVar("Error", bound=Exception)
@@ -30,13 +28,3 @@ def with_uncertain(error: Error, uncertain: Amount) -> Error:
 def uncertain_of(error: BaseException) -> Amount | None:
     """What `with_uncertain` noted, None where nothing is known."""
     return getattr(error, _UNCERTAIN, None)
-
-
-def require(module: str, extra: str) -> ModuleType:
-    """The optional library `module`. Raises UserError that tells how to install it when it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        if error.name is not None and error.name.partition(".")[0] != module.partition(".")[0]:
-            raise  # the library is there and lacks one of its own
-        raise UserError(f"this needs the package {module}: pip install 'nip_ray[{extra}]'") from None

@@ -10,13 +10,13 @@ Written against the client of the `tinker` package, 0.30 and later. Decisions th
   the price of training: for DPO the reference's, and two for each step (the service's own loss function goes forward first);
 - the order of examples depends on the spec's seed and the epoch alone, so a job that was interrupted takes the same steps;
 - a fine-tuned model is known by the address of its sampling weights; the training weights it came with are looked up in the journal;
-- the library comes in through one door (`library`), so that everything here runs without it and without the service.
+- the library comes in through one door (`ServiceLink`), so that everything here runs without it and without the service.
 """
 
 import asyncio
 import hashlib
 import json
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,13 +26,12 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.secrets import secret
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
+from nip_ray.serving.service_link import ADDRESS, ServiceLink, made
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
-from nip_ray.text.errors import require
 from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.failures import FIRST_WAIT_S, backoff_s
@@ -40,9 +39,6 @@ from nip_ray.text.providers.registry import Provider
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
 """Where a spec leaves the choice to us."""
-
-_ADDRESS = "tinker://"  # of saved weights
-_NOT_ALLOWED = ("AuthenticationError", "PermissionDeniedError", "BillingError")
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class TrainingServiceJobs:
         first_wait_s: float = FIRST_WAIT_S,
     ) -> None:
         self.poll_interval_s = poll_interval_s
-        self._link = _Link(provider, library)
+        self._link = ServiceLink(provider, library)
         self._folder, self._every, self._first_wait_s = folder, checkpoint_every, first_wait_s
         (folder / "files").mkdir(parents=True, exist_ok=True)
         self._journal = Journal(folder / "jobs.jsonl")
@@ -83,7 +79,7 @@ class TrainingServiceJobs:
         """See `FineTuneBackend`."""
         if method not in self.methods:
             raise UserError(f"this provider fine-tunes by {' and '.join(sorted(self.methods))} (got {method!r})")
-        if not model.startswith(_ADDRESS):
+        if not model.startswith(ADDRESS):
             await self._link.check_model(model)
         elif "/sampler_weights/" in model and self._journal.last("ended", model=model) is None:
             raise UserError(f"{model} holds weights to sample from, made by another run; to fine-tune them name its weights to train from")
@@ -187,14 +183,14 @@ class TrainingServiceJobs:
     async def _client(self, spec: FineTuneSpec, saved: dict[str, Any] | None) -> Any:
         service = self._link.service()
         if saved is not None:
-            return await _made(service.create_training_client_from_state_with_optimizer, saved["path"])
+            return await made(service.create_training_client_from_state_with_optimizer, saved["path"])
         ended = self._journal.last("ended", model=spec.model)
         if ended is not None:
-            return await _made(service.create_training_client_from_state, ended["state"])
-        if spec.model.startswith(_ADDRESS):
-            return await _made(service.create_training_client_from_state, spec.model)
+            return await made(service.create_training_client_from_state, ended["state"])
+        if spec.model.startswith(ADDRESS):
+            return await made(service.create_training_client_from_state, spec.model)
         rank, seed = self._link.provider.lora_rank, stable_seed(spec.seed, "adapters", spec.key) % 2**31
-        return await _made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
+        return await made(service.create_lora_training_client, base_model=spec.model, rank=rank, seed=seed)
 
     async def _reference(self, job_id: str, spec: FineTuneSpec, client: Any, examples: list[list[Example]]) -> list[list[float]]:
         """For DPO, the log-probability of every reply under the model at the start; it is kept, since later weights are others."""
@@ -262,7 +258,7 @@ class TrainingServiceChat:
     """A `ChatClient` that samples from such a service. Models are base models, or addresses of sampling weights."""
 
     def __init__(self, provider: TrainingServiceProvider, library: Any = None) -> None:
-        self._link = _Link(provider, library)
+        self._link = ServiceLink(provider, library)
         self._samplers: dict[str, asyncio.Task[Any]] = {}
 
     async def complete(self, request: ChatRequest) -> ChatReply:
@@ -288,56 +284,10 @@ class TrainingServiceChat:
         """The client of a model, made once however many ask for it at the same time; one that failed is recreated."""
         task = self._samplers.get(model)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            which = {"model_path": model} if model.startswith(_ADDRESS) else {"base_model": model}
-            task = asyncio.ensure_future(self._link.call(_made(self._link.service().create_sampling_client, **which)))
+            which = {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
+            task = asyncio.ensure_future(self._link.call(made(self._link.service().create_sampling_client, **which)))
             self._samplers[model] = task
         return await asyncio.shield(task)
-
-
-class _Link:
-    """The library, and one client of the service."""
-
-    def __init__(self, provider: TrainingServiceProvider, library: Any) -> None:
-        self.provider = provider
-        self._library = library if library is not None else require("tinker", "training-service")
-        self._secret = secret(provider.api_key_variable, "the training service")
-        self._service: Any = None
-
-    @property
-    def types(self) -> Any:
-        return self._library.types
-
-    def service(self) -> Any:
-        if self._service is None:
-            self._service = self._library.ServiceClient(base_url=self.provider.base_url, api_key=self._secret)
-        return self._service
-
-    async def check_model(self, model: str) -> None:
-        rest = self._library.RestClient(base_url=self.provider.base_url, api_key=self._secret)
-        found = await self.call(rest.get_server_capabilities())
-        names = sorted(entry.model_name for entry in found.supported_models if entry.model_name)
-        if model not in names:
-            raise UserError(f"the training service has no model {model!r}; it has {', '.join(names[:8]) or 'none'}")
-
-    async def call(self, future: Awaitable[Any]) -> Any:
-        """The result of a request. The library repeats what may be repeated by itself."""
-        try:
-            return await future
-        except Exception as error:
-            raise self.told(error) from None
-
-    def told(self, error: BaseException) -> Exception:
-        """What a failure is to us. The library's own text is left out: nobody promises that it holds no key."""
-        if isinstance(error, UserError | TrainingError):
-            return error
-        if type(error).__name__ in _NOT_ALLOWED:
-            return UserError(f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})")
-        return TrainingError(f"the training service failed ({type(error).__name__}); when it works again, resume the run")
-
-    async def close(self) -> None:
-        service, self._service = self._service, None
-        if service is not None:
-            await asyncio.to_thread(lambda: service.close("success").result())
 
 
 def steps(num_examples: int, spec: FineTuneSpec) -> list[list[int]]:
@@ -353,11 +303,6 @@ def dpo_loss(logprobs: Tensor, reference: Tensor, beta: float) -> Tensor:
     """Rafailov et al., 2023, equation 7, averaged over pairs. logprobs, reference (N, 2): of the better and the worse reply."""
     margin = (logprobs - reference)[:, 0] - (logprobs - reference)[:, 1]
     return -torch.nn.functional.logsigmoid(beta * margin).mean()
-
-
-async def _made(create: Any, *given: Any, **named: Any) -> Any:
-    """A client of the library. Asking for it may block, which a thread does; what comes back is awaited."""
-    return await (await asyncio.to_thread(create, *given, **named))
 
 
 def _examples(data: bytes, method: Method, tokenizer: Any) -> list[list[Example]]:
