@@ -11,16 +11,18 @@ Sources, by the names used below:
 - Schulman, "Approximating KL divergence", 2020 (joschu.net/blog/kl-approx.html): the estimators k2 and k3.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
 
 _LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
+MAXIMUM = "_max"
+"""How names of figures end of which the largest counts, and not the mean."""
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 
@@ -44,24 +46,30 @@ class Advantages:
         return self.num_equal / max(1, self.num_groups - self.num_alone)
 
 
-def turn_advantages(
-    return_N: Tensor,
-    group_N: Tensor,
-    roles: Sequence[str],
-    dialogues: Sequence[int],
-    baselines: Mapping[str, float],
-    settings: PolicyGradientSettings,
-) -> tuple[Advantages, dict[str, float]]:
-    """(advantages, new baselines of roles) of N turns by `settings.advantage`; what a kind has no use for is not read.
-
-    return_N: see the module. group_N: see `group_numbers`. roles, dialogues, baselines: see `role_advantages`.
+@dataclass(frozen=True)
+class AgentTurns:
+    """N turns of one agent, as they were played. return_N: see the module. group_N: see `group_numbers`. dialogue_N: which dialogue each
+    belongs to; a dialogue's turns stand next to each other or in the order of rounds.
     """
+
+    agent: str
+    return_N: Tensor
+    group_N: Tensor
+    dialogue_N: Tensor
+
+
+def turn_advantages(
+    turns: AgentTurns, baselines: Mapping[str, float], settings: PolicyGradientSettings
+) -> tuple[Advantages, dict[str, float]]:
+    """(advantages, new baselines of agents) by `settings.advantage`; what a kind has no use for is not read. See `role_advantages`."""
+    return_N = turns.return_N
     if settings.advantage == "none":
         return Advantages(return_N.clone()), dict(baselines)
     if settings.advantage == "role":
+        roles, dialogues = [turns.agent] * len(return_N), turns.dialogue_N.tolist()
         advantage_N, new = role_advantages(return_N, roles, dialogues, baselines, settings.role_baseline_decay)
         return Advantages(advantage_N), new
-    found = group_advantages(return_N, group_N, settings.advantage == "leave_one_out", settings.normalise_advantage)
+    found = group_advantages(return_N, turns.group_N, settings.advantage == "leave_one_out", settings.normalise_advantage)
     return found, dict(baselines)
 
 
@@ -136,7 +144,7 @@ class LossFigures:
     maxima: Mapping[str, Tensor]
 
     def metrics(self) -> dict[str, float]:
-        """loss; means over tokens (clip_share, entropy, kl where there is a start model); ratio_max and logprob_difference."""
+        """loss; means over tokens (the surrogate's, entropy, kl where there is a start model); maxima (also logprob_difference)."""
         tokens = self.sums["tokens"].clamp_min(1)
         means = {name: float(value / tokens) for name, value in self.sums.items() if name not in ("tokens", "loss")}
         return {"loss": float(self.sums["loss"]), **means, **{name: float(value) for name, value in self.maxima.items()}}
@@ -150,13 +158,6 @@ def join(parts: Iterable[LossFigures]) -> LossFigures:
         sums = {name: value + part.sums[name] for name, value in sums.items()}
         maxima = {name: torch.maximum(value, part.maxima[name]) for name, value in maxima.items()}
     return LossFigures(sums, maxima)
-
-
-def no_figures(kl: bool, device: torch.device) -> LossFigures:
-    """Those of no turns at all. kl: of a loss with a start model."""
-    zero = torch.zeros((), device=device)
-    names: list[str] = ["tokens", "clip_share", "entropy", *(["kl"] if kl else []), "loss"]
-    return LossFigures(dict.fromkeys(names, zero), dict.fromkeys(("ratio_max", "logprob_difference"), zero))
 
 
 def log_probs_and_entropy(
@@ -196,6 +197,32 @@ def token_weights(
     return mask_NT / (mask_NT.sum(1, keepdim=True).clamp_min(1) * max(1, num_turns))
 
 
+Surrogate = Callable[[Tensor, Tensor, Tensor, Tensor, Any], tuple[Tensor, dict[str, Tensor]]]
+"""(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings) -> (loss_NT, figures): the loss of each token, and name -> value_NT,
+whose mean over tokens is a metric, or whose maximum where the name ends in ``_max``. See `clipped_surrogate`, `token_loss`."""
+
+
+def clipped_surrogate(
+    log_prob_NT: Tensor, old_log_prob_NT: Tensor, advantage_N: Tensor, mask_NT: Tensor, settings: RatioClipSettings
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, equation 7; the two bounds apart: DAPO, section 3.1).
+
+    rho is exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences (GSPO, equation 7), which
+    then stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight A grad log_prob.
+    """
+    log_ratio_NT = log_prob_NT - old_log_prob_NT
+    if settings.ratio == "sequence":
+        mean_N1 = log_ratio_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp_min(1)
+        log_ratio_NT = torch.where(mask_NT > 0, mean_N1, 0.0)
+    ratio_NT = log_ratio_NT.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
+    low = 0.0 if settings.clip_low is None else 1 - settings.clip_low
+    high = torch.inf if settings.clip_high is None else 1 + settings.clip_high
+    advantage_N1 = advantage_N[:, None]
+    loss_NT = -torch.minimum(ratio_NT * advantage_N1, ratio_NT.clamp(low, high) * advantage_N1)
+    clipped_NT = ((advantage_N1 > 0) & (ratio_NT > high)) | ((advantage_N1 < 0) & (ratio_NT < low))
+    return loss_NT, {"clip_share": clipped_NT.to(ratio_NT.dtype), "ratio_max": ratio_NT}
+
+
 def token_loss(
     log_prob_NT: Tensor,
     entropy_NT: Tensor,
@@ -203,46 +230,44 @@ def token_loss(
     advantage_N: Tensor,
     mask_NT: Tensor,
     weight_NT: Tensor,
-    settings: PolicyGradientSettings,
+    settings: TokenTrainingSettings,
     start_log_prob_NT: Tensor | None = None,
+    surrogate: Surrogate = clipped_surrogate,
 ) -> tuple[Tensor, LossFigures]:
-    """(loss, figures): sum over tokens of weight (-surrogate + kl_coefficient KL - entropy_coefficient entropy).
+    """(loss, figures): sum over tokens of weight (surrogate + kl_coefficient KL - entropy_coefficient entropy).
 
     What stands outside the mask is not read. log_prob_NT, entropy_NT: of the policy that learns, see `log_probs_and_entropy`.
     old_log_prob_NT: as recorded when the tokens were drawn, also by an earlier policy.
     start_log_prob_NT: of the start model; None where there is none, and then no KL.
-
-    surrogate: min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) (PPO, equation 7; the two bounds apart: DAPO, section 3.1). rho is
-    exp(log_prob - old_log_prob) for each token, or for the whole turn exp of the mean of these differences (GSPO, equation 7), which then
-    stands at each of its tokens. At rho = 1 both have the gradient of REINFORCE, weight A grad log_prob.
+    surrogate: the loss of the rule; it is given zeros outside the mask.
 
     KL, with d = start_log_prob - log_prob, on the drawn tokens: k3 = exp(d) - 1 - d (GRPO, equation 4), never negative, unbiased for
     KL(policy || start) on the policy's own tokens; its gradient (1 - exp(d)) grad log_prob is in expectation that of KL(start || policy).
     k2 = d^2 / 2 is biased; its gradient -d grad log_prob is in expectation that of KL(policy || start).
     """
     drawn_NT = mask_NT > 0
-    difference_NT = torch.where(drawn_NT, log_prob_NT - old_log_prob_NT, 0.0)
-    log_ratio_NT = difference_NT
-    if settings.ratio == "sequence":
-        mean_N1 = difference_NT.sum(1, keepdim=True) / mask_NT.sum(1, keepdim=True).clamp_min(1)
-        log_ratio_NT = torch.where(drawn_NT, mean_N1, 0.0)
-    ratio_NT = log_ratio_NT.clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
-    low = 0.0 if settings.clip_low is None else 1 - settings.clip_low
-    high = torch.inf if settings.clip_high is None else 1 + settings.clip_high
-    advantage_N1 = advantage_N[:, None]
-    loss_NT = -torch.minimum(ratio_NT * advantage_N1, ratio_NT.clamp(low, high) * advantage_N1)
-    clipped_NT = ((advantage_N1 > 0) & (ratio_NT > high)) | ((advantage_N1 < 0) & (ratio_NT < low))
+    new_NT, old_NT = (torch.where(drawn_NT, value_NT, 0.0) for value_NT in (log_prob_NT, old_log_prob_NT))
+    loss_NT, told = surrogate(new_NT, old_NT, advantage_N, mask_NT, settings)
+    loss_NT = torch.where(drawn_NT, loss_NT, 0.0)
     entropy_NT = torch.where(drawn_NT, entropy_NT, 0.0)
     if settings.entropy_coefficient:
         loss_NT = loss_NT - settings.entropy_coefficient * entropy_NT
-    counted = {"tokens": mask_NT, "clip_share": clipped_NT * mask_NT, "entropy": entropy_NT}
+    counted = {**told, "entropy": entropy_NT}
     if start_log_prob_NT is not None:
         distance_NT = torch.where(drawn_NT, start_log_prob_NT - log_prob_NT, 0.0)
         k3_NT = distance_NT.clamp(max=_LARGEST_LOG_RATIO).expm1() - distance_NT
         counted["kl"] = k3_NT
         loss_NT = loss_NT + settings.kl_coefficient * (k3_NT if settings.kl_estimator == "k3" else distance_NT.square() / 2)
     loss = (weight_NT * loss_NT).sum()
-    sums = {name: value_NT.detach().sum() for name, value_NT in counted.items()}
-    masked_ratio_NT = torch.where(drawn_NT, ratio_NT.detach(), 0.0)
-    maxima = {"ratio_max": masked_ratio_NT.max(), "logprob_difference": difference_NT.detach().abs().max()}
-    return loss, LossFigures(dict(sums, loss=loss.detach()), maxima)
+    masked = {name: torch.where(drawn_NT, value_NT.detach(), 0.0) for name, value_NT in counted.items()}
+    sums = {name: value_NT.sum() for name, value_NT in masked.items() if not name.endswith(MAXIMUM)}
+    maxima = {name: value_NT.max() for name, value_NT in masked.items() if name.endswith(MAXIMUM)}
+    maxima["logprob_difference"] = (new_NT - old_NT).detach().abs().max()
+    return loss, LossFigures({"tokens": mask_NT.sum(), **sums, "loss": loss.detach()}, maxima)
+
+
+def no_figures(settings: TokenTrainingSettings, kl: bool, surrogate: Surrogate, device: torch.device) -> LossFigures:
+    """Those of no turns at all, under the names that others have. kl: of a loss with a start model."""
+    zero_NT = torch.zeros(1, 1, device=device)
+    rows = (zero_NT, zero_NT, zero_NT, zero_NT[0], zero_NT, zero_NT)
+    return token_loss(*rows, settings, zero_NT if kl else None, surrogate)[1]

@@ -15,10 +15,11 @@ from ray.exceptions import RayError
 from torch import Tensor, distributed
 
 from nip_ray.learning.learners import Learners
+from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
 from nip_ray.learning.token_rows import Turn
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policy_model import PolicyModel
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 
 
@@ -50,11 +51,13 @@ class PolicyLearner:
         """Load the model that KL divergences are to."""
         self._start = PolicyModel(folder, self._settings, trained=False)
 
-    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+    def step(
+        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+    ) -> dict[str, float]:
         """See `PolicyModel.step`."""
-        return self._model.step(turns, settings, max_tokens, self._start)
+        return self._model.step(turns, settings, max_tokens, self._start, surrogate)
 
-    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """See `PolicyModel.supervised_step`."""
         return self._model.supervised_step(turns, settings)
 
@@ -85,11 +88,13 @@ class LearnerGroup:
         """Load the model in `folder`, to which KL divergences are."""
         self._all("keep_start", folder.resolve())
 
-    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+    def step(
+        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+    ) -> dict[str, float]:
         """One step of all; see `PolicyModel.step`."""
-        return self._all("step", ray.put(list(turns)), settings, max_tokens)
+        return self._all("step", ray.put(list(turns)), settings, max_tokens, surrogate)
 
-    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of all; see `PolicyModel.supervised_step`."""
         return self._all("supervised_step", ray.put(list(turns)), settings)
 

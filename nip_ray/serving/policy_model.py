@@ -26,7 +26,16 @@ from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.learners import Learners
-from nip_ray.learning.token_losses import LossFigures, join, log_probs_and_entropy, no_figures, token_loss, token_weights
+from nip_ray.learning.token_losses import (
+    LossFigures,
+    Surrogate,
+    clipped_surrogate,
+    join,
+    log_probs_and_entropy,
+    no_figures,
+    token_loss,
+    token_weights,
+)
 from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
 from nip_ray.play.dialogue import Chat
 from nip_ray.seeding import stable_seed
@@ -36,7 +45,7 @@ from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, name_base, save_model
 from nip_ray.serving.training_data import completion_tokens
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import put_in_place
 
@@ -101,11 +110,17 @@ class PolicyModel:
     # ------------------------------------------------------------------------------------------------------- learning
 
     def step(
-        self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int, start: "PolicyModel | None" = None
+        self,
+        turns: Sequence[Turn],
+        settings: TokenTrainingSettings,
+        max_tokens: int,
+        start: "PolicyModel | None" = None,
+        surrogate: Surrogate = clipped_surrogate,
     ) -> dict[str, float]:
         """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm (before clipping).
 
         max_tokens: the most that a reply may have. start: the model that the KL divergence is to; needed where `kl_coefficient` is not 0.
+        surrogate: see `token_loss`.
         Raises TrainingError, with no weight changed, where loss or gradient are not finite.
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
@@ -121,16 +136,16 @@ class PolicyModel:
             weight_NT = token_weights(part.mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
             log_prob_NT, entropy_NT = part.by_turn(log_prob_E), part.by_turn(entropy_E)
             drawn = (part.old_logprob_NT, part.advantage_N, part.mask_NT)
-            loss, told = token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT)
+            loss, told = token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT, surrogate)
             figures.append(told)
             return loss
 
         loss, norm = self._descend(turns, loss_of, settings, settings.learning_rate)
-        told = join(figures or [no_figures(with_kl, self._model.device)])
+        told = join(figures or [no_figures(settings, with_kl, surrogate, self._model.device)])
         told = told if self._learners is None else self._learners.join(told)
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
-    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
@@ -145,7 +160,7 @@ class PolicyModel:
         return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
 
     def _descend(
-        self, turns: Sequence[Turn], loss_of: Callable[[Part], Tensor], settings: PolicyGradientSettings, rate: float
+        self, turns: Sequence[Turn], loss_of: Callable[[Part], Tensor], settings: TokenTrainingSettings, rate: float
     ) -> tuple[float, float]:
         """Add up the gradients of all parts, and of all learners, and take one step; returns loss and norm of the gradient."""
         if self._optimizer is None:

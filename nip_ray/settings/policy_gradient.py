@@ -1,7 +1,7 @@
 """How language agents learn by policy gradient on their own tokens. The formulas are in `nip_ray.learning.token_losses`."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -30,29 +30,16 @@ class CurriculumStage:
 
 
 @dataclass(frozen=True)
-class PolicyGradientSettings:
-    """Policy gradient: after each iteration's dialogues, gradient steps on the tokens that the agents wrote in them."""
+class TokenTrainingSettings:
+    """What all rules have in common by which agents learn, after each iteration's dialogues, from the tokens that they wrote in them."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    name: Literal["policy_gradient"] = option("policy_gradient", "Policy gradient.")
     rollouts_per_iteration: int = option(128, "Dialogues in an iteration: items times group_size.", ge=1)
     group_size: int = option(8, "Dialogues about each item.", ge=1)
-    advantage: Literal["group", "leave_one_out", "role", "none"] = option(
-        "group",
-        "What is taken off a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), "
-        "a moving average of its agent's returns (SPIRAL), or nothing.",
-    )
-    normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
-    role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)
     discount: float = option(1.0, "Discount of rewards per protocol round.", ge=0, le=1)
     invalid_penalty: float = option(
         0.0, "Taken off the return of a turn whose reply cannot be used, besides what the protocol pays for its empty message.", ge=0
-    )
-    clip_low: float | None = option(0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1)
-    clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
-    ratio: Literal["token", "sequence"] = option(
-        "token", "Ratio of each token, or of a whole turn (the geometric mean of its tokens': GSPO)."
     )
     aggregation: Literal["token", "turn", "turn_mean"] = option(
         "token",
@@ -107,7 +94,7 @@ class PolicyGradientSettings:
         """What `agent` has of its own, `_default`'s where it is not named."""
         return self.agents.get(agent, self.agents.get("_default", PolicyGradientAgentSettings()))
 
-    def seen_by(self, agent: str) -> "PolicyGradientSettings":
+    def seen_by(self, agent: str) -> Self:
         """These settings with what `agent` has of its own in their place."""
         own = self.of_agent(agent)
         given = {
@@ -119,3 +106,32 @@ class PolicyGradientSettings:
         """Whether `agent` learns in this iteration (from 0), as far as its first and last iteration say."""
         own = self.of_agent(agent)
         return own.from_iteration <= iteration + 1 <= (own.until_iteration or iteration + 1)
+
+
+@dataclass(frozen=True)
+class RatioClipSettings:
+    """The clipped ratio of `nip_ray.learning.token_losses.clipped_surrogate`, the loss of every rule that brings none of its own."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    clip_low: float | None = option(0.2, "The probability ratio is clipped at 1 less this (none: not at all).", gt=0, lt=1)
+    clip_high: float | None = option(0.2, "The probability ratio is clipped at 1 plus this (none: not at all).", gt=0)
+    ratio: Literal["token", "sequence"] = option(
+        "token", "Ratio of each token, or of a whole turn (the geometric mean of its tokens': GSPO)."
+    )
+
+
+@dataclass(frozen=True)
+class PolicyGradientSettings(RatioClipSettings, TokenTrainingSettings):
+    """Policy gradient: after each iteration's dialogues, gradient steps on the tokens that the agents wrote in them."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    name: Literal["policy_gradient"] = option("policy_gradient", "Policy gradient.")
+    advantage: Literal["group", "leave_one_out", "role", "none"] = option(
+        "group",
+        "What is taken off a turn's return: the mean of its group (GRPO), the mean of the others of its group (RLOO), "
+        "a moving average of its agent's returns (SPIRAL), or nothing.",
+    )
+    normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
+    role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)

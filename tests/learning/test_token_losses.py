@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from nip_ray.learning.policy_gradient import returns_to_go
 from nip_ray.learning.token_losses import (
+    AgentTurns,
     LossFigures,
     group_numbers,
     join,
@@ -52,14 +53,8 @@ def test_group_advantages_are_those_of_a_loop(kind: Any, normalise: bool) -> Non
     for row, key in enumerate(keys):
         if key == (0, "verifier", 0):
             returns[row] = 0.1
-    found, baselines = turn_advantages(
-        torch.tensor(returns),
-        group_numbers(*zip(*keys, strict=True)),
-        [key[1] for key in keys],
-        dialogues,
-        {"prover": 0.5},
-        rule(advantage=kind, normalise_advantage=normalise),
-    )
+    played = AgentTurns("prover", torch.tensor(returns), group_numbers(*zip(*keys, strict=True)), torch.tensor(dialogues))
+    found, baselines = turn_advantages(played, {"prover": 0.5}, rule(advantage=kind, normalise_advantage=normalise))
     expected, alone, equal = [], set(), set()
     for key, own in zip(keys, returns, strict=True):
         group = [value for other, value in zip(keys, returns, strict=True) if other == key]
@@ -85,19 +80,15 @@ def test_role_advantages_are_unbiased_by_their_own_dialogue() -> None:
     advantage_N, new = role_advantages(torch.tensor(returns), roles, dialogues, {"p": 2.0}, 0.75)
     assert advantage_N.tolist() == [1.0, 1.0, 5.0, -1.75, 4.75]  # v: 0, then (1 + 5) / 2 / 4 = 0.75; p: 2, then 2.25
     assert new == {"p": 0.75 * 2.25 + 0.25 * 7.0, "v": 0.75 * 0.75 - 0.25}
-    state: dict[str, float] = {"p": 2.0}  # the same in two parts
+    state: dict[str, float] = {"p": 2.0}  # the same for each alone, in two parts
     parts = []
-    for rows in ([0, 1, 2], [3, 4]):
-        part, state = turn_advantages(
-            torch.tensor([returns[row] for row in rows]),
-            torch.zeros(0),
-            [roles[row] for row in rows],
-            [dialogues[row] for row in rows],
-            state,
-            rule(advantage="role", role_baseline_decay=0.75),
+    for agent, rows in (("v", [0, 2]), ("p", [1, 4]), ("v", [3])):
+        turns = AgentTurns(
+            agent, torch.tensor([returns[row] for row in rows]), torch.zeros(0), torch.tensor([dialogues[row] for row in rows])
         )
+        part, state = turn_advantages(turns, state, rule(advantage="role", role_baseline_decay=0.75))
         parts += part.advantage_N.tolist()
-    assert (parts, state) == (advantage_N.tolist(), new)
+    assert (parts, state) == (advantage_N[[0, 2, 1, 4, 3]].tolist(), new)
 
 
 def test_returns_are_discounted_by_round() -> None:
@@ -108,7 +99,7 @@ def test_returns_are_discounted_by_round() -> None:
 # ----------------------------------------------------------------------------------------------------------------- loss
 
 
-def batch(spread: float) -> dict[str, Tensor]:
+def batch(spread: float) -> dict[str, Any]:
     """Random turns of `LENGTHS`, NaN outside the mask. spread: of the learner's log-probabilities about the recorded ones."""
     random = torch.Generator().manual_seed(5)
     shape = (len(LENGTHS), max(LENGTHS))

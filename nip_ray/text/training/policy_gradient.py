@@ -23,8 +23,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.policy_gradient import returns_to_go
-from nip_ray.learning.token_losses import group_numbers, turn_advantages
+from nip_ray.learning.token_losses import MAXIMUM, turn_advantages
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogue_records import transcript_record
@@ -46,6 +45,7 @@ from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
 from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
+from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay, Reply
 from nip_ray.text.training.state import Stage, TextState, save_state
@@ -130,7 +130,7 @@ class PolicyGradientTrainer:
         row: dict[str, Any] = {"iteration": iteration + 1}
         row |= {f"train/{name}": value for name, value in dialogue_metrics(dialogues, scenario.protocol, self.kind.groups).items()}
         began = time.perf_counter()
-        row |= self._learn(iteration, tasks, dialogues, replies)
+        row |= self._learn(iteration, dialogues, replies)
         seconds["learn"] = time.perf_counter() - began
         last = iteration + 1 == self.config.iterations
         if last or iteration == 0:
@@ -166,47 +166,17 @@ class PolicyGradientTrainer:
 
     # -------------------------------------------------------------------------------------------------------------- learning
 
-    def _learn(self, iteration: int, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[Reply]) -> dict[str, float]:
+    def _learn(self, iteration: int, dialogues: Sequence[Dialogue], replies: Sequence[Reply]) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
-        row: dict[str, float] = {}
-        credited = self._credited(tasks, dialogues, [reply for reply in replies if not self.agents[reply.agent].frozen], row)
+        own = [reply for reply in replies if not self.agents[reply.agent].frozen]
+        found = credit(turn_advantages, self.rule, self.scenario.protocol.agents, dialogues, own, self._baselines)
+        self._baselines, row = found.memory, found.figures
         for group, members in self.groups.items():
             learning = [agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)]
-            turns = [turn for reply, turn in credited if reply.agent in learning]
+            turns = [turn for reply, turn in found.replies if reply.agent in learning]
             if turns:
                 row |= {f"learn/{group}/{name}": value for name, value in self._steps(group, turns, iteration).items()}
         return row
-
-    def _credited(
-        self, tasks: Sequence[Task], dialogues: Sequence[Dialogue], replies: Sequence[Reply], row: dict[str, float]
-    ) -> list[tuple[Reply, Turn]]:
-        """Every reply with its advantage. row: takes the metrics of advantages."""
-        credited: list[tuple[Reply, Turn]] = []
-        for agent in self.scenario.protocol.agents:
-            own = [reply for reply in replies if reply.agent == agent]
-            if not own:
-                continue
-            longest = max(len(dialogue.rounds) for dialogue in dialogues)
-            reward_BR = torch.zeros(len(dialogues), longest)
-            for place, dialogue in enumerate(dialogues):
-                for r, paid in enumerate(dialogue.rewards):
-                    reward_BR[place, r] = paid.get(agent, 0.0)
-            return_BR = returns_to_go(reward_BR, self.rule.discount)
-            return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
-            if self.rule.invalid_penalty:
-                return_N = return_N - self.rule.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
-            items = [tasks[reply.place].item.id for reply in own]
-            group_N = group_numbers(items, [reply.round for reply in own])
-            found, self._baselines = turn_advantages(
-                return_N, group_N, [agent] * len(own), [reply.place for reply in own], self._baselines, self.rule
-            )
-            row[f"learn/{agent}/return"] = float(return_N.mean())
-            if found.num_groups:
-                row[f"learn/{agent}/groups_equal"] = found.equal_share
-                row[f"learn/{agent}/groups_alone"] = found.num_alone / found.num_groups
-            advantages = found.advantage_N.tolist()
-            credited += [(reply, replace(reply.turn, advantage=value)) for reply, value in zip(own, advantages, strict=True)]
-        return credited
 
     def _steps(self, group: str, turns: Sequence[Turn], iteration: int) -> dict[str, float]:
         """All gradient steps of a group's model on its turns of an iteration; returns means over steps."""
@@ -231,8 +201,9 @@ class PolicyGradientTrainer:
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
         self._bills.book(bill)
-        means = {name: sum(step[name] for step in told) / len(told) for name in told[0] if name not in ("ratio_max", "logprob_difference")}
-        return {**means, "ratio_max": max(step["ratio_max"] for step in told), "logprob_difference": difference, "steps": len(told)}
+        means = {name: sum(step[name] for step in told) / len(told) for name in told[0]}
+        maxima = {name: max(step[name] for step in told) for name in told[0] if name.endswith(MAXIMUM)}
+        return {**means, **maxima, "logprob_difference": difference, "steps": len(told)}
 
     def _check_difference(self, group: str, difference: float) -> None:
         bound = self.rule.max_logprob_difference
@@ -416,10 +387,6 @@ class PolicyGradientTrainer:
             folder = kept if kept.is_dir() else self._locate(group)
             self._starts[group] = PolicyModel(folder, self._provider(group), trained=False)
         return self._starts[group]
-
-
-def _is_invalid(dialogue: Dialogue, reply: Reply) -> bool:
-    return any(turn.invalid for turn in dialogue.rounds[reply.round] if turn.agent == reply.agent)
 
 
 def _start_name(group: str) -> str:

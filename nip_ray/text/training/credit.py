@@ -1,0 +1,65 @@
+"""What every turn of an iteration was worth to its agent: returns from the protocol's payments, advantages by the rule."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from nip_ray.learning.policy_gradient import returns_to_go
+from nip_ray.learning.token_losses import Advantages, AgentTurns, group_numbers
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.text.training.model_play import Reply
+
+TurnAdvantages = Callable[[AgentTurns, Mapping[str, float], Any], tuple[Advantages, dict[str, float]]]
+"""(an agent's turns, what the rule remembers, settings) -> (their advantages, what it remembers then: numbers, kept in checkpoints)."""
+
+
+@dataclass(frozen=True)
+class Credit:
+    """replies: each with its turn, which has an advantage now. memory: of the rule. figures: metrics."""
+
+    replies: list[tuple[Reply, Turn]]
+    memory: dict[str, float]
+    figures: dict[str, float]
+
+
+def credit(
+    advantages: TurnAdvantages,
+    settings: TokenTrainingSettings,
+    agents: Sequence[str],
+    dialogues: Sequence[Dialogue],
+    replies: Sequence[Reply],
+    memory: Mapping[str, float],
+) -> Credit:
+    """Credit the replies of `agents`, one agent after the other. Turns are compared with those of their item, agent and round."""
+    made = Credit([], dict(memory), {})
+    longest = max(len(dialogue.rounds) for dialogue in dialogues)
+    for agent in agents:
+        own = [reply for reply in replies if reply.agent == agent]
+        if not own:
+            continue
+        reward_BR = torch.zeros(len(dialogues), longest)
+        for place, dialogue in enumerate(dialogues):
+            for r, paid in enumerate(dialogue.rewards):
+                reward_BR[place, r] = paid.get(agent, 0.0)
+        return_BR = returns_to_go(reward_BR, settings.discount)
+        return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
+        if settings.invalid_penalty:
+            return_N = return_N - settings.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
+        group_N = group_numbers([dialogues[reply.place].item.id for reply in own], [reply.round for reply in own])
+        turns = AgentTurns(agent, return_N, group_N, torch.tensor([reply.place for reply in own]))
+        found, memory = advantages(turns, made.memory, settings)
+        made.memory.update(memory)
+        made.figures[f"learn/{agent}/return"] = float(return_N.mean())
+        if found.num_groups:
+            made.figures[f"learn/{agent}/groups_equal"] = found.equal_share
+            made.figures[f"learn/{agent}/groups_alone"] = found.num_alone / found.num_groups
+        made.replies.extend((one, replace(one.turn, advantage=value)) for one, value in zip(own, found.advantage_N.tolist(), strict=True))
+    return made
+
+
+def _is_invalid(dialogue: Dialogue, reply: Reply) -> bool:
+    return any(turn.invalid for turn in dialogue.rounds[reply.round] if turn.agent == reply.agent)
