@@ -27,7 +27,7 @@ class PolicyLearner:
     """One of the processes. An actor."""
 
     def __init__(self, rank: int, size: int) -> None:
-        self._rank, self._size, self._start = rank, size, None
+        self._rank, self._size = rank, size
         self._store: Any = None
 
     def address(self) -> tuple[str, int]:
@@ -44,18 +44,17 @@ class PolicyLearner:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=self._size)
         torch.set_num_threads(settings.threads)
-        self._settings = settings
         self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 
     def keep_start(self, folder: Path) -> None:
         """Load the model that KL divergences are to."""
-        self._start = PolicyModel(folder, self._settings, trained=False)
+        self._model.keep_start(folder)
 
     def step(
         self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
     ) -> dict[str, float]:
         """See `PolicyModel.step`."""
-        return self._model.step(turns, settings, max_tokens, self._start, surrogate)
+        return self._model.step(turns, settings, max_tokens, surrogate)
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """See `PolicyModel.supervised_step`."""

@@ -1,4 +1,4 @@
-"""A language model in this process that both samples, with log-probabilities, and learns: one set of weights, of a group of agents.
+"""A language model in this process that both samples, with log-probabilities, and learns: the `Policy` of a group of agents.
 
 Decisions that matter here:
 - sampler and learner use the same weights in memory, and the model is always in evaluation mode (no dropout), so both compute the same
@@ -55,6 +55,9 @@ _BASES: "WeakValueDictionary[tuple[Any, ...], Any]" = WeakValueDictionary()
 class PolicyModel:
     """One set of weights. steps: optimizer steps taken since its folder. chat: its `ChatFormat`."""
 
+    samples_apart = False
+    _start: "PolicyModel | None"
+
     def __init__(
         self,
         model_dir: Path,
@@ -70,6 +73,7 @@ class PolicyModel:
         Raises UserError for a model that cannot be used.
         """
         self.folder, self.trained, self.steps, self._learners = model_dir, trained, 0, learners
+        self._settings, self._start = settings, None
         self._lora = trained and settings.method == "lora"
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
@@ -109,28 +113,26 @@ class PolicyModel:
 
     # ------------------------------------------------------------------------------------------------------- learning
 
+    def keep_start(self, folder: Path) -> None:
+        """See `Policy.keep_start`."""
+        self._start = PolicyModel(folder, self._settings, trained=False)
+
     def step(
-        self,
-        turns: Sequence[Turn],
-        settings: TokenTrainingSettings,
-        max_tokens: int,
-        start: "PolicyModel | None" = None,
-        surrogate: Surrogate = clipped_surrogate,
+        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
     ) -> dict[str, float]:
         """One step of policy gradient on a minibatch, by `token_loss`; returns `LossFigures.metrics` and grad_norm (before clipping).
 
-        max_tokens: the most that a reply may have. start: the model that the KL divergence is to; needed where `kl_coefficient` is not 0.
-        surrogate: see `token_loss`.
-        Raises TrainingError, with no weight changed, where loss or gradient are not finite.
+        max_tokens: the most that a reply may have. surrogate: see `token_loss`. Raises TrainingError, with no weight changed, where loss
+        or gradient are not finite.
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
-        with_kl = start is not None and bool(settings.kl_coefficient)
+        start = self._start if settings.kl_coefficient else None
         figures: list[LossFigures] = []
 
         def loss_of(part: Part) -> Tensor:
             log_prob_E, entropy_E = self._log_probs(part, bool(settings.entropy_coefficient))
             start_NT = None
-            if start is not None and with_kl:
+            if start is not None:
                 with torch.no_grad():
                     start_NT = part.by_turn(start._log_probs(part)[0])
             weight_NT = token_weights(part.mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
@@ -141,7 +143,7 @@ class PolicyModel:
             return loss
 
         loss, norm = self._descend(turns, loss_of, settings, settings.learning_rate)
-        told = join(figures or [no_figures(settings, with_kl, surrogate, self._model.device)])
+        told = join(figures or [no_figures(settings, start is not None, surrogate, self._model.device)])
         told = told if self._learners is None else self._learners.join(told)
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
 
@@ -199,7 +201,7 @@ class PolicyModel:
         return {name: weight.detach().cpu().clone() for name, weight in self._learned.items()}
 
     @torch.no_grad()
-    def set_weights(self, weights: dict[str, Tensor]) -> None:
+    def take(self, weights: Mapping[str, Tensor]) -> None:
         """Take over the `weights` of a model of the same folder and settings. Raises ValueError where names differ."""
         if weights.keys() != self._learned.keys():
             raise ValueError(f"weights are {sorted(weights)[:3]}..., expected {sorted(self._learned)[:3]}...")
@@ -224,7 +226,7 @@ class PolicyModel:
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         try:
-            self.set_weights(state["weights"])
+            self.take(state["weights"])
         except (ValueError, RuntimeError) as error:
             raise UserError(f"this state is not of the model in {self.folder} ({error})") from None
         self.steps = state["steps"]
@@ -235,8 +237,11 @@ class PolicyModel:
                 kind: value.clone() if kind == "step" else value.to(weight).clone() for kind, value in kinds.items()
             }
 
-    def save(self, folder: Path) -> None:
-        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all."""
+    def save(self, folder: Path) -> str:
+        """Write it as a model's folder, which `load_model` and the local provider read; adapters name their base. Whole, or not at all.
+
+        Returns its name, by which the provider serves it.
+        """
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
         shutil.rmtree(aside, ignore_errors=True)
@@ -245,6 +250,10 @@ class PolicyModel:
             name_base(aside, folder, self.folder if self._lora else base_of(self.folder) or self.folder)
         shutil.rmtree(folder, ignore_errors=True)
         put_in_place(aside, folder)
+        return folder.name
+
+    def close(self) -> None:
+        """See `Policy.close`."""
 
 
 def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device) -> tuple[Any, Any, Any]:

@@ -44,16 +44,17 @@ def test_turns_are_shared_out_by_tokens_and_those_of_a_row_together() -> None:
 def test_two_learners_take_the_steps_of_one(ray_session: None, default_dir: Path, tmp_path: Path) -> None:
     """Supervised, of many turns, and of one turn alone, from which one of them learns nothing; after a resume as well."""
     provider = LocalProvider(method="full", num_threads=1)
-    alone, start = PolicyModel(default_dir, provider, trained=True), PolicyModel(default_dir, provider, trained=False)
+    alone = PolicyModel(default_dir, provider, trained=True)
     first, group = alone.weights(), LearnerGroup(default_dir, provider, 2)
     try:
+        alone.keep_start(default_dir)
         group.keep_start(default_dir)
         for step, count in enumerate((9, 20, 1)):
             turns = turns_of(step, count)
             if step == 0:
                 expected, found = alone.supervised_step(turns, SETTINGS), group.supervised_step(turns, SETTINGS)
             else:
-                expected, found = alone.step(turns, SETTINGS, 5, start), group.step(turns, SETTINGS, 5)
+                expected, found = alone.step(turns, SETTINGS, 5), group.step(turns, SETTINGS, 5)
             assert found == pytest.approx(expected, rel=1e-4)
             if step == 1:
                 group.set_state(group.state())

@@ -14,7 +14,7 @@ from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogu
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
-from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.tasks import Task
 
@@ -34,7 +34,7 @@ class Reply:
 class ModelPlay:
     """models: by group. bills: where tokens are booked."""
 
-    def __init__(self, config: TextExperimentConfig, models: Mapping[str, PolicyModel], bills: TokenBills) -> None:
+    def __init__(self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills) -> None:
         self.seed, self.models, self.bills = config.seed, models, bills
         self.groups, self.agents = groups(config), language_agents(config)
 

@@ -32,8 +32,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.serving.policy_model import PolicyModel
-from nip_ray.serving.shelf import ModelFolders
+from nip_ray.serving.policies import home_of, policy_for, start_folder
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
@@ -79,9 +78,9 @@ class PolicyGradientTrainer:
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
         write_word_models(config, self.scenario, folder.path)
         _use_threads(config)
-        self.models = {group: self._loaded(group) for group in self.groups}
+        self.models = {group: policy_for(config, group, folder.path) for group in self.groups}
         self._plays = ModelPlay(config, self.models, self._bills)
-        self._starts: dict[str, PolicyModel] = {}
+        self._with_start: set[str] = set()
         self._continue_from_checkpoint()
 
     # ------------------------------------------------------------------------------------------------------ what others call
@@ -100,8 +99,10 @@ class PolicyGradientTrainer:
         return stage
 
     def close(self) -> None:
-        """Gives trackers and files back."""
+        """Gives models, trackers and files back."""
         self._bills.close()
+        for model in self.models.values():
+            model.close()
         self.tracker.finish(not self.finished)
 
     def write_cost(self) -> None:
@@ -189,6 +190,8 @@ class PolicyGradientTrainer:
             rule = replace(rule, kl_coefficient=final + (rule.kl_coefficient - final) * left)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
+        if rule.kl_coefficient:
+            self._keep_start(group)
         told: list[dict[str, float]] = []
         difference, tokens = 0.0, rule.num_epochs * sum(len(turn.prompt) + len(turn.reply) for turn in turns)
         bill = self._bills.ask(group, Use(training=tokens))
@@ -196,7 +199,7 @@ class PolicyGradientTrainer:
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
-                told.append(model.step(chosen, rule, longest, self._start_of(group) if rule.kl_coefficient else None))
+                told.append(model.step(chosen, rule, longest))
                 if len(told) == 1:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
@@ -355,38 +358,20 @@ class PolicyGradientTrainer:
         over = found.iteration >= self.config.iterations
         self.state = replace(self.state, iteration=found.iteration, stage="sample", over=over)
 
-    def _loaded(self, group: str) -> PolicyModel:
-        first = self.agents[self.groups[group][0]]
-        provider = self._provider(group)
-        folder = self._locate(group)
-        return PolicyModel(folder, provider, trained=not first.frozen, seed=stable_seed(self.config.seed, "model", group))
-
-    def _provider(self, group: str) -> LocalProvider:
-        provider = self.config.providers[self.agents[self.groups[group][0]].provider]
-        assert isinstance(provider, LocalProvider)  # the rules of the config see to it
-        return provider
-
-    def _home(self, group: str) -> Path:
-        """The folder of the group's provider."""
-        return self.folder.path / self.agents[self.groups[group][0]].provider
-
-    def _locate(self, group: str) -> Path:
-        """The folder of the model that the config names for a group."""
-        name = self.agents[self.groups[group][0]].model
-        return ModelFolders(self._home(group), self._provider(group).default_model_seed).locate(name)
+    def _folder(self, group: str, name: str) -> Path:
+        """Where a group's model is kept under a name."""
+        return home_of(self.config, group, self.folder.path) / "models" / name
 
     def _written(self, group: str, name: str) -> str:
-        """Write the group's model as a folder of its provider; returns its name."""
-        self.models[group].save(self._home(group) / "models" / name)
-        return name
+        """Keep the group's model under a name; returns the name by which its provider serves it."""
+        return self.models[group].save(self._folder(group, name))
 
-    def _start_of(self, group: str) -> PolicyModel:
-        """The model that the group's KL term is to: what it was after the warm-up."""
-        if group not in self._starts:
-            kept = self._home(group) / "models" / _start_name(group)
-            folder = kept if kept.is_dir() else self._locate(group)
-            self._starts[group] = PolicyModel(folder, self._provider(group), trained=False)
-        return self._starts[group]
+    def _keep_start(self, group: str) -> None:
+        """See to it that the model is there that the group's KL term is to: what it was after the warm-up."""
+        if group not in self._with_start:
+            kept = self._folder(group, _start_name(group))
+            self.models[group].keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
+            self._with_start.add(group)
 
 
 def _start_name(group: str) -> str:

@@ -1,0 +1,113 @@
+"""What plays and learns for a group of agents under policy gradient, whatever it is and wherever it runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Chat
+from nip_ray.seeding import stable_seed
+from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.serving.shelf import ModelFolders
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.settings.providers import LocalProvider
+
+
+class Policy(Protocol):
+    """One set of weights that is sampled from and that learns.
+
+    steps: of learning, since it was made. samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
+    asked (from another thread) while a step is taken; else it samples by the weights that learn.
+    """
+
+    steps: int
+    samples_apart: bool
+
+    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
+        """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
+        ...
+
+    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
+        """The tokens by which it would say `reply` after a chat, with the one that ends it."""
+        ...
+
+    def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Replies with log-probabilities, in the order of the requests."""
+        ...
+
+    def forget(self) -> None:
+        """Start sampling afresh: what was computed for earlier prompts changes the last bits of later ones."""
+        ...
+
+    def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
+        """The log-probability of every token of these replies, as a learner with the weights that sample would compute it.
+
+        max_tokens: in one forward pass.
+        """
+        ...
+
+    def keep_start(self, folder: Path) -> None:
+        """Have the model in `folder` as the one that KL divergences are to: what it was made of, or what `save` has put there."""
+        ...
+
+    def step(
+        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+    ) -> dict[str, float]:
+        """One step of policy gradient on a minibatch; see `PolicyModel.step`."""
+        ...
+
+    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
+        """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """The weights that learn, as they are now, or how they can be had again: tensors on the CPU and plain values."""
+        ...
+
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Sample by these `weights` from here on."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that it takes to learn on: nested dicts of tensors on the CPU and plain values."""
+        ...
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Learn on, and sample, from a `state`."""
+        ...
+
+    def save(self, folder: Path) -> str:
+        """Keep it, under the folder's name or in it, whole or not at all; returns the name by which its provider serves it."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds elsewhere."""
+        ...
+
+
+def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Policy:
+    """The policy of a group of agents. Raises UserError for a model that cannot be used."""
+    first = language_agents(config)[groups(config)[group][0]]
+    provider = config.providers[first.provider]
+    if not isinstance(provider, LocalProvider):  # the rules of the config see to it
+        raise UserError(f"providers.{first.provider}: {provider.name} cannot learn by policy gradient")
+    folder = start_folder(config, group, run_dir)
+    return PolicyModel(folder, provider, trained=not first.frozen, seed=stable_seed(config.seed, "model", group))
+
+
+def home_of(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
+    """The folder of a group's provider in a run's; models that are kept stand in its `models`."""
+    return run_dir / language_agents(config)[groups(config)[group][0]].provider
+
+
+def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
+    """The folder of the local model that the config names for a group."""
+    first = language_agents(config)[groups(config)[group][0]]
+    return ModelFolders(home_of(config, group, run_dir), getattr(config.providers[first.provider], "default_model_seed", 0)).locate(
+        first.model
+    )
