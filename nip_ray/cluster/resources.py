@@ -7,9 +7,8 @@ from itertools import takewhile
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.text_rules import speaking_providers
+from nip_ray.config.text_rules import learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
 
 Bundle = dict[str, float]
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
@@ -36,7 +35,7 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
 
     Raises UserError for a fine-tuning by several workers.
     """
-    if isinstance(config.algorithm, PolicyGradientSettings):  # the main process has the models, and starts nothing
+    if learns_from_tokens(config):  # the main process has the models, and starts nothing
         theirs = [bundle for provider in speaking_providers(config).values() for bundle in provider.actors]
         most = {kind: max((bundle.get(kind, 0) for bundle in theirs), default=0) for kind in ("CPU", "GPU")}
         return [_bundle(max(config.runtime.num_cpus, most["CPU"]), most["GPU"])]

@@ -1,4 +1,4 @@
-"""Rules about policy gradient with language models: groups of dialogues, who learns and by whom, keys without an effect."""
+"""Rules about language models that learn from their own tokens: groups of dialogues, who learns and by whom, keys without an effect."""
 
 import math
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from nip_ray.config.players import DEFAULT, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import table_of
-from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, PolicyGradientSettings
+from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, TokenTrainingSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 _JOBS_ALONE = (
@@ -23,9 +23,9 @@ _JOBS_ALONE = (
 
 
 def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
-    """All that has to hold where the rule is policy gradient."""
+    """All that has to hold where agents learn from their own tokens."""
     rule = config.algorithm
-    if not isinstance(rule, PolicyGradientSettings):
+    if not isinstance(rule, TokenTrainingSettings):
         return
     yield from _numbers(rule)
     yield from _dialogue_groups(rule)
@@ -53,7 +53,7 @@ def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextEx
         raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def _curriculum(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """Stages follow one another, end before the run does, and each is a task that these agents can play."""
     before = 0
     for number, stage in enumerate(rule.curriculum):
@@ -81,7 +81,7 @@ def _curriculum(config: TextExperimentConfig, rule: PolicyGradientSettings) -> I
                 yield f"{place}.changes: {fault}"
 
 
-def _numbers(rule: PolicyGradientSettings) -> Iterator[str]:
+def _numbers(rule: TokenTrainingSettings) -> Iterator[str]:
     parts = {"algorithm": rule, **{f"algorithm.agents.{agent}": own for agent, own in rule.agents.items()}}
     for place, part in parts.items():
         for field in fields(part):
@@ -90,22 +90,16 @@ def _numbers(rule: PolicyGradientSettings) -> Iterator[str]:
                 yield f"{place}.{field.name}: got {value}, expected {keys_of(type(part))[field.name].expects}"
 
 
-def _dialogue_groups(rule: PolicyGradientSettings) -> Iterator[str]:
+def _dialogue_groups(rule: TokenTrainingSettings) -> Iterator[str]:
     size, total = rule.group_size, rule.rollouts_per_iteration
     if total % size:
         near = max(size, total - total % size)
         yield f"algorithm.group_size: got {size}, but rollouts_per_iteration is {total}, use a divisor of that or {near} rollouts"
-    if size == 1 and rule.advantage in ("group", "leave_one_out"):
-        yield f"algorithm.group_size: got 1, but advantage {rule.advantage} compares dialogues about one item, use at least 2"
 
 
-def _without_effect(rule: PolicyGradientSettings) -> Iterator[str]:
+def _without_effect(rule: TokenTrainingSettings) -> Iterator[str]:
     """Keys that are set and that nothing reads. (Clipping on-policy, where all ratios are 1, is the ordinary case and no fault.)"""
-    keys, own = keys_of(PolicyGradientSettings), rule.agents.values()
-    if rule.normalise_advantage and rule.advantage != "group":
-        yield f"algorithm.normalise_advantage: is for advantage group, not {rule.advantage}, set it to false"
-    if rule.role_baseline_decay != keys["role_baseline_decay"].default and rule.advantage != "role":
-        yield f"algorithm.role_baseline_decay: is for advantage role, not {rule.advantage}, leave it out"
+    keys, own = keys_of(TokenTrainingSettings), rule.agents.values()
     if rule.kl_estimator != keys["kl_estimator"].default and not rule.kl_coefficient and not any(one.kl_coefficient for one in own):
         yield "algorithm.kl_estimator: kl_coefficient is 0, leave it out or raise that"
     if rule.final_kl_coefficient is not None and not rule.kl_coefficient:
@@ -119,7 +113,7 @@ def _without_effect(rule: PolicyGradientSettings) -> Iterator[str]:
         yield "algorithm.warmup_agents: warmup_steps is 0, leave it out or raise that"
 
 
-def _own_settings(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """They are for agents that play and learn, and agents of one group agree."""
     known, settings, unset = playing(config), language_agents(config), PolicyGradientAgentSettings()
     for agent, own in rule.agents.items():
@@ -148,18 +142,18 @@ def _own_settings(config: TextExperimentConfig, rule: PolicyGradientSettings) ->
                     )
 
 
-def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """Their providers can give what the rule needs, and their tokens are drawn from the model's own distribution."""
-    able = [name for name, provider in config.providers.items() if provider.gives_gradients]
+    name, able = config.algorithm.name, [name for name, provider in config.providers.items() if provider.gives_gradients]
     for agent, settings in language_agents(config).items():
         place, provider = f"scenario.agents.{source_of(config, agent)}", config.providers.get(settings.provider)
         if not settings.fine_tune_from_scratch:
-            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, policy_gradient continues from its last weights, leave it out"
+            yield f"{place}.fine_tune_from_scratch: is for fine-tuning jobs, {name} continues from its last weights, leave it out"
         if settings.chat_shape != "auto":
-            yield f"{place}.chat_shape: policy_gradient keeps to the template of the model, leave it out"
+            yield f"{place}.chat_shape: {name} keeps to the template of the model, leave it out"
         if provider is not None and not provider.gives_gradients:
             hint = f"name {' or '.join(able)}" if able else "add a provider named local"
-            needs = "is not in this process, where policy_gradient plays" if settings.frozen else "gives no gradients, which it learns from"
+            needs = f"is not in this process, where {name} plays" if settings.frozen else "gives no gradients, which it learns from"
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
@@ -177,7 +171,7 @@ def _learners(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Ite
             )
 
 
-def _warmup(config: TextExperimentConfig, rule: PolicyGradientSettings) -> Iterator[str]:
+def _warmup(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     settings = language_agents(config)
     for agent in rule.warmup_agents or ():
         if settings and agent not in settings:
@@ -191,14 +185,15 @@ def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:
     """What only rules with fine-tuning jobs and with clients read."""
     for name, key in keys_of(type(config.talk)).items():
         if getattr(config.talk, name) != key.default:
-            yield f"talk.{name}: policy_gradient plays where it learns, without talkers and clients, leave it out"
+            yield f"talk.{name}: {config.algorithm.name} plays where it learns, without talkers and clients, leave it out"
     for provider, settings in config.providers.items():
         for name in _JOBS_ALONE if settings.gives_gradients else ():
             key = keys_of(type(settings)).get(name)
             if key is not None and getattr(settings, name) != key.default:
                 yield f"providers.{provider}.{name}: is for fine-tuning jobs, leave it out (algorithm.micro_batch_tokens bounds memory)"
     if config.base_run is not None:
-        yield "base_run: policy_gradient starts from the models of scenario.agents, name folders there (scenario.agents.<agent>.model)"
+        given = f"{config.algorithm.name} starts from the models of scenario.agents, name folders there (scenario.agents.<agent>.model)"
+        yield f"base_run: {given}"
 
 
 def _show(value: object) -> str:

@@ -15,8 +15,9 @@ from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.settings.text_training import MaltSettings, TextTrainingSettings
+from nip_ray.settings.text_training import TextTrainingSettings
 
 PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts of code validation."""
@@ -50,6 +51,11 @@ def fine_tuning_rule(config: TextExperimentConfig) -> TextTrainingSettings:
     if not isinstance(config.algorithm, TextTrainingSettings):
         raise UserError(f"algorithm.name: {config.algorithm.name} learns without fine-tuning jobs, use expert_iteration or malt here")
     return config.algorithm
+
+
+def learns_from_tokens(config: TextExperimentConfig) -> bool:
+    """Whether agents learn in this process from the tokens that they wrote, not by fine-tuning jobs."""
+    return isinstance(config.algorithm, TokenTrainingSettings)
 
 
 def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettings]:
@@ -207,19 +213,26 @@ def base_run(config: TextExperimentConfig) -> Iterator[str]:
         yield "algorithm.test_scheme: none, but base_run.kind rerun_tests does nothing but test, choose all, last or first_and_last"
 
 
-def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
-    """A tree can be grown, and nothing is asked of it that trees do not have."""
+def rule_settings(config: TextExperimentConfig) -> Iterator[str]:
+    """They agree with each other, and are of use to the rule."""
     rule = config.algorithm
-    if not isinstance(rule, MaltSettings):
+    yield from (f"algorithm.{fault}" for fault in rule.faults())
+    if isinstance(rule, TextTrainingSettings) and rule.guess_replacement and not rule.replaces_guesses:
+        given = f"got {rule.guess_replacement}, but {rule.name} learns from pairs and replaces no guesses, leave it out"
+        yield f"algorithm.guess_replacement: {given}"
+
+
+def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
+    """A tree can be grown."""
+    branches = getattr(config.algorithm, "num_responses", None)
+    if branches is None:
         return
-    if rule.guess_replacement:
-        yield f"algorithm.guess_replacement: got {rule.guess_replacement}, but malt learns from pairs and replaces no guesses, leave it out"
     known = config.protocol.name in SHIPPED
     longest = table_of(config.protocol.name, config.protocol).max_rounds if known else config.protocol.max_rounds or 1
-    leaves = rule.num_responses**longest
+    leaves = branches**longest
     if leaves > 100_000:
         yield (
-            f"algorithm.num_responses: got {rule.num_responses}, which makes up to {leaves} dialogues of one item in {longest} rounds, "
+            f"algorithm.num_responses: got {branches}, which makes up to {leaves} dialogues of one item in {longest} rounds, "
             "lower it or protocol.max_rounds"
         )
 
@@ -232,4 +245,6 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
 
 
-TEXT_RULES = (text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, base_run, tree_sizes)
+TEXT_RULES = (
+    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, base_run, rule_settings, tree_sizes,
+)  # fmt: skip

@@ -11,11 +11,10 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
-from nip_ray.config.text_rules import fine_tuning_rule
+from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.runs.ended import ended_run
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
@@ -85,6 +84,6 @@ def reopened(state: TextState, config: TextExperimentConfig) -> TextState:
     if not state.over or state.iteration == config.iterations:
         return state
     rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
-    if rerun or isinstance(config.algorithm, PolicyGradientSettings) or fine_tuning_rule(config).fine_tune_after_last:
+    if rerun or learns_from_tokens(config) or fine_tuning_rule(config).fine_tune_after_last:
         return replace(state, over=False)
     return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")

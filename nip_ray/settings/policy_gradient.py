@@ -1,5 +1,6 @@
 """How language agents learn by policy gradient on their own tokens. The formulas are in `nip_ray.learning.token_losses`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
@@ -90,6 +91,10 @@ class TokenTrainingSettings:
     checkpoint_every: int = option(10, "Write a checkpoint every so many iterations (the last one always is).", ge=1)
     keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", ge=2)
 
+    def faults(self) -> Iterator[str]:
+        """What is wrong with a rule's own settings together: `key: got ..., use ...`."""
+        yield from ()
+
     def of_agent(self, agent: str) -> PolicyGradientAgentSettings:
         """What `agent` has of its own, `_default`'s where it is not named."""
         return self.agents.get(agent, self.agents.get("_default", PolicyGradientAgentSettings()))
@@ -135,3 +140,13 @@ class PolicyGradientSettings(RatioClipSettings, TokenTrainingSettings):
     )
     normalise_advantage: bool = option(False, "Divide by the deviation of the group's returns too (group).")
     role_baseline_decay: float = option(0.95, "What the moving average keeps of itself at each dialogue (role).", ge=0, lt=1)
+
+    def faults(self) -> Iterator[str]:
+        """Settings without an effect, and groups of one."""
+        unset = PolicyGradientSettings()
+        if self.group_size == 1 and self.advantage in ("group", "leave_one_out"):
+            yield f"group_size: got 1, but advantage {self.advantage} compares dialogues about one item, use at least 2"
+        if self.normalise_advantage and self.advantage != "group":
+            yield f"normalise_advantage: is for advantage group, not {self.advantage}, set it to false"
+        if self.role_baseline_decay != unset.role_baseline_decay and self.advantage != "role":
+            yield f"role_baseline_decay: is for advantage role, not {self.advantage}, leave it out"

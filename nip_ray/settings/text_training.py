@@ -1,7 +1,8 @@
 """How language agents learn: expert iteration and MALT, and what the two have in common."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -61,6 +62,13 @@ class TextTrainingSettings:
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
     fine_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of fine-tuning jobs.")
 
+    replaces_guesses: ClassVar[bool] = True
+    """Whether `guess_replacement` has an effect; false where learning is from pairs or trees."""
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with a rule's own settings together: `key: got ..., use ...`."""
+        yield from ()
+
 
 @dataclass(frozen=True)
 class ExpertIterationSettings(TextTrainingSettings):
@@ -82,6 +90,8 @@ class MaltSettings(TextTrainingSettings):
     """MALT: a tree of replies for each item, and preference pairs from what they led to (Motwani et al., 2024)."""
 
     __pydantic_config__ = FORBID_UNKNOWN
+
+    replaces_guesses = False
 
     name: Literal["malt"] = option("malt", "MALT.")
     num_responses: int = option(2, "Joint replies sampled at every node of a tree.", ge=2)

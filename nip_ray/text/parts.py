@@ -24,7 +24,7 @@ from typing import Any
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
-from nip_ray.config.text_rules import groups, language_agents, speaking_providers
+from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import transcript_record
@@ -32,7 +32,6 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
@@ -51,8 +50,8 @@ from nip_ray.text.jobs.journal import Entry, Journal
 from nip_ray.text.providers.chat import ChecksModels
 from nip_ray.text.providers.fine_tuning import FineTuneBackend
 from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
-from nip_ray.text.training.fine_tuning_sets import METHODS
 from nip_ray.text.training.malt import Node
+from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import TextState, load_state
 from nip_ray.text.word_models import check_words, write_word_models
 
@@ -85,7 +84,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
     """Raise UserError where an agent learns from what it draws, and its replies are held to a schema."""
     for agent, own in language_agents(config).items():
-        if isinstance(config.algorithm, PolicyGradientSettings) and not own.frozen and scenario.reply_schema(agent) is not None:
+        if learns_from_tokens(config) and not own.frozen and scenario.reply_schema(agent) is not None:
             raise UserError(
                 f"scenario.agents.{agent}.frozen: {config.scenario.name} holds its replies to a schema, under which tokens are not drawn "
                 "from its own distribution, set it to true or choose another algorithm"
@@ -213,7 +212,7 @@ async def check_providers(config: TextExperimentConfig, known: Sequence[str] = (
     settings, found = language_agents(config), list(known)
     methods: list[Method] = []
     if isinstance(config.algorithm, TextTrainingSettings):
-        methods = [METHODS[type(config.algorithm)], *(["supervised"] if config.algorithm.format_warmup else [])]
+        methods = [rule_of(config.algorithm).method, *(["supervised"] if config.algorithm.format_warmup else [])]
     for name, provider in speaking_providers(config).items():
         if not provider.hosted:
             continue

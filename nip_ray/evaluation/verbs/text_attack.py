@@ -4,8 +4,8 @@ Decisions that matter here:
 - the attack is a run of its own, in `attack/GOAL` of the run's folder, derived from the run's config: the models that it ended with, all
   frozen but the attackers', items of one label alone, no shared reward, so that a prover is paid for the verdict that it wants. What fooled
   the verifier is then just what is learned from. Its transcripts, its records of calls and its bill stand there;
-- a run of policy gradient is attacked by policy gradient, with the run's own settings but for its warm-up and its curriculum; any other by
-  expert iteration;
+- a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its warm-up and its
+  curriculum; any other by expert iteration;
 - two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
   items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
 from nip_ray.protocols import DECISIONS, from_settings
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
@@ -78,7 +79,6 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
 
 def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
     """Agent -> the model that speaks for it at the end of the run; local ones by their folder."""
-    from nip_ray.config.text_rules import groups, language_agents
     from nip_ray.text.training.state import load_state
 
     with RunFolder.open(run_dir) as folder:
@@ -96,9 +96,8 @@ def attack_config(
 ) -> TextExperimentConfig:
     """The config of an attack by `agents` on all others, who speak by `models`. Raises UserError for one that cannot be run."""
     from nip_ray.config.rules import check
-    from nip_ray.config.text_rules import language_agents
 
-    by_gradient = isinstance(config.algorithm, PolicyGradientSettings)
+    by_gradient = learns_from_tokens(config)
 
     def changed(agent: str, own: Any) -> Any:
         attacks = agent in agents
@@ -126,14 +125,14 @@ def attack_config(
 
 
 def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
-    return settings.text_iterations or (50 if isinstance(config.algorithm, PolicyGradientSettings) else 4)
+    return settings.text_iterations or (50 if learns_from_tokens(config) else 4)
 
 
 def _rule(config: TextExperimentConfig, agents: tuple[str, ...], num_test_items: int | None) -> TextAlgorithmSettings:
     """By which `agents` learn to attack."""
     rule = config.algorithm
-    if isinstance(rule, PolicyGradientSettings):
-        unset = PolicyGradientSettings()
+    if isinstance(rule, TokenTrainingSettings):
+        unset = type(rule)()
         return replace(
             rule,
             agents={agent: replace(rule.of_agent(agent), from_iteration=1, until_iteration=None) for agent in agents},
@@ -186,7 +185,7 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
         folder.write_json("environment.json", environment())
         save_state(folder, state)
         about = replace(prepared, items=items)
-        if isinstance(config.algorithm, PolicyGradientSettings):
+        if learns_from_tokens(config):
             _test_before(config, folder, about, state)
         train(config, folder, about, state, quiet)
     return path
@@ -216,7 +215,7 @@ def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str
     protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
     last = config.iterations - 1
-    learned = isinstance(config.algorithm, PolicyGradientSettings)  # in an iteration before its test, not after it
+    learned = learns_from_tokens(config)  # in an iteration before its test, not after it
     for name, iteration in (("own", 0), ("continued", last)):
         tested = -1 if learned and name == "own" else iteration
         trained = read_dialogues(rollout_file(run_dir, "train", iteration), by_id["train"])

@@ -6,7 +6,7 @@ Held-out items are taken in their own order, each as often as asked.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -36,6 +36,13 @@ def training_tasks(items: Sequence[Any], seed: int, iteration: int, count: int) 
         item = items[int(order[place % len(items)])]
         chosen.append(Task(number, item, stable_seed(seed, "episode", "train", iteration, number) % NUM_SEEDS))
     return chosen
+
+
+def grouped(tasks: Sequence[Task], size: int) -> list[Task]:
+    """Each task `size` times, next to each other, with seeds of their own."""
+    return [
+        replace(task, number=size * task.number + copy, seed=stable_seed(task.seed, "copy", copy)) for task in tasks for copy in range(size)
+    ]
 
 
 def test_tasks(items: Sequence[Any], seed: int, limit: int | None, repeats: int) -> list[Task]:

@@ -13,35 +13,23 @@ Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nip_ray.errors import TrainingError
-from nip_ray.play.dialogue import Chat, Dialogue, Turn
+from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import start_dialogue
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.together import gather_or_cancel
 from nip_ray.text.training.expert_iteration import ROUNDING
+from nip_ray.text.training.lesson import LearnableScenario, Lesson, Pair, Preferences
 
 Path = tuple[int, ...]
 PlayRound = Callable[[Dialogue, Path], Awaitable[Dialogue]]
 """Plays one round more: (the dialogue so far, the path of the node to be made) -> the dialogue after it."""
-
-
-class TreeScenario(Protocol):
-    """What MALT asks of a scenario."""
-
-    @property
-    def protocol(self) -> Rules:
-        """Who speaks when, and who is paid."""
-        ...
-
-    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -92,27 +80,7 @@ class LabelledNode:
             yield from child.walk()
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Of two replies to the same chat, the one that led to more. path: of the node whose children they stand in."""
-
-    agent: str
-    chat: Chat
-    preferred: str
-    rejected: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class Preferences:
-    """The pairs of one tree and agent. equal, invalid: nodes left out because both replies were the same, or because one was not usable."""
-
-    pairs: list[Pair]
-    equal: int = 0
-    invalid: int = 0
-
-
-async def grow(scenario: TreeScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
+async def grow(scenario: LearnableScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
     """The tree of `item`: every dialogue that has not ended gets `k` children, all of them played at the same time.
 
     seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last round, and whatever
@@ -155,7 +123,7 @@ def _label(node: Node, branches: int, below: Sequence[Label], agent: str, mid_po
     return Label(total, expected, expected >= mid_point - ROUNDING, has_both)
 
 
-def preference_pairs(tree: LabelledNode, agent: str, scenario: TreeScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
+def preference_pairs(tree: LabelledNode, agent: str, scenario: LearnableScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
     The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. With `skip_equal`,
@@ -172,8 +140,16 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: TreeScenario, see
         elif skip_equal and drawn[0] == drawn[1]:
             equal += 1
         else:
-            pairs.append(Pair(agent, scenario.chat(place.node.dialogue, agent), *drawn, place.node.path))
+            pairs.append(Pair(scenario.chat(place.node.dialogue, agent), *drawn, place.node.path))
     return Preferences(pairs, equal, invalid)
+
+
+def pairs(trees: Sequence[Node], lesson: Lesson) -> Preferences:
+    """Those of all trees."""
+    thresholds = mid_points(lesson.scenario.protocol, lesson.settings)
+    labelled = (label_tree(tree, [lesson.agent], thresholds) for tree in trees)
+    found = [preference_pairs(tree, lesson.agent, lesson.scenario, lesson.seed) for tree in labelled]
+    return Preferences([pair for one in found for pair in one.pairs], sum(one.equal for one in found), sum(one.invalid for one in found))
 
 
 def _draw(place: LabelledNode, agent: str, seed: int) -> tuple[str, str] | None:

@@ -27,8 +27,9 @@ from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
+from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
-from nip_ray.text.training.malt import LabelledNode, Preferences
+from nip_ray.text.training.malt import LabelledNode, Node, label_tree, mid_points
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]
@@ -188,6 +189,12 @@ def _array(values: Any) -> Array:
     return np.fromiter(values, dtype=np.float64)
 
 
+def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
+    """`tree_statistics` of everybody, labelled as MALT does."""
+    thresholds = mid_points(protocol, settings)
+    return tree_statistics([label_tree(tree, protocol.agents, thresholds) for tree in trees], protocol.agents)
+
+
 def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
     """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with ``_std``.
 
@@ -199,15 +206,6 @@ def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dic
         for key, mean in _tree_means(tree, agents).items():
             values[key].append(mean)
     return {key: figure for name, x_T in values.items() for key, figure in _mean_and_std(name, x_T)}
-
-
-def pair_statistics(found: Sequence[Preferences], agent: str) -> dict[str, float]:
-    """``malt/<agent>/{pairs, equal_pairs, invalid_pairs}``: sums over trees, see `Preferences`."""
-    return {
-        f"malt/{agent}/pairs": float(sum(len(one.pairs) for one in found)),
-        f"malt/{agent}/equal_pairs": float(sum(one.equal for one in found)),
-        f"malt/{agent}/invalid_pairs": float(sum(one.invalid for one in found)),
-    }
 
 
 def _tree_means(tree: LabelledNode, agents: Sequence[str]) -> dict[str, float]:

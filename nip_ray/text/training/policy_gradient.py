@@ -23,7 +23,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import MAXIMUM, turn_advantages
+from nip_ray.learning.token_losses import MAXIMUM
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogue_records import transcript_record
@@ -33,7 +33,7 @@ from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.policies import home_of, policy_for, start_folder
-from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientSettings
+from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
@@ -41,12 +41,13 @@ from nip_ray.text.costs.prices import usd
 from nip_ray.text.costs.spending import Spending
 from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
-from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
+from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay, Reply
+from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker
@@ -64,7 +65,10 @@ class PolicyGradientTrainer:
 
     def __init__(self, config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, tracker: Tracker) -> None:
         """Loads all models. Raises UserError for a model or a checkpoint that cannot be used."""
-        assert isinstance(config.algorithm, PolicyGradientSettings)
+        assert isinstance(config.algorithm, TokenTrainingSettings)
+        rule = rule_of(config.algorithm)
+        assert rule.advantages is not None
+        self._advantages, self._loss = rule.advantages, rule.loss
         self.config, self.folder, self.tracker, self.rule = config, folder, tracker, config.algorithm
         self.scenario, self.items, self.kind = prepared.scenario, prepared.items, prepared.kind
         if stored_items(folder.path, self.kind) is None:
@@ -158,19 +162,14 @@ class PolicyGradientTrainer:
     def _tasks(self, items: Sequence[Any], iteration: int) -> list[Task]:
         """The dialogues of an iteration, those of a group next to each other."""
         size = self.rule.group_size
-        about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
-        return [
-            replace(task, number=size * task.number + copy, seed=stable_seed(task.seed, "copy", copy))
-            for task in about
-            for copy in range(size)
-        ]
+        return grouped(training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size), size)
 
     # -------------------------------------------------------------------------------------------------------------- learning
 
     def _learn(self, iteration: int, dialogues: Sequence[Dialogue], replies: Sequence[Reply]) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
         own = [reply for reply in replies if not self.agents[reply.agent].frozen]
-        found = credit(turn_advantages, self.rule, self.scenario.protocol.agents, dialogues, own, self._baselines)
+        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, dialogues, own, self._baselines)
         self._baselines, row = found.memory, found.figures
         for group, members in self.groups.items():
             learning = [agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)]
@@ -199,7 +198,7 @@ class PolicyGradientTrainer:
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
-                told.append(model.step(chosen, rule, longest))
+                told.append(model.step(chosen, rule, longest, self._loss))
                 if len(told) == 1:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)

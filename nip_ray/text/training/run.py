@@ -4,11 +4,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.evaluation.report import write_report
 from nip_ray.progress import progress_line, say_stage
 from nip_ray.secrets import Redactor
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
 from nip_ray.text.parts import Parts, Prepared, base_state
@@ -67,7 +66,7 @@ def begin(
         group,
         resumed_from=num_measured(state),
     )
-    if isinstance(config.algorithm, PolicyGradientSettings):
+    if learns_from_tokens(config):
         from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 
         return PolicyGradientTrainer(config, folder, prepared, state, open_trackers(config.tracking, about))

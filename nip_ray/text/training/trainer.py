@@ -28,20 +28,20 @@ from nip_ray.errors import TrainingError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.progress import say
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
-from nip_ray.settings.text_training import FineTuningSettings, MaltSettings
+from nip_ray.settings.text_training import FineTuningSettings
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.bills import worst, worst_of
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.spending import NOTHING, Amount, Spending
-from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file, write_dialogues, write_trees
+from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file, write_dialogues, write_trees
 from nip_ray.text.dialogues.talk import Progress, StageContext, check_stage
-from nip_ray.text.dialogues.tasks import Task, test_tasks, training_tasks
+from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
 from nip_ray.text.jobs.exactly_once import await_job, ended, ensure_job, job_key, next_attempt
 from nip_ray.text.parts import Parts
 from nip_ray.text.providers.fine_tuning import encode
-from nip_ray.text.training.fine_tuning_sets import METHODS, FineTuningSet, fine_tuning_set, format_warmup_set
-from nip_ray.text.training.malt import label_tree, mid_points
-from nip_ray.text.training.metrics import dialogue_metrics, last_test, tree_statistics
+from nip_ray.text.training.fine_tuning_sets import FineTuningSet, fine_tuning_set, format_warmup_set, read_played
+from nip_ray.text.training.metrics import dialogue_metrics, last_test
+from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import STATE, Stage, TextState, save_state
 from nip_ray.tracking import Tracker
 
@@ -125,9 +125,11 @@ class TextTrainer:
     async def _sample(self) -> TextState:
         state, rule = self.state, self.rule
         tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
+        if (size := getattr(rule, "group_size", None)) is not None:
+            tasks = grouped(tasks, size)
         context, path = self._context("train"), rollout_file(self.folder.path, "train", state.iteration)
-        if isinstance(rule, MaltSettings):
-            roots = await self.parts.trees(state.models(), context, tasks, rule.num_responses, self.progress)
+        if (branches := getattr(rule, "num_responses", None)) is not None:
+            roots = await self.parts.trees(state.models(), context, tasks, branches, self.progress)
             write_trees(path, self.parts.scenario, tasks, roots)
         else:
             dialogues = await self.parts.dialogues(state.models(), context, tasks, self.progress)
@@ -167,7 +169,7 @@ class TextTrainer:
                 least = rule.fine_tuning.min_examples
                 say(f"warning: {group}: {len(made.lines)} examples, fewer than {least}; its model stays as it is")
                 del sets[group]
-        jobs = await self._start(sets, state.iteration, METHODS[type(rule)], rule.fine_tuning)
+        jobs = await self._start(sets, state.iteration, rule_of(rule).method, rule.fine_tuning)
         for group, job in jobs.items():
             state = state.group(group, job_key=job.key)
         return state
@@ -265,15 +267,14 @@ class TextTrainer:
         return dialogue_metrics(self._played(split), self.protocol, self.parts.kind.groups)
 
     def _learning_figures(self) -> dict[str, float]:
-        """How much there is to learn, and for malt what the trees look like."""
+        """How much there is to learn, and what the rule says of what was played."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
-        if isinstance(self.rule, MaltSettings):
-            thresholds, agents = mid_points(self.protocol, self.rule), self.protocol.agents
-            trees = read_trees(rollout_file(self.folder.path, "train", self.state.iteration), self.parts.by_id["train"])
-            figures = tree_statistics([label_tree(tree, agents, thresholds) for tree in trees], agents)
-            found |= {f"train/{name}": value for name, value in figures.items()}
+        rule = rule_of(self.rule)
+        if rule.figures is not None:
+            played = read_played(rule, self.folder.path, self.parts.by_id["train"], self.state.iteration)
+            found |= {f"train/{name}": value for name, value in rule.figures(played, self.protocol, self.rule).items()}
         return found
 
     # ------------------------------------------------------------------------------------------------------------ jobs

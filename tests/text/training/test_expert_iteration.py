@@ -11,7 +11,9 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.expert_iteration import examples, select
+from nip_ray.text.training.expert_iteration import select
+from nip_ray.text.training.guess_replacement import replaced_guesses
+from nip_ray.text.training.lesson import Lesson
 
 
 def settings(**given: Any) -> ExpertIterationSettings:
@@ -21,7 +23,7 @@ def settings(**given: Any) -> ExpertIterationSettings:
 def test_threshold_is_reached_in_spite_of_rounding() -> None:
     paid = 0.95 * 1 + (1 - 0.95) * -1
     assert paid < 0.9
-    assert select([paid, float(np.float32(0.9)), 0.8999], settings(), 0) == [0, 1]
+    assert select([paid, float(np.float32(0.9)), 0.8999], settings(), np.random.default_rng(0)) == [0, 1]
 
 
 def test_with_the_real_scenario() -> None:
@@ -34,7 +36,8 @@ def test_with_the_real_scenario() -> None:
         parsed = scenario.parse(dialogue, agent, text)
         dialogue = advance(scenario, dialogue, [Turn(agent, text, parsed.messages, parsed.decision, parsed.confidence)])
     assert dialogue.verdict == REJECT
-    (made,) = examples([dialogue], ["verifier"], scenario, settings(guess_replacement=1.0), 0, 0)
+    (made,), left = replaced_guesses([dialogue], Lesson("verifier", scenario, settings(guess_replacement=1.0), 0, 0))
+    assert not left
     assert made.completion == "Decision: 7"
     assert [message["role"] for message in made.chat] == ["system", "assistant", "user"]
     assert made.chat[1]["content"] == "Question for Expert: Why?"

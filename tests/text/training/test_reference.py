@@ -18,6 +18,8 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.training.expert_iteration import examples
+from nip_ray.text.training.guess_replacement import replaced_guesses
+from nip_ray.text.training.lesson import Lesson
 from nip_ray.text.training.metrics import dialogue_metrics
 from tests.text.small_dialogues import TinyScenario, random_dialogues, tiny
 
@@ -71,8 +73,8 @@ def slow_weights(rewards: Sequence[float], rule: ExpertIterationSettings) -> lis
 
 def slow_examples(
     dialogues: Sequence[Dialogue], scenario: TinyScenario, rule: ExpertIterationSettings, iteration: int, seed: int
-) -> list[tuple[str, int, bool, list[dict[str, str]]]]:
-    """(agent, dialogue, replaced, chat that ends in an assistant turn) of all agents, in the order in which they are learned."""
+) -> list[list[dict[str, str]]]:
+    """Chats that end in an assistant turn, of all agents, in the order in which they are learned."""
     made = []
     for agent in scenario.protocol.agents:
         pool = list(range(len(dialogues)))
@@ -90,8 +92,8 @@ def slow_examples(
             made += [
                 (agent, pool[place], False) for place in slow_draws(rewards, rule, stable_seed(seed, "expert_iteration", iteration, agent))
             ]
-    finished = [(agent, i, replaced, slow_chat(scenario, dialogues[i], agent, replaced)) for agent, i, replaced in made]
-    return [one for one in finished if one[3]]
+    finished = [slow_chat(scenario, dialogues[i], agent, replaced) for agent, i, replaced in made]
+    return [chat for chat in finished if chat]
 
 
 def slow_draws(rewards: Sequence[float], rule: ExpertIterationSettings, seed: int) -> list[int]:
@@ -136,13 +138,15 @@ def test_examples(name: str, params: dict[str, Any]) -> None:
     for number, rule in enumerate(RULES):
         for iteration in range(3):
             dialogues = random_dialogues(scenario, 23, seed=100 * number + iteration)
-            found = examples(dialogues, scenario.protocol.agents, scenario, rule, iteration, 11)
-            wanted = slow_examples(dialogues, scenario, rule, iteration, 11)
-            assert [
-                (one.agent, one.dialogue, one.replaced, [*one.chat, {"role": "assistant", "content": one.completion}]) for one in found
-            ] == wanted
+            found = []
+            for agent in scenario.protocol.agents:
+                lesson = Lesson(agent, scenario, rule, iteration, 11)
+                first, kept = replaced_guesses(dialogues, lesson)
+                found += [*first, *examples(kept, lesson)]
+                replaced += len(first)
+            chats = [[*one.chat, {"role": "assistant", "content": one.completion}] for one in found]
+            assert chats == slow_examples(dialogues, scenario, rule, iteration, 11)
             some += len(found)
-            replaced += sum(one.replaced for one in found)
     assert some > 50
     assert replaced > 20
 

@@ -1,0 +1,88 @@
+"""What a rule with fine-tuning jobs is told of an agent that learns, and what it makes of the dialogues or trees that were played."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from nip_ray.play.dialogue import Chat, Dialogue
+from nip_ray.protocols import Protocol as Rules
+from nip_ray.seeding import stable_seed
+
+
+class LearnableScenario(Protocol):
+    """What rules ask of a scenario (see `nip_ray.play.language_scenario.LanguageScenario`)."""
+
+    @property
+    def protocol(self) -> Rules:
+        """Who speaks when, and who is paid."""
+        ...
+
+    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """All that `agent` is shown before its turn in the round about to be played."""
+        ...
+
+    def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
+        """(all that `agent` was shown before its turn in `round`, its raw reply there), neither with its invalid replies."""
+        ...
+
+    def verdict_text(self, label: int) -> str:
+        """The reply by which a verifier gives the verdict `label`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation to learn from: `completion` is the assistant turn that follows `chat`."""
+
+    chat: Chat
+    completion: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Of two replies to the same chat, the one that led to more. path: of the node whose children they stand in, in a tree."""
+
+    chat: Chat
+    preferred: str
+    rejected: str
+    path: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preferences:
+    """pairs: to learn from. equal, invalid: left out because both replies were the same, or because one was not usable."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    equal: int = 0
+    invalid: int = 0
+
+    def figures(self) -> Mapping[str, float]:
+        """As metrics."""
+        return {"pairs": float(len(self.pairs)), "equal_pairs": float(self.equal), "invalid_pairs": float(self.invalid)}
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One agent's part of what is learned after `iteration` (from 0), by a rule's `settings`."""
+
+    agent: str
+    scenario: LearnableScenario
+    settings: Any
+    iteration: int
+    seed: int
+
+    def random(self) -> np.random.Generator:
+        """For the draws of this lesson: the same whenever it is asked."""
+        return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.agent))
+
+    def example(self, dialogue: Dialogue) -> Example | None:
+        """The whole dialogue as the agent saw it, up to its last usable reply, which is the completion; None where it gave none."""
+        last = self.last_usable_round(dialogue)
+        return None if last is None else Example(*self.scenario.training_chat(dialogue, self.agent, last))
+
+    def last_usable_round(self, dialogue: Dialogue) -> int | None:
+        """The last round in which the agent gave a usable reply, None if there is none."""
+        rounds = [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.agent and not turn.invalid for turn in turns)]
+        return rounds[-1] if rounds else None

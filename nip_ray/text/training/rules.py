@@ -1,0 +1,63 @@
+"""The learning rules of language models: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nip_ray.config.keys import keys_of
+from nip_ray.learning.token_losses import Surrogate, clipped_surrogate, turn_advantages
+from nip_ray.protocols import Protocol
+from nip_ray.serving.fine_tuning_job import Method
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
+from nip_ray.text.training import expert_iteration, malt
+from nip_ray.text.training.credit import TurnAdvantages
+from nip_ray.text.training.lesson import Example, Lesson, Preferences
+from nip_ray.text.training.metrics import tree_figures
+
+
+@dataclass(frozen=True)
+class TextRule:
+    """What is played in an iteration, and what each agent learns from it, by exactly one of `examples`, `pairs` and `advantages`.
+
+    settings: a frozen settings dataclass with a `name`, derived from `TextTrainingSettings` (examples, pairs) or `TokenTrainingSettings`
+    (advantages). What is played of each item, its keys say: with `num_responses` a tree of that many replies at each node, with
+    `group_size` so many dialogues, next to each other; otherwise one dialogue.
+
+    examples, pairs: (dialogues or trees of the iteration, the lesson of one agent) -> what a supervised fine-tuning job, or one by
+    preferences, of its group's model learns. advantages: what turns are worth, in gradient steps on the tokens of models in this process
+    (see `nip_ray.text.training.credit`). loss: of these tokens, see `nip_ray.learning.token_losses.clipped_surrogate`.
+    figures: (what was played, the protocol, settings) -> metrics of an iteration, logged as ``train/<name>`` (examples, pairs).
+
+    All are pure functions: what a lesson or the memory of advantages does not hold is not known when a run is resumed.
+    """
+
+    settings: type
+    examples: Callable[[Sequence[Any], Lesson], list[Example]] | None = None
+    pairs: Callable[[Sequence[Any], Lesson], Preferences] | None = None
+    advantages: TurnAdvantages | None = None
+    loss: Surrogate = clipped_surrogate
+    figures: Callable[[Sequence[Any], Protocol, Any], dict[str, float]] | None = None
+
+    @property
+    def method(self) -> Method:
+        """By which jobs models are fine-tuned."""
+        return "dpo" if self.examples is None else "supervised"
+
+    @property
+    def plays_trees(self) -> bool:
+        """Whether trees are played, not dialogues."""
+        return "num_responses" in keys_of(self.settings)
+
+
+TEXT_ALGORITHMS: dict[str, TextRule] = {
+    "expert_iteration": TextRule(ExpertIterationSettings, examples=expert_iteration.examples),
+    "malt": TextRule(MaltSettings, pairs=malt.pairs, figures=tree_figures),
+    "policy_gradient": TextRule(PolicyGradientSettings, advantages=turn_advantages),
+}
+"""By name."""
+
+
+def rule_of(settings: Any) -> TextRule:
+    """The rule that a config's `algorithm` chooses."""
+    return TEXT_ALGORITHMS[settings.name]
