@@ -91,6 +91,7 @@ class Experiment(BaseModel):
         json_schema_extra={"path": "plugin"},
     )
     protocol: ProtocolSettings = Field(ProtocolSettings(), description="Who speaks when, who sees what, who is paid.")
+    opponents: OpponentSettings | None = Field(None, description="Earlier checkpoints of agents as opponents (none: current ones alone).")
     tracking: TrackingSettings = _part(TrackingSettings(), "Where figures go besides the run folder.", FREE_AND_RESUMABLE)
     strict: bool = Field(False, description="Every key has to be written out in the file; one that is missing is an error.")
     format_version: int = Field(FORMAT_VERSION, ge=1, le=FORMAT_VERSION, description="Format of this config; a newer one is refused.")
@@ -114,7 +115,6 @@ class ExperimentConfig(Experiment):
     scenario: ScenarioSettings = Field(GraphIsomorphismSettings(), description="The task, its data and the agents' networks.")
     algorithm: AlgorithmSettings = Field(PPOSettings(), description="The learning rule.")
     schedules: dict[str, UpdateSchedule] = Field({}, description="Agent -> in which iterations it learns; one not named always does.")
-    opponents: OpponentSettings | None = Field(None, description="Earlier checkpoints of agents as opponents (none: current ones alone).")
     initial_weights: dict[str, WeightSource] = Field({}, description="Agent -> the agent of another run whose weights it starts with.")
     pretraining: PretrainingSettings = Field(PretrainingSettings(), description="Supervised training of bodies before the experiment.")
     play: PlaySettings = Field(PlaySettings(), description="How much is played in an iteration, and where.")

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from nip_ray.config.experiment import ExperimentConfig
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, players, playing, source_of, without_verifier
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
 from nip_ray.settings.experiment import PlaySettings
-from nip_ray.settings.opponents import OpponentSettings
 from nip_ray.settings.ppo import PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule, is_updated
 from nip_ray.settings.solo import SoloSettings
@@ -19,8 +18,6 @@ from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.storage.sources import is_artifact
 
 _SCHEDULE_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
-
-_WITHOUT_OPPONENTS = (DQNSettings, SoloSettings, StackelbergSettings)  # rules that do not learn from the turns of each agent alone
 
 
 def nothing_to_train(config: ExperimentConfig) -> Iterator[str]:
@@ -235,44 +232,6 @@ def schedule_faults(schedule: UpdateSchedule) -> Iterator[str]:
         yield f"first_agent_num_rounds: got {count}, more than the period of {period}, use at most that"
 
 
-def opponents(config: ExperimentConfig) -> Iterator[str]:
-    """Opponents from the past are for rules that learn from whole copies, for agents that learn and have others who learn, and are met."""
-    pool, rule = config.opponents, config.algorithm
-    if pool is None:
-        return
-    if isinstance(rule, _WITHOUT_OPPONENTS):
-        yield f"opponents: not available with {rule.name}, leave it out or use ppo or reinforce"
-        return
-    if config.protocol.zero_knowledge:
-        yield "opponents: not available under protocol.zero_knowledge, whose agents are compared with each other, leave it out"
-    if pool.sampling == "uniform":
-        for key in ("priority", "priority_exponent"):
-            if (given := getattr(pool, key)) != getattr(OpponentSettings, key):
-                yield f"opponents.{key}: got {given}, but it counts with sampling prioritised only, leave it out"
-    if pool.priority == "even" and pool.priority_exponent != OpponentSettings.priority_exponent:
-        yield f"opponents.priority_exponent: got {pool.priority_exponent:g}, but it counts with priority hard only, leave it out"
-    if pool.every >= config.iterations:
-        yield f"opponents.every: got {pool.every}, so none is met within {config.iterations} iterations, lower it"
-    if (known := playing(config)) is None:
-        return
-    learners = [agent for agent in known if learns(agent_settings(config, agent))]
-    for agent in dict.fromkeys(pool.agents or ()):
-        if (fault := stranger(config, agent)) is not None:
-            yield f"opponents.agents: {agent} is {fault}"
-        elif agent not in learners:
-            yield f"opponents.agents: {agent} does not learn (scenario.agents.{source_of(config, agent)}), leave it out"
-        elif pool.agents is not None and pool.agents.count(agent) > 1:
-            yield f"opponents.agents: {agent} is named {pool.agents.count(agent)} times, name everyone once"
-    if len(learners) < 2:
-        yield f"opponents: only {', '.join(learners) or 'nobody'} learns, so nobody has a past to meet, leave it out"
-    blocks = len(pool.agents or learners) * pool.draws
-    if (past := round((1 - pool.latest) * config.play.num_copies)) < blocks:
-        yield (
-            f"opponents.latest: got {pool.latest:g}, which leaves {past} of {config.play.num_copies} copies for {blocks} opponents "
-            "(agents x draws), lower it or raise play.num_copies"
-        )
-
-
 # ------------------------------------------------------------------------------------------- first weights, pretraining
 
 
@@ -345,7 +304,7 @@ def message_regression(config: ExperimentConfig) -> Iterator[str]:
             yield f"{key}.agents: {agent} is {fault}"
 
 
-def stranger(config: ExperimentConfig, agent: str) -> str | None:
+def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str | None:
     """Why `agent` has no part in the experiment, and what would be right; None where it has, or where that is not known here."""
     rule, known = config.algorithm, playing(config)
     if known is None:
@@ -357,4 +316,4 @@ def stranger(config: ExperimentConfig, agent: str) -> str | None:
     return None
 
 
-LEARNING_RULES = (objectives, stackelberg, solo, dqn, strict, schedules, opponents, first_weights, pretraining, message_regression)
+LEARNING_RULES = (objectives, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)

@@ -16,6 +16,7 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
 from nip_ray.config.members import ADDED
+from nip_ray.config.opponent_rules import opponents
 from nip_ray.config.players import players, playing, rounds_of, without_verifier
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
@@ -353,6 +354,7 @@ _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     games,
     state_tracking,
     agent_names,
+    opponents,
     plugins,
 )
 _RULES: tuple[Rule, ...] = (
@@ -362,6 +364,7 @@ _RULES: tuple[Rule, ...] = (
     games,
     state_tracking,
     agent_names,
+    opponents,
     shared_bodies,
     manual_agents,
     attention_heads,

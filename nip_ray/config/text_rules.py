@@ -28,7 +28,7 @@ _OUR_MEMBERS = {
     "response_format",
 }  # fmt: skip
 """Members of a request that `extra_body` may not replace."""
-_OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "rollouts", "transcripts")
+_OWN_FOLDERS = ("calls", "checkpoints", "curves", "events", "items", "past", "rollouts", "transcripts")
 
 
 def language_agents(config: TextExperimentConfig) -> dict[str, LanguageAgentSettings]:

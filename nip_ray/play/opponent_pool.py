@@ -95,6 +95,22 @@ class OpponentPool:
         count, total = own.get(snapshot, (0.0, 0.0))
         own[snapshot] = decay * count + len(returns), decay * total + sum(returns)
 
+    def record_all(self, met: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Any]:
+        """`record` for each agent and snapshot that it met in an iteration; returns the figures of the iteration (docs/metrics.md)."""
+        figures: dict[str, Any] = {"opponents/snapshots": len(self.snapshots)}
+        for agent, own in met.items():
+            for number in sorted(own):
+                self.record(agent, number, own[number])
+            episodes = {number: len(own[number]) for number in sorted(own)}
+            total = sum(episodes.values())
+            figures |= {
+                f"opponents/{agent}/episodes": total,
+                f"opponents/{agent}/return": sum(map(sum, own.values())) / total,
+                f"opponents/{agent}/win_rate": sum(self.win_rate(agent, number) * n for number, n in episodes.items()) / total,
+                f"opponents/{agent}/met": " ".join(f"{number}:{n}" for number, n in episodes.items()),
+            }
+        return figures
+
     def saw(self, agent: str, returns: Sequence[float]) -> None:
         """Take in what `agent` was paid in episodes against anybody: it sets the scale of its win rates."""
         if returns:

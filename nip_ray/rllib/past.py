@@ -97,23 +97,7 @@ class PastOpponents:
             for block, own in _by_block(rollout, plays.get(sample.worker)):
                 returns = return_BA[own, self.agents.index(block.agent)].tolist()
                 met.setdefault(block.agent, {}).setdefault(block.snapshot, []).extend(returns)
-        for agent, own in met.items():
-            for number in sorted(own):
-                self.pool.record(agent, number, own[number])
-        return self._figures(met)
-
-    def _figures(self, met: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Any]:
-        figures: dict[str, Any] = {"opponents/snapshots": len(self.pool.snapshots)}
-        for agent, own in met.items():
-            episodes = {number: len(own[number]) for number in sorted(own)}
-            total = sum(episodes.values())
-            figures |= {
-                f"opponents/{agent}/episodes": total,
-                f"opponents/{agent}/return": sum(map(sum, own.values())) / total,
-                f"opponents/{agent}/win_rate": sum(self.pool.win_rate(agent, number) * n for number, n in episodes.items()) / total,
-                f"opponents/{agent}/met": " ".join(f"{number}:{n}" for number, n in episodes.items()),
-            }
-        return figures
+        return self.pool.record_all(met)
 
     # ----------------------------------------------------------------------------------------------------------- state
 

@@ -35,6 +35,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
+        {"scenario": SHARED, "opponents": {"agents": ["prover"]}},
     ],
 )  # fmt: skip
 def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> None:
@@ -46,6 +47,12 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("change", "faults"),
     [
+        ({"opponents": {"latest": 0.95}}, ["opponents.latest: got 0.95, which leaves 1 of 16 items for 2 opponents"]),
+        ({"opponents": {}, "algorithm": {"name": "malt"}}, ["opponents: not available with malt, whose models learn elsewhere"]),
+        (
+            {"opponents": {"agents": ["prover"]}, "scenario": {"agents": {"prover": {"frozen": True}}}},
+            ["opponents.agents: prover does not learn (scenario.agents.prover.frozen)", "opponents: only verifier learns"],
+        ),
         ({"algorithm": {"group_size": 7}}, ["algorithm.group_size: got 7, but rollouts_per_iteration is 128, use a divisor"]),
         ({"algorithm": {"group_size": 1}}, ["algorithm.group_size: got 1, but advantage group compares"]),
         ({"algorithm": {"group_size": 1, "advantage": "leave_one_out"}}, ["algorithm.group_size: got 1"]),

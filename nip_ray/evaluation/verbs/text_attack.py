@@ -117,6 +117,7 @@ def attack_config(
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
             "algorithm": _rule(config, agents, _least(config.algorithm.num_test_items, settings.max_instances)),
             "base_run": None,
+            "opponents": None,
             "tracking": TrackingSettings(),
         }
     )

@@ -24,7 +24,12 @@ def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:
 def write_dialogues(path: Path, scenario: TextScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue]) -> None:
     """One line a dialogue, all in one step."""
     made = zip(tasks, dialogues, strict=True)
-    write_lines(path, ({"task": task.number, "dialogue": dialogue_record(scenario, dialogue)} for task, dialogue in made))
+    write_lines(path, ({"task": task.number, **by_the_past(task), "dialogue": dialogue_record(scenario, one)} for task, one in made))
+
+
+def by_the_past(task: Task) -> dict[str, dict[str, int]]:
+    """What the record of a dialogue says of those who spoke by earlier weights: nothing where there were none."""
+    return {"past": dict(task.past)} if task.past else {}
 
 
 def write_trees(path: Path, scenario: TextScenario, tasks: Sequence[Task], roots: Sequence[Node]) -> None:

@@ -5,8 +5,8 @@ items takes places i n to i n + n - 1 of this endless sequence, so no item is sk
 Held-out items are taken in their own order, each as often as asked.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -18,11 +18,19 @@ from nip_ray.seeding import stable_seed
 
 @dataclass(frozen=True)
 class Task:
-    """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode."""
+    """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode. past: agent -> the
+    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot.
+    """
 
     number: int
     item: Any
     seed: int
+    past: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def snapshot(self) -> int | None:
+        """That snapshot, None among the current agents."""
+        return next(iter(self.past.values()), None)
 
 
 def training_tasks(items: Sequence[Any], seed: int, iteration: int, count: int) -> list[Task]:

@@ -34,7 +34,7 @@ def credit(
     replies: Sequence[Reply],
     memory: Mapping[str, float],
 ) -> Credit:
-    """Credit the replies of `agents`, one agent after the other. Turns are compared with those of their item, agent and round."""
+    """Credit the replies of `agents`, one agent after the other. A turn's group is of its item, agent, round and opponents."""
     made = Credit([], dict(memory), {})
     longest = max(len(dialogue.rounds) for dialogue in dialogues)
     for agent in agents:
@@ -49,7 +49,7 @@ def credit(
         return_N = return_BR[[reply.place for reply in own], [reply.round for reply in own]]
         if settings.invalid_penalty:
             return_N = return_N - settings.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
-        group_N = group_numbers([dialogues[reply.place].item.id for reply in own], [reply.round for reply in own])
+        group_N = group_numbers(*zip(*((dialogues[one.place].item.id, one.round, one.snapshot) for one in own), strict=True))
         turns = AgentTurns(agent, return_N, group_N, torch.tensor([reply.place for reply in own]))
         found, memory = advantages(turns, made.memory, settings)
         made.memory.update(memory)

@@ -1,10 +1,11 @@
 """`ModelPlay`: dialogues of agents whose models are in this process, every reply with its tokens.
 
-All dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of replies for each model and round.
+Dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of replies for each model and round. Those against one
+snapshot of the past are played to their ends before the next snapshot's weights are loaded.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
@@ -17,51 +18,81 @@ from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.training.past import PastAgents
 
 _SEED_BITS = 31
 
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it."""
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to."""
 
     place: int
     agent: str
     round: int
     turn: Turn
+    snapshot: int | None = None
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked."""
+    """models: by group. bills: where tokens are booked. past: who speaks by earlier weights, for tasks that say so."""
 
-    def __init__(self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills) -> None:
-        self.seed, self.models, self.bills = config.seed, models, bills
+    def __init__(
+        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills, past: PastAgents | None = None
+    ) -> None:
+        self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
-        """(dialogues, every reply of every agent) of these tasks."""
+        """(dialogues, every reply in them that is of the models of now) of these tasks."""
+        dialogues: dict[int, Dialogue] = {}
         replies: list[Reply] = []
         for model in self.models.values():
             model.forget()
+        for snapshot in dict.fromkeys(task.snapshot for task in tasks):
+            places = [place for place, task in enumerate(tasks) if task.snapshot == snapshot]
+            past = {} if snapshot is None or self.past is None else self.past.load(snapshot)
+            played, said = self._together(scenario, [tasks[place] for place in places], past, split, iteration)
+            dialogues |= dict(zip(places, played, strict=True))
+            replies += [replace(reply, place=places[reply.place], snapshot=snapshot) for reply in said]
+        return [dialogues[place] for place in range(len(tasks))], replies
+
+    def _together(
+        self, scenario: LanguageScenario, tasks: Sequence[Task], past: Mapping[str, Policy], split: str, iteration: int
+    ) -> tuple[list[Dialogue], list[Reply]]:
+        """`play` of tasks against one snapshot, or none. past: group -> its model of then."""
+        replies: list[Reply] = []
 
         def answer(asked: list[Question]) -> list[Answer]:
             found: dict[int, Answer] = {}
             for group, members in self.groups.items():
-                chosen = [number for number, one in enumerate(asked) if one.agent in members]
-                if chosen:
-                    made = self._replies(group, scenario, [asked[number] for number in chosen], tasks, split, iteration)
-                    found |= {number: said for number, (said, _) in zip(chosen, made, strict=True)}
-                    replies.extend(reply for _, reply in made)
+                for models in (self.models, past):
+                    chosen = [
+                        number
+                        for number, one in enumerate(asked)
+                        if one.agent in members and (one.agent in tasks[one.place].past) == (models is past)
+                    ]
+                    if chosen:
+                        made = self._replies(group, models[group], scenario, [asked[number] for number in chosen], tasks, split, iteration)
+                        found |= {number: said for number, (said, _) in zip(chosen, made, strict=True)}
+                        replies.extend(reply for _, reply in made if models is self.models)
             return [found[number] for number in range(len(asked))]
 
         dialogues = play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
         return dialogues, replies
 
     def _replies(
-        self, group: str, scenario: LanguageScenario, asked: Sequence[Question], tasks: Sequence[Task], split: str, iteration: int
+        self,
+        group: str,
+        model: Policy,
+        scenario: LanguageScenario,
+        asked: Sequence[Question],
+        tasks: Sequence[Task],
+        split: str,
+        iteration: int,
     ) -> list[tuple[Answer, Reply]]:
-        """What the model of `group` says to each of these."""
-        model, requests = self.models[group], []
+        """What a model of `group` says to each of these."""
+        requests = []
         for one in asked:
             own = self.agents[one.agent]
             place = (split, iteration, tasks[one.place].number, len(one.dialogue.rounds), one.agent, one.attempt)

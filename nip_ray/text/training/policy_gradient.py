@@ -35,18 +35,19 @@ from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.policies import home_of, policy_for, start_folder
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
+from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import usd
 from nip_ray.text.costs.spending import Spending
 from nip_ray.text.costs.token_bills import TokenBills, Use
-from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
+from nip_ray.text.dialogues.rollouts import by_the_past, rollout_file, write_dialogues
 from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay, Reply
+from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
@@ -54,7 +55,7 @@ from nip_ray.tracking import Tracker
 
 CHECKPOINTS = "checkpoints"
 TRANSCRIPTS = 50
-"""Dialogues of an iteration that are written out for readers."""
+"""Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those against the past."""
 
 
 class PolicyGradientTrainer:
@@ -83,7 +84,8 @@ class PolicyGradientTrainer:
         write_word_models(config, self.scenario, folder.path)
         _use_threads(config)
         self.models = {group: policy_for(config, group, folder.path) for group in self.groups}
-        self._plays = ModelPlay(config, self.models, self._bills)
+        self.past = None if config.opponents is None else PastAgents(config, config.opponents, folder.path)
+        self._plays = ModelPlay(config, self.models, self._bills, self.past)
         self._with_start: set[str] = set()
         self._continue_from_checkpoint()
 
@@ -133,7 +135,9 @@ class PolicyGradientTrainer:
         dialogues, replies = self._plays.play(scenario, tasks, "train", iteration)
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
-        row |= {f"train/{name}": value for name, value in dialogue_metrics(dialogues, scenario.protocol, self.kind.groups).items()}
+        current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
+        row |= {f"train/{name}": value for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()}
+        row |= {} if self.past is None else self.past.record(tasks, dialogues)
         began = time.perf_counter()
         row |= self._learn(iteration, dialogues, replies)
         seconds["learn"] = time.perf_counter() - began
@@ -143,7 +147,7 @@ class PolicyGradientTrainer:
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
             began = time.perf_counter()
             row |= self.test(iteration)
-            self._write_transcripts("", scenario, dialogues, iteration)
+            self._write_transcripts("", scenario, tasks, dialogues, iteration)
             seconds["test"] = time.perf_counter() - began
         spent = self.spending().amount
         row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
@@ -162,7 +166,10 @@ class PolicyGradientTrainer:
     def _tasks(self, items: Sequence[Any], iteration: int) -> list[Task]:
         """The dialogues of an iteration, those of a group next to each other."""
         size = self.rule.group_size
-        return grouped(training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size), size)
+        about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
+        if self.past is not None:
+            about = self.past.arranged(about, [agent for agent in self.agents if self.rule.learns(agent, iteration)], iteration)
+        return grouped(about, size)
 
     # -------------------------------------------------------------------------------------------------------------- learning
 
@@ -287,7 +294,7 @@ class PolicyGradientTrainer:
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
         dialogues, _ = self._plays.play(self.scenario, tasks, "test", iteration)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
-        self._write_transcripts("test-", self.scenario, dialogues, iteration)
+        self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
         exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
         return {
@@ -308,14 +315,21 @@ class PolicyGradientTrainer:
         given = torch.tensor(log_probs, dtype=torch.float64).exp().view(len(chats), len(replies))
         return given.tolist()
 
-    def _write_transcripts(self, prefix: str, scenario: LanguageScenario, dialogues: Sequence[Dialogue], iteration: int) -> None:
-        records = (transcript_record(scenario, dialogue) for dialogue in dialogues[:TRANSCRIPTS])
+    def _write_transcripts(
+        self, prefix: str, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], iteration: int
+    ) -> None:
+        """The first of those among the current agents, and of those against the past."""
+        made = list(zip(tasks, dialogues, strict=True))
+        shown = [one for past in (False, True) for one in [one for one in made if bool(one[0].past) == past][:TRANSCRIPTS]]
+        records = ({**by_the_past(task), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
 
     # ----------------------------------------------------------------------------------------------------------------- state
 
     def _advance(self, iteration: int) -> None:
-        """Say that `iteration` iterations are done, and keep that where a checkpoint is due."""
+        """Say that `iteration` iterations are done, and keep that where a snapshot or a checkpoint is due."""
+        if self.past is not None:
+            self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
         self.state = replace(self.state, iteration=iteration, stage="sample", over=over)
         if over:
@@ -330,10 +344,13 @@ class PolicyGradientTrainer:
         plain = {
             "baselines": self._baselines,
             "tokens": self._bills.state(),
+            **({} if self.past is None else {"past": self.past.state()}),
         }
         where = self.folder.path / CHECKPOINTS
         saved = save_checkpoint(where, iteration, tensors, plain, self.state.run_id, self.rule.keep_checkpoints)
         save_state(self.folder, self.state)
+        if self.past is not None:
+            self.past.tidy(kept_iterations(where)[0])
         self.write_cost()
         if iteration:
             self.tracker.checkpoint(saved, iteration)
@@ -352,6 +369,8 @@ class PolicyGradientTrainer:
             self.models[group].set_state(found.tensors[group])
         self._baselines = dict(found.state["baselines"])
         self._bills.set_state(found.state["tokens"])
+        if self.past is not None:
+            self.past.load_state(found.state["past"])
         rewind_checkpoints(where, found.iteration)
         self.folder.rewind_metrics(found.iteration)
         over = found.iteration >= self.config.iterations

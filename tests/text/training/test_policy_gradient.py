@@ -11,25 +11,31 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
-from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import prepare
+from nip_ray.text.training.past import snapshot_weights
+from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
 Make = Callable[..., TextExperimentConfig]
+PAST = {"latest": 0.5, "every": 1, "size": 2, "sampling": "prioritised", "agents": ["verifier", "prover1"]}
 
 
 @pytest.fixture
 def make() -> Make:
-    def made(**algorithm: Any) -> TextExperimentConfig:
+    def made(opponents: Any = None, **algorithm: Any) -> TextExperimentConfig:
         rule = {"rollouts_per_iteration": 16, "group_size": 4, "warmup_steps": 2, "warmup_batch_size": 8, "evaluate_every": 2}
         config = config_from_dict(
             {
                 "name": "tiny",
                 "iterations": 4,
+                "opponents": opponents,
                 "protocol": {"name": "bisection", "max_rounds": 5},
                 "scenario": {
                     "name": "state_tracking",
@@ -75,8 +81,9 @@ def weights(path: Path) -> dict[str, bytes]:
         },
         {"curriculum": [{"until_iteration": 2, "changes": ["scenario.length=2", "scenario.num_train=30", "protocol.max_rounds=3"]}]},
         {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
+        {"opponents": PAST, "keep_checkpoints": 2, "checkpoint_every": 1},
     ],
-    ids=["role", "curriculum", "leave_one_out"],
+    ids=["role", "curriculum", "leave_one_out", "past"],
 )
 def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dict[str, Any]) -> None:
     """With the last checkpoint an iteration back, and a row of metrics that is played again."""
@@ -92,6 +99,8 @@ def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dic
     resume_text_experiment(tmp_path / "killed", quiet=True)
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
+    if "opponents" in rule:  # of the pool's snapshots 1 and 4 are left, and checkpoint 3 names 3
+        assert sorted(path.name for path in (tmp_path / "killed" / "past").iterdir()) == ["000001", "000003", "000004"]
     learned = [row for row in rows(tmp_path / "whole") if "learn/verifier/loss" in row]
     assert [row["iteration"] for row in learned] == ([3, 4] if "agents" in rule else [1, 2, 3, 4])
     assert all(row["learn/prover0/logprob_difference"] < 1e-5 for row in rows(tmp_path / "whole"))
@@ -100,11 +109,47 @@ def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dic
     ].keys()
 
 
+def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past selves say what the models say that are given their weights; no turn of theirs is learned from; a group has one opponent."""
+    learned: list[int] = []
+    steps = PolicyGradientTrainer._steps
+    monkeypatch.setattr(
+        PolicyGradientTrainer, "_steps", lambda self, group, turns, i: learned.append(len(turns)) or steps(self, group, turns, i)
+    )
+    config, run = make(PAST, keep_checkpoints=None, checkpoint_every=1), tmp_path / "run"
+    run_text_experiment(config, run, quiet=True)
+    lines = read_lines(run / "rollouts" / "000004.jsonl")
+    (one, other), row = ([lines[place]["past"]["prover0"] for place in (8, 12)], rows(run)[-1])
+    past = [{}] * 8 + [{"prover0": one, "verifier": one}] * 4 + [{"prover0": other, "prover1": other}] * 4
+    assert [line.get("past", {}) for line in lines] == past
+    assert (row["opponents/prover1/met"], row["opponents/verifier/met"], row["opponents/snapshots"]) == (f"{one}:4", f"{other}:4", 2)
+    speakers = [
+        turn["agent"]
+        for line, own in zip(lines, past, strict=True)
+        for said in line["dialogue"]["rounds"]
+        for turn in said
+        if turn["agent"] not in own
+    ]
+    assert learned[-3:] == [speakers.count(agent) for agent in ("prover0", "prover1", "verifier")]
+    with RunFolder.open(run, write=True) as folder:
+        trainer = begin(config, folder, prepare(config), load_state(folder))
+        assert isinstance(trainer, PolicyGradientTrainer)
+        for group, model in trainer.models.items():
+            kept = load_checkpoint(run / "checkpoints", 3).tensors[group]["weights"]
+            model.take(kept if group == "prover1" else snapshot_weights(run / "past", one, group))
+        tasks = [replace(task, past={}) for task in trainer._tasks(trainer.items["train"], 3)[8:12]]
+        again, _ = trainer._plays.play(trainer.scenario, tasks, "train", 3)
+        assert [dialogue_record(trainer.scenario, dialogue) for dialogue in again] == [line["dialogue"] for line in lines[8:12]]
+    (run / "past" / f"{one:06d}" / "prover0.safetensors").write_bytes(b"damaged")
+    with pytest.raises(UserError, match=r"prover0\.safetensors cannot be read"):
+        snapshot_weights(run / "past", one, "prover0")
+
+
 def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
     """On the models that the run ended with; the run's own prover is measured before it learns anything more."""
     raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
-    config: Any = config_from_dict({**raw, "iterations": 2})
+    config: Any = config_from_dict({**raw, "iterations": 2, "opponents": {"every": 1, "latest": 0.5}})
     run_text_experiment(config, tmp_path / "run", quiet=True)
     chosen = ["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=3"]
     found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
