@@ -67,12 +67,21 @@ class ServiceLink:
         except Exception as error:
             raise self.told(error) from None
 
+    def made(self, create: Any, *given: Any, **named: Any) -> Any:
+        """The result of a request that is sent here, by a function that may itself fail."""
+        try:
+            return create(*given, **named).result()
+        except Exception as error:
+            raise self.told(error) from None
+
     def told(self, error: BaseException) -> Exception:
         """What a failure is to us."""
         if isinstance(error, UserError | TrainingError):
             return error
         if type(error).__name__ in _NOT_ALLOWED:
             return UserError(f"the training service refuses the key in ${self.provider.api_key_variable} ({type(error).__name__})")
+        if type(error).__name__ == "NotFoundError":
+            return UserError("the training service has no such model or saved weights (NotFoundError); they may have been deleted there")
         return TrainingError(f"the training service failed ({type(error).__name__}); when it works again, resume the run")
 
     async def close(self) -> None:

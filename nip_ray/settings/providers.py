@@ -200,6 +200,11 @@ class TrainingServiceProvider(ProviderSettings):
     base_url: str | None = option(None, "Address of the service (none: $TINKER_BASE_URL, else the client's own).")
     api_key_variable: str = option("TINKER_API_KEY", "The environment variable that holds the key.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     lora_rank: int = option(16, "Rank of the adapters.", ge=1)
+    max_length: int | None = option(
+        None,
+        "Tokens of prompt and reply under policy_gradient; longer prompts lose their middle (none: as the service says).",
+        ge=16,
+    )
     max_retries: int = option(8, "Attempts more for a call that failed by no fault of ours.", ge=0)
     prices: dict[str, PriceSettings] = option(
         dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."

@@ -1,0 +1,301 @@
+"""A model at a training service that both samples, with log-probabilities, and learns, behind the methods of `PolicyModel`.
+
+Decisions that matter here:
+- the service's own loss (`importance_sampling`; `ppo` where a bound on the ratio is set) with the weight of each token times its
+  advantage: that is `nip_ray.learning.token_losses.token_loss` with a ratio for each token, and one pass. With a KL term, or one ratio for
+  the whole turn, `token_loss` itself is sent as the library's custom loss, which goes forward once more. The entropy over all tokens is
+  not to be had from log-probabilities of the drawn ones;
+- the gradient and the step are asked for together, as the service likes it, and both are waited for. The library numbers its requests, so
+  that one it repeats is not done twice. If no answer comes, nobody here knows whether the step was taken: the run ends, and whoever
+  resumes it begins a new client from the weights and moments saved last, by their address. So no step is ever taken twice on the same
+  weights, whatever was in doubt, and the resumed run is the undisturbed one as far as the service computes alike;
+- weights to sample from and to learn from are saved under one name, so the address of either gives that of the other;
+- the sampler has the weights of the last `take`, and may be asked while a step is taken. Log-probabilities are at temperature 1.
+"""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.errors import TrainingError, UserError
+from nip_ray.learning.token_losses import LossFigures, token_loss, token_weights
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Chat
+from nip_ray.serving.chat_format import ChatFormat
+from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.service_link import ADDRESS, ServiceLink
+from nip_ray.serving.training_data import completion_tokens
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.providers import TrainingServiceProvider
+from nip_ray.storage.files import put_in_place
+
+SAVED = "service.json"
+"""In the folder of a model that was kept: the address of its weights to sample from."""
+_TRAIN, _SAMPLE = "/weights/", "/sampler_weights/"
+_SAMPLER_TTL_S = 30 * 24 * 3600  # of weights that only play: a checkpoint of a run that rests for longer has its own
+_UNBOUNDED = 1e6  # a ratio that is never reached, where only one bound is set
+
+
+class ServicePolicy:
+    """One set of weights. model: a base model of the service, or the address of saved weights. See `Policy` for its methods.
+
+    Raises UserError for a missing library or key, and for a model that the service does not have.
+    """
+
+    samples_apart = True
+
+    def __init__(self, model: str, provider: TrainingServiceProvider, *, trained: bool, seed: int = 0, library: Any = None) -> None:
+        """seed: of the adapters' first weights."""
+        self.model, self.trained, self.steps = model, trained, 0
+        self._link, self._seed = ServiceLink(provider, library), seed
+        self._state: str | None = None  # from which the client that learns is made, optimiser included
+        self._client: Any = None
+        self._kept: dict[str, str] = {}  # name -> address of what this client has saved to sample from
+        base = self._base_of(model) if model.startswith(ADDRESS) else model
+        context = provider.max_length or self._link.base_model(base).max_context_length
+        if context is None:
+            raise UserError(f"providers.<name>.max_length: the training service does not say how many tokens {base} can read, set it")
+        self._sampler = self._sampler_of(model)
+        self.chat = ChatFormat(self._sampler.get_tokenizer(), context)
+        self._start: Any = None
+        self._start_logprobs: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+
+    # ------------------------------------------------------------------------------------------------------- sampling
+
+    def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
+        """See `PolicyModel.prompt_tokens`."""
+        return self.chat.cut(self.chat.prompt(chat), self.chat.context - reply_tokens)
+
+    def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
+        """See `PolicyModel.reply_tokens`."""
+        return completion_tokens(chat, reply, self.chat)
+
+    def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        """Replies, in the order of the requests, all of which are sent at once."""
+        types, asked = self._link.types, []
+        for request in requests:
+            params = types.SamplingParams(
+                max_tokens=request.max_tokens,
+                seed=request.seed,
+                temperature=request.temperature,
+                top_p=request.top_p,
+                stop=sorted(self.chat.ends),
+            )
+            asked.append(self._sampler.sample(types.ModelInput.from_ints(list(request.prompt)), 1, params))
+        return [self._generation(request, self._link.result(one)) for request, one in zip(requests, asked, strict=True)]
+
+    def _generation(self, request: GenerationRequest, response: Any) -> Generation:
+        sequence = response.sequences[0]
+        tokens, logprobs = list(sequence.tokens), list(sequence.logprobs or list[float]())
+        if not tokens or len(tokens) != len(logprobs):
+            raise TrainingError(f"the training service gave {len(tokens)} tokens with {len(logprobs)} log-probabilities for a reply")
+        reason = "length" if sequence.stop_reason == "length" else "stop"
+        return Generation(self.chat.opened + self.chat.text(tokens), tokens, reason, len(request.prompt), logprobs)
+
+    def forget(self) -> None:
+        """What the service keeps is its own affair; log-probabilities of the start model are asked for again."""
+        self._start_logprobs.clear()
+
+    def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
+        """The log-probability of every token of these replies, by the weights that sample."""
+        return self._logprobs_by(self._sampler, turns)
+
+    def _logprobs_by(self, sampler: Any, turns: Sequence[Turn]) -> list[list[float]]:
+        if any(turn.temperature != 1 for turn in turns):
+            raise UserError(
+                "scenario.agents.<agent>.temperature: a training service gives log-probabilities at temperature 1, set it to that"
+            )
+        inputs = [self._link.types.ModelInput.from_ints([*turn.prompt, *turn.reply]) for turn in turns]
+        asked = [sampler.compute_logprobs(one) for one in inputs]
+        return [[float(found) for found in self._link.result(one)[-len(turn.reply) :]] for one, turn in zip(asked, turns, strict=True)]
+
+    # ------------------------------------------------------------------------------------------------------- learning
+
+    def keep_start(self, folder: Path) -> None:
+        """Tie KL divergences to the model that `save` put into `folder`, else to the one that this was made of."""
+        saved = folder / SAVED
+        self._start = self._sampler_of(json.loads(saved.read_text(encoding="utf-8"))["model"] if saved.is_file() else self.model)
+        self._start_logprobs.clear()
+
+    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+        """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only where it is told."""
+        num_tokens = sum(len(turn.reply) for turn in turns)
+        mask_NT = _padded([[1.0] * len(turn.reply) for turn in turns])
+        weight_NT = token_weights(mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
+        advantage_N = torch.tensor([turn.advantage for turn in turns], dtype=torch.float32)
+        drawn = (_padded([turn.logprobs for turn in turns]), advantage_N, mask_NT)
+        start_NT = _padded(self._start_of(turns)) if settings.kl_coefficient else None
+
+        def loss_of(logprobs: Sequence[Tensor]) -> tuple[Tensor, LossFigures]:
+            own = [row[-len(turn.reply) :] for row, turn in zip(logprobs, turns, strict=True)]
+            log_prob_NT = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
+            return token_loss(log_prob_NT, torch.zeros_like(mask_NT), *drawn, weight_NT, settings, start_NT)
+
+        client = self._learner()
+        if needs_own_loss(settings):
+            figures: list[LossFigures] = []
+
+            def own_loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
+                loss, told = loss_of(logprobs)
+                figures.append(told)
+                return loss, {}
+
+            data = [self._datum(turn) for turn in turns]
+            norm = self._descend(client, client.forward_backward_custom(data, own_loss), settings, settings.learning_rate)[1]
+        else:
+            credit_NT = weight_NT * advantage_N[:, None]
+            data = [
+                self._datum(turn, logprobs=turn.logprobs, advantages=credit_T[: len(turn.reply)].tolist())
+                for turn, credit_T in zip(turns, credit_NT, strict=True)
+            ]
+            output, norm = self._descend(client, client.forward_backward(data, *_named_loss(settings)), settings, settings.learning_rate)
+            figures = [loss_of([_logprobs(found) for found in output.loss_fn_outputs])[1]]
+        told = figures[-1].metrics()
+        del told["entropy"]
+        return _finite({**told, **norm})
+
+    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+        """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
+        client, num_tokens = self._learner(), sum(len(turn.reply) for turn in turns)
+        rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
+        data = [self._datum(turn, weights=[1 / num_tokens] * len(turn.reply)) for turn in turns]
+        output, norm = self._descend(client, client.forward_backward(data, "cross_entropy"), settings, rate)
+        found = [_logprobs(one)[-len(turn.reply) :] for one, turn in zip(output.loss_fn_outputs, turns, strict=True)]
+        return _finite({"loss": -float(torch.cat(found).sum()) / num_tokens, **norm})
+
+    def _datum(self, turn: Turn, **of_reply: Sequence[float]) -> Any:
+        """Predict each token from those before it. of_reply: inputs of the loss at the reply's tokens; they are 0 at the prompt's."""
+        types, tokens, before = self._link.types, [*turn.prompt, *turn.reply], len(turn.prompt) - 1
+        shape = [len(tokens) - 1]
+        inputs = {name: types.TensorData(data=[0.0] * before + [*row], dtype="float32", shape=shape) for name, row in of_reply.items()}
+        inputs["target_tokens"] = types.TensorData(data=tokens[1:], dtype="int64", shape=shape)
+        return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
+
+    def _descend(self, client: Any, gradient: Any, settings: PolicyGradientSettings, rate: float) -> tuple[Any, dict[str, float]]:
+        """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is told."""
+        params = self._link.types.AdamParams(
+            learning_rate=rate,
+            beta1=0.9,
+            beta2=0.999,
+            eps=1e-8,
+            weight_decay=settings.weight_decay,
+            grad_clip_norm=settings.max_grad_norm or 0.0,
+        )
+        update = client.optim_step(params)
+        output, done = self._link.result(gradient), self._link.result(update)
+        self.steps += 1
+        self._kept.clear()
+        norms = [value for name, value in (done.metrics or {}).items() if "grad_norm" in name]
+        return output, {"grad_norm": norms[0]} if norms else {}
+
+    def _start_of(self, turns: Sequence[Turn]) -> list[list[float]]:
+        """Log-probabilities by the start model, each asked for once in an iteration."""
+        keys = [(tuple(turn.prompt), tuple(turn.reply)) for turn in turns]
+        new = {key: turn for key, turn in zip(keys, turns, strict=True) if key not in self._start_logprobs}
+        self._start_logprobs |= zip(new, self._logprobs_by(self._start, list(new.values())), strict=True)
+        return [self._start_logprobs[key] for key in keys]
+
+    # ---------------------------------------------------------------------------------------------------------- state
+
+    def weights(self) -> dict[str, Any]:
+        """Where the weights that learn, as they are now, can be sampled from."""
+        if self._client is None and self._state is None:
+            return {"model": self.model}  # new adapters change nothing
+        return {"model": self._saved(f"play-{self.steps:06d}", _SAMPLER_TTL_S)}
+
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Sample by these `weights` from here on."""
+        self._sampler = self._sampler_of(weights["model"])
+
+    def state(self) -> dict[str, Any]:
+        """Where the weights that learn and the optimizer's moments are kept, and the number of steps."""
+        saved = self._link.result(self._learner().save_state(f"state-{self.steps:06d}", overwrite=True))
+        return {"steps": self.steps, "path": saved.path}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Learn on, and sample, from a `state`: what was done since is as if it had never been."""
+        self._client, self._state, self.steps = None, str(state["path"]), int(state["steps"])
+        self._kept.clear()
+        self.take(self.weights())
+
+    def save(self, folder: Path) -> str:
+        """Keep the weights at the service, under the folder's name, and their address in the folder; returns that address."""
+        self._link.result(self._learner().save_state(folder.name, overwrite=True))
+        address = self._saved(folder.name, None)
+        aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        (aside / SAVED).write_text(json.dumps({"model": address}) + "\n", encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        put_in_place(aside, folder)
+        return address
+
+    def close(self) -> None:
+        """End the session at the service; what was saved stays there."""
+        self._link.close_now()
+
+    def _saved(self, name: str, ttl_s: int | None) -> str:
+        """The address of the weights as they are now, to sample from, saved once under this name."""
+        if name not in self._kept:
+            self._kept[name] = self._link.result(self._learner().save_weights_for_sampler(name, ttl_seconds=ttl_s)).path
+        return self._kept[name]
+
+    def _learner(self) -> Any:
+        """The client that learns, made when first asked for."""
+        if not self.trained:
+            raise TrainingError(f"{self.model}: this model is frozen")
+        if self._client is None:
+            service = self._link.service()
+            if self._state is not None:
+                self._client = self._link.made(service.create_training_client_from_state_with_optimizer, self._state)
+            elif self.model.startswith(ADDRESS):
+                self._client = self._link.made(service.create_training_client_from_state, self.model.replace(_SAMPLE, _TRAIN))
+            else:
+                options = {"base_model": self.model, "rank": self._link.provider.lora_rank, "seed": self._seed}
+                self._client = self._link.made(service.create_lora_training_client, **options)
+        return self._client
+
+    def _sampler_of(self, model: str) -> Any:
+        which = {"model_path": model} if model.startswith(ADDRESS) else {"base_model": model}
+        return self._link.made(self._link.service().create_sampling_client, **which)
+
+    def _base_of(self, address: str) -> str:
+        found = self._link.made(self._link.rest().get_weights_info_by_tinker_path, address.replace(_SAMPLE, _TRAIN))
+        return found.base_model
+
+
+def needs_own_loss(settings: PolicyGradientSettings) -> bool:
+    """Whether the service's own losses do not do: then a step goes forward once more."""
+    return bool(settings.kl_coefficient) or settings.ratio == "sequence"
+
+
+def _named_loss(settings: PolicyGradientSettings) -> tuple[str, dict[str, float] | None]:
+    """The service's loss and its options."""
+    low, high = settings.clip_low, settings.clip_high
+    if low is None and high is None:
+        return "importance_sampling", None
+    bounds = {"clip_low_threshold": 0.0 if low is None else 1 - low, "clip_high_threshold": _UNBOUNDED if high is None else 1 + high}
+    return "ppo", bounds
+
+
+def _logprobs(output: Mapping[str, Any]) -> Tensor:
+    return output["logprobs"].to_torch().float()
+
+
+def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
+    """(N, T), zero behind the end of a row."""
+    return torch.nn.utils.rnn.pad_sequence([torch.tensor([*row], dtype=torch.float32) for row in rows], batch_first=True)
+
+
+def _finite(told: dict[str, float]) -> dict[str, float]:
+    """The figures. Raises TrainingError where the loss is not a number: whoever resumes goes back to what was saved before."""
+    if not math.isfinite(told["loss"]):
+        raise TrainingError(f"learning broke off: loss {told['loss']}; lower the learning rate")
+    return told
