@@ -25,14 +25,14 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import LossFigures, token_loss, token_weights
+from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, token_loss, token_weights
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.service_link import ADDRESS, ServiceLink
 from nip_ray.serving.training_data import completion_tokens
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import put_in_place
 
@@ -124,7 +124,9 @@ class ServicePolicy:
         self._start = self._sampler_of(json.loads(saved.read_text(encoding="utf-8"))["model"] if saved.is_file() else self.model)
         self._start_logprobs.clear()
 
-    def step(self, turns: Sequence[Turn], settings: PolicyGradientSettings, max_tokens: int) -> dict[str, float]:
+    def step(
+        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
+    ) -> dict[str, float]:
         """One step of policy gradient on a minibatch; see `PolicyModel.step`. There is no entropy, and a norm only where it is told."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         mask_NT = _padded([[1.0] * len(turn.reply) for turn in turns])
@@ -136,10 +138,11 @@ class ServicePolicy:
         def loss_of(logprobs: Sequence[Tensor]) -> tuple[Tensor, LossFigures]:
             own = [row[-len(turn.reply) :] for row, turn in zip(logprobs, turns, strict=True)]
             log_prob_NT = torch.nn.utils.rnn.pad_sequence(own, batch_first=True)
-            return token_loss(log_prob_NT, torch.zeros_like(mask_NT), *drawn, weight_NT, settings, start_NT)
+            return token_loss(log_prob_NT, torch.zeros_like(mask_NT), *drawn, weight_NT, settings, start_NT, surrogate)
 
         client = self._learner()
-        if needs_own_loss(settings):
+        named = _named_loss(settings) if surrogate is clipped_surrogate else None
+        if named is None:
             figures: list[LossFigures] = []
 
             def own_loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
@@ -155,13 +158,13 @@ class ServicePolicy:
                 self._datum(turn, logprobs=turn.logprobs, advantages=credit_T[: len(turn.reply)].tolist())
                 for turn, credit_T in zip(turns, credit_NT, strict=True)
             ]
-            output, norm = self._descend(client, client.forward_backward(data, *_named_loss(settings)), settings, settings.learning_rate)
+            output, norm = self._descend(client, client.forward_backward(data, *named), settings, settings.learning_rate)
             figures = [loss_of([_logprobs(found) for found in output.loss_fn_outputs])[1]]
         told = figures[-1].metrics()
         del told["entropy"]
         return _finite({**told, **norm})
 
-    def supervised_step(self, turns: Sequence[Turn], settings: PolicyGradientSettings) -> dict[str, float]:
+    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of supervised learning on replies; see `PolicyModel.supervised_step`."""
         client, num_tokens = self._learner(), sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
@@ -178,7 +181,7 @@ class ServicePolicy:
         inputs["target_tokens"] = types.TensorData(data=tokens[1:], dtype="int64", shape=shape)
         return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]), loss_fn_inputs=inputs)
 
-    def _descend(self, client: Any, gradient: Any, settings: PolicyGradientSettings, rate: float) -> tuple[Any, dict[str, float]]:
+    def _descend(self, client: Any, gradient: Any, settings: TokenTrainingSettings, rate: float) -> tuple[Any, dict[str, float]]:
         """Take the step of a gradient that was asked for; returns what came with that, and the norm where it is told."""
         params = self._link.types.AdamParams(
             learning_rate=rate,
@@ -271,18 +274,15 @@ class ServicePolicy:
         return found.base_model
 
 
-def needs_own_loss(settings: PolicyGradientSettings) -> bool:
-    """Whether the service's own losses do not do: then a step goes forward once more."""
-    return bool(settings.kl_coefficient) or settings.ratio == "sequence"
-
-
-def _named_loss(settings: PolicyGradientSettings) -> tuple[str, dict[str, float] | None]:
-    """The service's loss and its options."""
+def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] | None] | None:
+    """The service's loss that is this one, and its options; None where it has none."""
+    assert isinstance(settings, RatioClipSettings)
+    if settings.kl_coefficient or settings.ratio == "sequence":
+        return None
     low, high = settings.clip_low, settings.clip_high
     if low is None and high is None:
         return "importance_sampling", None
-    bounds = {"clip_low_threshold": 0.0 if low is None else 1 - low, "clip_high_threshold": _UNBOUNDED if high is None else 1 + high}
-    return "ppo", bounds
+    return "ppo", {"clip_low_threshold": 0.0 if low is None else 1 - low, "clip_high_threshold": _UNBOUNDED if high is None else 1 + high}
 
 
 def _logprobs(output: Mapping[str, Any]) -> Tensor:
