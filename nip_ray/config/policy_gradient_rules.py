@@ -13,6 +13,7 @@ from nip_ray.config.players import DEFAULT, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import table_of
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, TokenTrainingSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
@@ -152,8 +153,8 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
         if settings.chat_shape != "auto":
             yield f"{place}.chat_shape: {name} keeps to the template of the model, leave it out"
         if provider is not None and not provider.gives_gradients:
-            hint = f"name {' or '.join(able)}" if able else "add a provider named local"
-            needs = f"is not in this process, where {name} plays" if settings.frozen else "gives no gradients, which it learns from"
+            hint = f"name {' or '.join(able)}" if able else "add a provider named local or training_service"
+            needs = f"is asked by chats, and {name} plays by tokens" if settings.frozen else "gives no gradients, which it learns from"
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
@@ -162,6 +163,8 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
             yield f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked again, set it to 1"
         if settings.temperature == 0:
             yield f"{place}.temperature: got 0, but {agent} learns from what it draws, use a number > 0 (such as 1)"
+        if not provider.sees_whole_distribution:
+            yield from _of_drawn_tokens(rule, agent, place, settings)
         if settings.top_p not in (None, 1):
             yield f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave it out"
         if agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json":
@@ -169,6 +172,17 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
                 "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
                 "it learns, set it to text or freeze the verifier"
             )
+
+
+def _of_drawn_tokens(rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings) -> Iterator[str]:
+    """What log-probabilities of the drawn tokens, as a service computes them, do not tell."""
+    if settings.temperature not in (None, 0, 1):
+        got, name = settings.temperature, settings.provider
+        yield f"{place}.temperature: got {got}, but {name} gives the log-probabilities that {agent} learns from at 1, leave it out"
+    if rule.seen_by(agent).entropy_coefficient:
+        own = rule.of_agent(agent).entropy_coefficient is not None
+        key = f"agents.{agent if agent in rule.agents else DEFAULT}.entropy_coefficient" if own else "entropy_coefficient"
+        yield f"algorithm.{key}: needs the probabilities of all tokens, which {settings.provider} does not give, set it to 0"
 
 
 def _warmup(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:

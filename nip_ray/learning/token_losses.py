@@ -223,6 +223,12 @@ def clipped_surrogate(
     return loss_NT, {"clip_share": clipped_NT.to(ratio_NT.dtype), "ratio_max": ratio_NT}
 
 
+def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
+    """Whether the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
+    clipped = surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings)
+    return clipped and settings.ratio == "token" and not settings.kl_coefficient
+
+
 def token_loss(
     log_prob_NT: Tensor,
     entropy_NT: Tensor,

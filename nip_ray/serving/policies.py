@@ -15,7 +15,7 @@ from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.providers import LocalProvider
+from nip_ray.settings.providers import LocalProvider, TrainingServiceProvider
 
 
 class Policy(Protocol):
@@ -94,6 +94,11 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     """The policy of a group of agents. Raises UserError for a model that cannot be used."""
     first = language_agents(config)[groups(config)[group][0]]
     provider = config.providers[first.provider]
+    if isinstance(provider, TrainingServiceProvider):
+        from nip_ray.serving.service_policy import ServicePolicy
+
+        seed = stable_seed(config.seed, "model", group) % 2**31
+        return ServicePolicy(first.model, provider, trained=not first.frozen, seed=seed)
     if not isinstance(provider, LocalProvider):  # the rules of the config see to it
         raise UserError(f"providers.{first.provider}: {provider.name} cannot learn by policy gradient")
     folder = start_folder(config, group, run_dir)
@@ -106,8 +111,7 @@ def home_of(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
 
 
 def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:
-    """The folder of the local model that the config names for a group."""
-    first = language_agents(config)[groups(config)[group][0]]
-    return ModelFolders(home_of(config, group, run_dir), getattr(config.providers[first.provider], "default_model_seed", 0)).locate(
-        first.model
-    )
+    """The folder of the model that the config names for a group: of a hosted one that of its provider, with no model in it."""
+    first, home = language_agents(config)[groups(config)[group][0]], home_of(config, group, run_dir)
+    provider = config.providers[first.provider]
+    return ModelFolders(home, provider.default_model_seed).locate(first.model) if isinstance(provider, LocalProvider) else home

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, token_loss, token_weights
+from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, token_loss, token_weights
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
@@ -141,7 +141,7 @@ class ServicePolicy:
             return token_loss(log_prob_NT, torch.zeros_like(mask_NT), *drawn, weight_NT, settings, start_NT, surrogate)
 
         client = self._learner()
-        named = _named_loss(settings) if surrogate is clipped_surrogate else None
+        named = _named_loss(settings) if is_ppo(settings, surrogate) else None
         if named is None:
             figures: list[LossFigures] = []
 
@@ -232,9 +232,10 @@ class ServicePolicy:
         """Keep the weights at the service, under the folder's name, and their address in the folder; returns that address."""
         self._link.result(self._learner().save_state(folder.name, overwrite=True))
         address = self._saved(folder.name, None)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
         shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
+        aside.mkdir()
         (aside / SAVED).write_text(json.dumps({"model": address}) + "\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         put_in_place(aside, folder)
@@ -274,11 +275,9 @@ class ServicePolicy:
         return found.base_model
 
 
-def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] | None] | None:
-    """The service's loss that is this one, and its options; None where it has none."""
+def _named_loss(settings: TokenTrainingSettings) -> tuple[str, dict[str, float] | None]:
+    """The service's loss that is PPO's with these settings, and its options."""
     assert isinstance(settings, RatioClipSettings)
-    if settings.kl_coefficient or settings.ratio == "sequence":
-        return None
     low, high = settings.clip_low, settings.clip_high
     if low is None and high is None:
         return "importance_sampling", None

@@ -41,6 +41,8 @@ class ProviderSettings:
     """There is a `FineTuneBackend`."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
+    sees_whole_distribution: ClassVar[bool] = True
+    """Under such a loss: it computes entropies, and log-probabilities at any temperature."""
     takes_extra_body: ClassVar[bool] = False
     """`ChatRequest.extra` is sent."""
     holds_schemas: ClassVar[bool] = False
@@ -73,6 +75,12 @@ class ProviderSettings:
     def actors(self) -> list[dict[str, float]]:
         """CPUs and GPUs of each Ray actor that it starts."""
         return []
+
+    def passes(self, ppo: bool, kl: bool) -> int:
+        """How often a token goes through the model in a step of a loss on tokens, as far as that is billed. ppo: that loss is PPO's.
+        kl: to a start model.
+        """
+        return 1
 
     @property
     def training_workers(self) -> int:
@@ -193,6 +201,8 @@ class TrainingServiceProvider(ProviderSettings):
     """A service with the low-level training protocol: forward and backward, optimiser step, sample, save."""
 
     fine_tunes = True
+    gives_gradients = True
+    sees_whole_distribution = False
     dpo_passes = 6  # three passes, and the prompt with each of two replies
     base_url_variable = "TINKER_BASE_URL"
 
@@ -209,6 +219,10 @@ class TrainingServiceProvider(ProviderSettings):
     prices: dict[str, PriceSettings] = option(
         dict, "Model (or the start of its name; the longest counts) -> prices; `_default` for all others."
     )
+
+    def passes(self, ppo: bool, kl: bool) -> int:
+        """See `ProviderSettings`: a loss that is not the service's goes forward once more, and the start model's pass is another."""
+        return 1 + (not ppo) + kl
 
 
 @dataclass(frozen=True)

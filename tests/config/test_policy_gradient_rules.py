@@ -10,6 +10,7 @@ from nip_ray.errors import UserError
 
 OPENAI = {"providers": {"local": {"name": "local"}, "remote": {"name": "openai"}}}
 REMOTE = {"provider": "remote", "model": "gpt-x"}
+SERVICE = {"providers": {"remote": {"name": "training_service"}}}
 SHARED = {"agents": {"_default": {"group": "all"}}}
 
 
@@ -36,6 +37,7 @@ def config(change: dict[str, Any]) -> Any:
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
         {"scenario": SHARED, "opponents": {"agents": ["prover"]}},
+        {**SERVICE, "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "frozen": True, "temperature": 0.3}}}},
     ],
 )  # fmt: skip
 def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> None:
@@ -91,11 +93,11 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ),
         (
             {**OPENAI, "scenario": {"agents": {"prover": {**REMOTE, "frozen": True}}}},
-            ["scenario.agents.prover.provider: remote is not in this process"],
+            ["scenario.agents.prover.provider: remote is asked by chats"],
         ),
         (
             {"providers": {"none": {"name": "dummy"}}, "scenario": {"agents": {"_default": {"provider": "none"}}}},
-            ["scenario.agents._default.provider: none gives no gradients", "add a provider named local"],
+            ["scenario.agents._default.provider: none gives no gradients", "add a provider named local or training_service"],
         ),
         (
             {
@@ -111,6 +113,18 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ({"scenario": {"agents": {"prover": {"fine_tune_from_scratch": False}}}}, ["scenario.agents.prover.fine_tune_from_scratch: is"]),
         ({"scenario": {"decision_format": "json"}}, ["scenario.decision_format: json, but under a schema"]),
         ({"talk": {"num_talkers": 2, "max_in_flight": 3}}, ["talk.num_talkers: policy_gradient plays where", "talk.max_in_flight"]),
+        (
+            {
+                **SERVICE,
+                "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "temperature": 0.3}}},
+                "algorithm": {"entropy_coefficient": 0.1, "agents": {"prover": {"entropy_coefficient": 0.2}}},
+            },
+            [
+                "scenario.agents.verifier.temperature: got 0.3, but remote gives the log-probabilities that verifier learns from at 1",
+                "algorithm.entropy_coefficient: needs the probabilities of all",
+                "algorithm.agents.prover.entropy_coefficient: needs the probabilities of all",
+            ],
+        ),
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         ({"base_run": {"run_dir": "."}}, ["base_run: policy_gradient starts from the models of scenario.agents"]),
     ],

@@ -67,12 +67,12 @@ def test_its_steps_are_those_of_a_model_here(folder: Path, rule: dict[str, Any])
     there.save(folder.parent / "start")
     there.keep_start(folder.parent / "start")
     here.save(folder.parent / "here")
-    start = PolicyModel(folder.parent / "here", LocalProvider(method="full"), trained=False) if settings.kl_coefficient else None
+    here.keep_start(folder.parent / "here")
     there.take(there.weights())
     drawn, expected = turns(there), turns(here)
     assert [turn.reply for turn in drawn] == [turn.reply for turn in expected]
     for _ in range(3):
-        figures = here.step(drawn, settings, 6, start)
+        figures = here.step(drawn, settings, 6)
         del figures["entropy"]
         assert there.step(drawn, settings, 6) == pytest.approx(figures, rel=1e-3, abs=2e-6)
     there.take(there.weights())

@@ -114,7 +114,7 @@ class TrainingClient:
     def __init__(self, server: "Service", number: int, kept: dict[str, Any] | None = None, with_optimizer: bool = False) -> None:
         self.server, self.number, self.policy = server, number, policy(server.folder)
         if kept is not None:
-            self.policy.set_weights(kept["weights"])
+            self.policy.take(kept["weights"])
         self.model = self.policy._model
         self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.0)
         if kept is not None and with_optimizer:
@@ -197,7 +197,7 @@ class SamplingClient:
     def __init__(self, server: "Service", kept: dict[str, Any] | None) -> None:
         self.server, self.policy = server, policy(server.folder)
         if kept is not None:
-            self.policy.set_weights(kept["weights"])
+            self.policy.take(kept["weights"])
 
     def get_tokenizer(self) -> Any:
         return self.policy.chat.tokenizer

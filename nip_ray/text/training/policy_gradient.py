@@ -1,4 +1,4 @@
-"""`PolicyGradientTrainer`: language models in this process that play dialogues and learn from each token that they wrote.
+"""`PolicyGradientTrainer`: language models that play dialogues and learn from each token that they wrote.
 
     (warm-up ->) play groups of dialogues -> advantages of turns -> gradient steps -> the next iteration
 
@@ -23,7 +23,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import MAXIMUM
+from nip_ray.learning.token_losses import MAXIMUM, is_ppo
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat, Dialogue
 from nip_ray.play.dialogue_records import transcript_record
@@ -34,7 +34,7 @@ from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.serving.policies import home_of, policy_for, start_folder
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
-from nip_ray.settings.providers import LocalProvider
+from nip_ray.settings.providers import LocalProvider, ProviderSettings
 from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import usd
@@ -132,6 +132,7 @@ class PolicyGradientTrainer:
         began = time.perf_counter()
         scenario, items = self._task_of(iteration)
         tasks = self._tasks(items, iteration)
+        self._refresh()
         dialogues, replies = self._plays.play(scenario, tasks, "train", iteration)
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
@@ -152,6 +153,12 @@ class PolicyGradientTrainer:
         spent = self.spending().amount
         row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
+
+    def _refresh(self) -> None:
+        """Let models that sample by weights of their own have those that learn."""
+        for model in (self.models[group] for group in self._learners()):
+            if model.samples_apart:
+                model.take(model.weights())
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
         """The scenario of a stage of the curriculum, and its training items."""
@@ -200,7 +207,8 @@ class PolicyGradientTrainer:
             self._keep_start(group)
         told: list[dict[str, float]] = []
         difference, tokens = 0.0, rule.num_epochs * sum(len(turn.prompt) + len(turn.reply) for turn in turns)
-        bill = self._bills.ask(group, Use(training=tokens))
+        passes = self._provider(group).passes(is_ppo(rule, self._loss), bool(rule.kl_coefficient))
+        bill = self._bills.ask(group, Use(training=passes * tokens))
         for epoch in range(rule.num_epochs):
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
@@ -292,6 +300,7 @@ class PolicyGradientTrainer:
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
+        self._refresh()
         dialogues, _ = self._plays.play(self.scenario, tasks, "test", iteration)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
         self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)
@@ -311,7 +320,11 @@ class PolicyGradientTrainer:
             for chat in chats
             for reply in replies
         ]
+        hosted = self._provider(self._group_of[agent]).hosted  # else nobody bills it
+        read = sum(len(turn.prompt) + len(turn.reply) for turn in turns) if hosted else 0
+        bill = self._bills.ask(self._group_of[agent], Use(len(turns) if hosted else 0, read))
         log_probs = [sum(found) for found in model.logprobs(turns, self.rule.micro_batch_tokens)]
+        self._bills.book(bill)
         given = torch.tensor(log_probs, dtype=torch.float64).exp().view(len(chats), len(replies))
         return given.tolist()
 
@@ -375,6 +388,9 @@ class PolicyGradientTrainer:
         self.folder.rewind_metrics(found.iteration)
         over = found.iteration >= self.config.iterations
         self.state = replace(self.state, iteration=found.iteration, stage="sample", over=over)
+
+    def _provider(self, group: str) -> ProviderSettings:
+        return self.config.providers[self.agents[self.groups[group][0]].provider]
 
     def _folder(self, group: str, name: str) -> Path:
         """Where a group's model is kept under a name."""
