@@ -225,8 +225,8 @@ def clipped_surrogate(
 
 def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
     """Whether the loss on drawn tokens is that of PPO with a ratio for each, and nothing else."""
-    clipped = surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings)
-    return clipped and settings.ratio == "token" and not settings.kl_coefficient
+    ratio = settings.ratio if surrogate is clipped_surrogate and isinstance(settings, RatioClipSettings) else None
+    return ratio == "token" and not settings.kl_coefficient
 
 
 def token_loss(
