@@ -7,8 +7,9 @@ from itertools import takewhile
 from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.text_rules import learns_from_tokens, speaking_providers
+from nip_ray.config.text_rules import groups, language_agents, speaking_providers
 from nip_ray.errors import UserError
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 
 Bundle = dict[str, float]
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
@@ -35,10 +36,10 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
 
     Raises UserError for a fine-tuning by several workers.
     """
-    if learns_from_tokens(config):  # the main process has the models, and starts nothing
-        theirs = [bundle for provider in speaking_providers(config).values() for bundle in provider.actors]
-        most = {kind: max((bundle.get(kind, 0) for bundle in theirs), default=0) for kind in ("CPU", "GPU")}
-        return [_bundle(max(config.runtime.num_cpus, most["CPU"]), most["GPU"])]
+    if isinstance(rule := config.algorithm, TokenTrainingSettings):
+        computes = not (rule.num_rollout_workers and rule.num_learners)
+        own = worker_bundle(config) if computes else {}
+        return [_bundle(max(config.runtime.num_cpus, own.get("CPU", 0)), own.get("GPU", 0)), *token_actors(config)]
     talk, made = config.talk, [{"CPU": config.runtime.num_cpus}]
     made += [{"CPU": talk.num_cpus_per_talker}] * talk.num_talkers
     for name, provider in speaking_providers(config).items():
@@ -48,6 +49,21 @@ def _text_bundles(config: TextExperimentConfig) -> list[Bundle]:
         made += provider.actors
     wanted = ({kind: amount for kind, amount in bundle.items() if amount} for bundle in made)
     return [bundle for bundle in wanted if bundle]
+
+
+def token_actors(config: TextExperimentConfig) -> list[Bundle]:
+    """CPUs and GPUs of the actors that learn each model, and of those that play, where agents learn from their tokens."""
+    rule, settings = config.algorithm, language_agents(config)
+    assert isinstance(rule, TokenTrainingSettings)
+    first = [settings[agents[0]] for agents in groups(config).values()]
+    learned = [config.providers[agent.provider] for agent in first if not agent.frozen]
+    made = [_most(provider.actors) for provider in learned for _ in range(rule.num_learners)]
+    return [bundle for bundle in (*made, *[worker_bundle(config)] * rule.num_rollout_workers) if bundle]
+
+
+def worker_bundle(config: TextExperimentConfig) -> Bundle:
+    """What a process with all models asks for: the most that any of their providers does."""
+    return _most([bundle for provider in speaking_providers(config).values() for bundle in provider.actors])
 
 
 def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False) -> None:
@@ -81,6 +97,10 @@ def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str,
         short = ["GPU"] if any(bundle.get("GPU") for bundle in bundles) else ["CPU"]
         return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short)}"
     return ""
+
+
+def _most(bundles: Sequence[Mapping[str, float]]) -> Bundle:
+    return _bundle(*(max((bundle.get(kind, 0) for bundle in bundles), default=0) for kind in ("CPU", "GPU")))
 
 
 def _bundle(cpus: float, gpus: float) -> Bundle:
@@ -152,5 +172,5 @@ def _listed(bundles: Sequence[Mapping[str, float]]) -> str:
 
 
 def _mend(lacking: Sequence[str]) -> str:
-    keys = {"CPU": "play.num_env_runners, learners.num_learners or CPUs for each", "GPU": "the GPUs for each env runner and learner"}
+    keys = {"CPU": "the numbers of workers and learners or the CPUs for each", "GPU": "the GPUs for each worker and learner"}
     return f"lower {' and '.join(keys[name] for name in lacking)}, join a larger cluster, or set runtime.autoscaling where it grows"

@@ -63,6 +63,15 @@ def is_plugin_file(module: str) -> bool:
     return module.startswith(_PREFIX)
 
 
+def send_by_value(*made: Any) -> None:
+    """Let Ray's actors have these classes and functions whole where a plugin's file defines them: no actor has read that file."""
+    import ray.cloudpickle
+
+    for module in {one.__module__ for one in made}:
+        if is_plugin_file(module):
+            ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+
+
 def _import_file(path: Path) -> None:
     name = f"{_PREFIX}{hashlib.blake2b(str(path).encode(), digest_size=6).hexdigest()}"
     if name in sys.modules:

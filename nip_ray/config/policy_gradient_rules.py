@@ -33,6 +33,7 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
     yield from _without_effect(rule)
     yield from _own_settings(config, rule)
     yield from _learners(config, rule)
+    yield from _places(config, rule)
     yield from _warmup(config, rule)
     yield from _of_other_rules(config)
     yield from _curriculum(config, rule)
@@ -108,8 +109,6 @@ def _without_effect(rule: TokenTrainingSettings) -> Iterator[str]:
     for key in ("warmup_batch_size", "warmup_learning_rate"):
         if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):
             yield f"algorithm.{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"
-    if rule.max_staleness:
-        yield f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0"
     if rule.warmup_agents is not None and not rule.warmup_steps:
         yield "algorithm.warmup_agents: warmup_steps is 0, leave it out or raise that"
 
@@ -183,6 +182,31 @@ def _of_drawn_tokens(rule: TokenTrainingSettings, agent: str, place: str, settin
         own = rule.of_agent(agent).entropy_coefficient is not None
         key = f"agents.{agent if agent in rule.agents else DEFAULT}.entropy_coefficient" if own else "entropy_coefficient"
         yield f"algorithm.{key}: needs the probabilities of all tokens, which {settings.provider} does not give, set it to 0"
+
+
+def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
+    """Actors are for models of this cluster, and who plays ahead samples by other weights than those that learn."""
+    shares = rule.rollouts_per_iteration // rule.group_size
+    if rule.num_rollout_workers > max(1, shares):
+        yield f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use at most that"
+    for agent, settings in language_agents(config).items():
+        provider, source = config.providers.get(settings.provider), f"scenario.agents.{source_of(config, agent)}"
+        if provider is None:
+            continue
+        if not provider.local_models:
+            for key in ("num_rollout_workers",) if settings.frozen else ("num_rollout_workers", "num_learners"):
+                if getattr(rule, key):
+                    yield f"algorithm.{key}: for models of this cluster, and {settings.provider} ({source}.provider) is none, set it to 0"
+        if not rule.max_staleness or settings.frozen:
+            continue
+        if not provider.gives_gradients:
+            yield f"algorithm.max_staleness: {settings.provider} ({source}.provider) gives no log-probabilities, set it to 0"
+        elif provider.local_models and not (rule.num_rollout_workers or rule.num_learners):
+            yield (
+                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0 or "
+                "raise num_rollout_workers or num_learners"
+            )
+            return
 
 
 def _warmup(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 Decisions that matter here:
 - every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so;
-- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them;
+- who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
+  driver's process, which samples by the weights that it last took while the actors learn;
 - when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
 """
 
@@ -64,6 +65,10 @@ class PolicyLearner:
         """See `PolicyModel.weights`."""
         return self._model.weights()
 
+    def save(self, folder: Path) -> None:
+        """See `PolicyModel.save`."""
+        self._model.save(folder)
+
     def state(self) -> dict[str, Any]:
         """See `PolicyModel.state`."""
         return self._model.state()
@@ -74,10 +79,16 @@ class PolicyLearner:
 
 
 class LearnerGroup:
-    """The driver's side: what a `PolicyModel` does to learn, by several actors. Ray must be running, and all nodes see the folders."""
+    """The driver's side: a `Policy` whose steps several actors take. Ray must be running, and all nodes see the folders."""
 
-    def __init__(self, folder: Path, settings: LocalProvider, count: int, seed: int = 0) -> None:
-        """Start them, and wait until they stand. Raises UserError for a model that cannot be used."""
+    samples_apart = True
+
+    def __init__(self, folder: Path, settings: LocalProvider, count: int, seed: int = 0, device: str | None = None) -> None:
+        """Start them, and wait until they stand. device: of the model that samples. Raises UserError for a model that cannot be used."""
+        self._sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
+        self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
+        self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
+        self.take, self.steps = self._sampler.take, 0
         kind: Any = ray.remote(PolicyLearner).options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus)
         self._actors = [kind.remote(rank, count) for rank in range(count)]
         address = self._first("address")
@@ -91,11 +102,15 @@ class LearnerGroup:
         self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
     ) -> dict[str, float]:
         """One step of all; see `PolicyModel.step`."""
-        return self._all("step", ray.put(list(turns)), settings, max_tokens, surrogate)
+        told = self._all("step", ray.put(list(turns)), settings, max_tokens, surrogate)
+        self.steps += 1
+        return told
 
     def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
         """One step of all; see `PolicyModel.supervised_step`."""
-        return self._all("supervised_step", ray.put(list(turns)), settings)
+        told = self._all("supervised_step", ray.put(list(turns)), settings)
+        self.steps += 1
+        return told
 
     def weights(self) -> dict[str, Tensor]:
         """See `PolicyModel.weights`."""
@@ -108,6 +123,13 @@ class LearnerGroup:
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let all continue from it; see `PolicyModel.set_state`."""
         self._all("set_state", ray.put(state))
+        self.take(state["weights"])
+        self.steps = state["steps"]
+
+    def save(self, folder: Path) -> str:
+        """See `PolicyModel.save`."""
+        self._first("save", folder.resolve())
+        return folder.name
 
     def close(self) -> None:
         """End the actors."""

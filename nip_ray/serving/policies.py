@@ -14,8 +14,9 @@ from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.shelf import ModelFolders
+from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.providers import LocalProvider, TrainingServiceProvider
+from nip_ray.settings.providers import LocalProvider, ProviderSettings, TrainingServiceProvider
 
 
 class Policy(Protocol):
@@ -92,17 +93,42 @@ class Policy(Protocol):
 
 def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Policy:
     """The policy of a group of agents. Raises UserError for a model that cannot be used."""
-    first = language_agents(config)[groups(config)[group][0]]
-    provider = config.providers[first.provider]
+    rule = config.algorithm
+    assert isinstance(rule, TokenTrainingSettings)
+    device = "cpu" if rule.num_rollout_workers and rule.num_learners else None  # this process has little to compute
+    first, provider = _first(config, group)
     if isinstance(provider, TrainingServiceProvider):
         from nip_ray.serving.service_policy import ServicePolicy
 
-        seed = stable_seed(config.seed, "model", group) % 2**31
-        return ServicePolicy(first.model, provider, trained=not first.frozen, seed=seed)
+        return ServicePolicy(first.model, provider, trained=not first.frozen, seed=_seed(config, group) % 2**31)
+    if first.frozen or not rule.num_learners:
+        return model_for(config, group, run_dir, device)
+    from nip_ray.serving.learner_group import LearnerGroup
+
+    return LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule.num_learners, _seed(config, group), device)
+
+
+def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:
+    """The model of a group of agents, in this process. Raises UserError where it cannot be used."""
+    first, provider = _first(config, group)
+    return PolicyModel(
+        start_folder(config, group, run_dir), _local(provider), trained=not first.frozen, seed=_seed(config, group), device=device
+    )
+
+
+def _first(config: TextExperimentConfig, group: str) -> tuple[LanguageAgentSettings, ProviderSettings]:
+    first = language_agents(config)[groups(config)[group][0]]
+    return first, config.providers[first.provider]
+
+
+def _local(provider: ProviderSettings) -> LocalProvider:
     if not isinstance(provider, LocalProvider):  # the rules of the config see to it
-        raise UserError(f"providers.{first.provider}: {provider.name} cannot learn by policy gradient")
-    folder = start_folder(config, group, run_dir)
-    return PolicyModel(folder, provider, trained=not first.frozen, seed=stable_seed(config.seed, "model", group))
+        raise UserError(f"providers: {getattr(provider, 'name', provider)} cannot learn by policy gradient")
+    return provider
+
+
+def _seed(config: TextExperimentConfig, group: str) -> int:
+    return stable_seed(config.seed, "model", group)
 
 
 def home_of(config: TextExperimentConfig, group: str, run_dir: Path) -> Path:

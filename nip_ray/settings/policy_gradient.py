@@ -72,8 +72,12 @@ class TokenTrainingSettings:
         "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs about 0.5).",
         gt=0,
     )
+    num_rollout_workers: int = option(
+        0, "Ray actors with all models that play dialogues, each its share of an iteration's (0: the main process plays).", ge=0
+    )
+    num_learners: int = option(0, "Ray actors that learn each model together (0: the main process learns).", ge=0)
     max_staleness: int = option(
-        0, "Steps of learning that the weights that play may lag behind: 1 plays the next dialogues while the learner works.", ge=0, le=1
+        0, "Iterations of learning that the weights that play may lag behind: 1 plays the next dialogues while models learn.", ge=0, le=1
     )
     format_warmup: int = option(
         0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0

@@ -4,9 +4,10 @@ Decisions that matter here:
 - what a model in this process computes again after a crash counts once: its counts go into the run's checkpoints, and back;
 - a hosted model is billed for what is done again. So its requests are journalled: what they can come to at most before they are sent, and
   what they came to once they were answered. Who resumes counts all of them; one without an answer counts at its most, as uncertain;
-- nothing is asked for that could be more than is left of `budget`.
+- nothing is asked for that could be more than is left of `budget`. Several threads may ask.
 """
 
+import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -35,6 +36,9 @@ class Use:
     def __add__(self, other: "Use") -> "Use":
         return Use(*(mine + theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
 
+    def __sub__(self, other: "Use") -> "Use":
+        return Use(*(mine - theirs for mine, theirs in zip(vars(self).values(), vars(other).values(), strict=True)))
+
     @property
     def tokens(self) -> int:
         """All of them together."""
@@ -48,6 +52,26 @@ class Request:
     group: str
     most: Use
     number: int
+
+
+class Allowance:
+    """So many tokens of a run's, for who plays in another process (none: any number). used: of them."""
+
+    def __init__(self, tokens: int | None) -> None:
+        self.tokens, self.used = tokens, 0
+
+    def ask(self, group: str, most: Use) -> Request:
+        """See `TokenBills.ask`."""
+        if self.tokens is not None and self.used + most.tokens > self.tokens:
+            left = self.tokens - self.used
+            raise BudgetExhausted(
+                f"budget.tokens: a rollout worker has {left} tokens left, and the next {most.tokens} do not fit; raise it to continue"
+            )
+        return Request(group, most, 0)
+
+    def book(self, request: Request, use: Use | None = None) -> None:
+        """See `TokenBills.book`."""
+        self.used += (request.most if use is None else use).tokens
 
 
 class TokenBills:
@@ -66,7 +90,7 @@ class TokenBills:
         }
         self._used = {group: Use() for group in first}
         self._open: dict[int, Request] = {}
-        self._requests = 0
+        self._requests, self._lock = 0, threading.RLock()
         self._journal = Journal(run_dir / JOURNAL) if self._hosted else None
         for entry in self._journal.entries() if self._journal is not None else ():
             group, found, number = entry["group"], Use(**entry["use"]), entry["number"]
@@ -79,33 +103,54 @@ class TokenBills:
 
     def ask(self, group: str, most: Use) -> Request:
         """Before a request. most: what it can come to. Raises BudgetExhausted where that is more than is left."""
-        self._check(group, most)
-        self._requests += 1
-        request = self._open[self._requests] = Request(group, most, self._requests)
-        if self._journal is not None and group in self._hosted:
-            self._journal.append("ask", group=group, number=request.number, use=asdict(most))
-        return request
+        with self._lock:
+            self._check(group, most)
+            self._requests += 1
+            request = self._open[self._requests] = Request(group, most, self._requests)
+            if self._journal is not None and group in self._hosted:
+                self._journal.append("ask", group=group, number=request.number, use=asdict(most))
+            return request
+
+    def ask_all(self, most: Mapping[str, Use]) -> dict[str, Request]:
+        """`ask` for several groups, or for none."""
+        made: dict[str, Request] = {}
+        try:
+            for group, use in most.items():
+                made[group] = self.ask(group, use)
+        except BudgetExhausted:
+            for request in made.values():
+                self.book(request, Use())
+            raise
+        return made
 
     def book(self, request: Request, use: Use | None = None) -> None:
         """After it. use: what it came to (none: to the most)."""
         use = request.most if use is None else use
-        if self._journal is not None and request.group in self._hosted:
-            self._journal.append("answer", group=request.group, number=request.number, use=asdict(use))
-        del self._open[request.number]
-        self._used[request.group] += use
+        with self._lock:
+            if self._journal is not None and request.group in self._hosted:
+                self._journal.append("answer", group=request.group, number=request.number, use=asdict(use))
+            del self._open[request.number]
+            self._used[request.group] += use
+
+    @property
+    def left(self) -> int | None:
+        """Tokens that may still be used (none: any number)."""
+        limit = self._budget.tokens
+        return None if limit is None else limit - self.spending().at_most.tokens
 
     def spending(self) -> Spending:
         """By model, up to where the run stands."""
-        made = {
-            self._names[group]: ModelSpending(used.calls, used.prompt, used.completion, used.training, self._amount(group, used).pusd)
-            for group, used in self._used.items()
-            if used.calls or used.training
-        }
-        return Spending(made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount()))
+        with self._lock:
+            made = {
+                self._names[group]: ModelSpending(used.calls, used.prompt, used.completion, used.training, self._amount(group, used).pusd)
+                for group, used in self._used.items()
+                if used.calls or used.training
+            }
+            return Spending(made, uncertain=sum((self._amount(one.group, one.most) for one in self._open.values()), Amount()))
 
-    def state(self) -> dict[str, dict[str, int]]:
-        """The counts, for a checkpoint."""
-        return {group: asdict(used) for group, used in self._used.items()}
+    def state(self, uncounted: Mapping[str, Use]) -> dict[str, dict[str, int]]:
+        """The counts, for a checkpoint, but for what is `uncounted` since it will be done again."""
+        return {group: asdict(used - uncounted.get(group, Use())) for group, used in self._used.items()}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`; hosted models keep the counts of their journal."""

@@ -8,18 +8,16 @@ Decisions that matter here:
 """
 
 import asyncio
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import ray
-import ray.cloudpickle
 from ray.exceptions import RayActorError, RayError
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.plugins import is_plugin_file
+from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import TrainingError
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.secrets import secret
@@ -83,8 +81,7 @@ class RolloutWorkers:
         self, config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
     ) -> None:
         """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
-        if is_plugin_file(module := type(scenario).__module__):  # no worker knows it before it has read the config
-            ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+        send_by_value(type(scenario))
         self._config = config
         self._keeper = budget_actor(config.budget, spent)
         limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}

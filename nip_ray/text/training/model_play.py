@@ -6,6 +6,7 @@ snapshot of the past are played to their ends before the next snapshot's weights
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
@@ -16,7 +17,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
-from nip_ray.text.costs.token_bills import TokenBills, Use
+from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.training.past import PastAgents
 
@@ -25,20 +26,25 @@ _SEED_BITS = 31
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to."""
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to.
+    version: iterations that the weights had learned by which it was drawn.
+    """
 
     place: int
     agent: str
     round: int
     turn: Turn
     snapshot: int | None = None
+    version: int = 0
 
 
 class ModelPlay:
     """models: by group. bills: where tokens are booked. past: who speaks by earlier weights, for tasks that say so."""
 
+    apart = False
+
     def __init__(
-        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills, past: PastAgents | None = None
+        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills | Allowance, past: PastAgents | None = None
     ) -> None:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
@@ -81,6 +87,19 @@ class ModelPlay:
         dialogues = play_in_step(scenario, [start_dialogue(task.item, task.seed) for task in tasks], answer)
         return dialogues, replies
 
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Let models that have weights of their own to sample by take these, by group."""
+        for group, own in weights.items():
+            if self.models[group].samples_apart:
+                self.models[group].take(own)
+
+    def close(self) -> None:
+        """Nothing is held elsewhere."""
+
+    def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
+        """See `Policy.logprobs`."""
+        return self.models[group].logprobs(turns)
+
     def _replies(
         self,
         group: str,
@@ -114,3 +133,11 @@ class ModelPlay:
             made.append((Answer(reply.text, reply.finish_reason), Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
         self.bills.book(bill, Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made)))
         return made
+
+
+def use_of(replies: Sequence[Reply], members: Mapping[str, Sequence[str]]) -> dict[str, Use]:
+    """Group -> what its model was asked for these. members: group -> its agents."""
+    turns = {group: [reply.turn for reply in replies if reply.agent in agents] for group, agents in members.items()}
+    return {
+        group: Use(len(own), sum(len(turn.prompt) for turn in own), sum(len(turn.reply) for turn in own)) for group, own in turns.items()
+    }

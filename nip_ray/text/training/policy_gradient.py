@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
+from nip_ray.cluster.ray_session import start_ray
+from nip_ray.cluster.resources import check_cluster, token_actors
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.plugins import send_by_value
 from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
@@ -46,14 +49,17 @@ from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
-from nip_ray.text.training.model_play import ModelPlay, Reply
+from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.past import PastAgents
+from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker
 
 CHECKPOINTS = "checkpoints"
+PLAYED_BY = "played_by"
+"""In a checkpoint, beside a model's state: the weights by which the next dialogues were played ahead."""
 TRANSCRIPTS = 50
 """Dialogues of an iteration that are written out for readers, at most: of those among the current agents, and of those against the past."""
 
@@ -83,9 +89,15 @@ class PolicyGradientTrainer:
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
         write_word_models(config, self.scenario, folder.path)
         _use_threads(config)
+        if self.rule.num_rollout_workers or self.rule.num_learners:
+            actors = token_actors(config)
+            send_by_value(type(self.scenario), type(self.rule), self._loss)
+            start_ray(config.runtime, max(1.0, sum(bundle.get("CPU", 0) for bundle in actors)))
+            check_cluster(actors, autoscaling=config.runtime.autoscaling)
         self.models = {group: policy_for(config, group, folder.path) for group in self.groups}
         self.past = None if config.opponents is None else PastAgents(config, config.opponents, folder.path)
-        self._plays = ModelPlay(config, self.models, self._bills, self.past)
+        learning = {group: self.models[group] for group in self._learners()}
+        self._playing = Playing(self._plays(), learning, self.groups, self._train_tasks)
         self._with_start: set[str] = set()
         self._continue_from_checkpoint()
 
@@ -106,9 +118,8 @@ class PolicyGradientTrainer:
 
     def close(self) -> None:
         """Gives models, trackers and files back."""
-        self._bills.close()
-        for model in self.models.values():
-            model.close()
+        for part in (self._playing, self._bills, *self.models.values()):
+            part.close()
         self.tracker.finish(not self.finished)
 
     def write_cost(self) -> None:
@@ -130,19 +141,18 @@ class PolicyGradientTrainer:
         """Play, learn, test where it is time to; returns the row of metrics."""
         seconds: dict[str, float] = {}
         began = time.perf_counter()
-        scenario, items = self._task_of(iteration)
-        tasks = self._tasks(items, iteration)
-        self._refresh()
-        dialogues, replies = self._plays.play(scenario, tasks, "train", iteration)
+        last = iteration + 1 == self.config.iterations
+        played = self._playing.of(iteration)
+        scenario, tasks, dialogues = played.scenario, played.tasks, played.dialogues
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
         current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
         row |= {f"train/{name}": value for name, value in dialogue_metrics(current, scenario.protocol, self.kind.groups).items()}
         row |= {} if self.past is None else self.past.record(tasks, dialogues)
         began = time.perf_counter()
-        row |= self._learn(iteration, dialogues, replies)
+        row |= self._learn(iteration, played)
         seconds["learn"] = time.perf_counter() - began
-        last = iteration + 1 == self.config.iterations
+        self._playing.wait()
         if last or iteration == 0:
             write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues)
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
@@ -154,12 +164,6 @@ class PolicyGradientTrainer:
         row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
-    def _refresh(self) -> None:
-        """Let models that sample by weights of their own have those that learn."""
-        for model in (self.models[group] for group in self._learners()):
-            if model.samples_apart:
-                model.take(model.weights())
-
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
         """The scenario of a stage of the curriculum, and its training items."""
         config = stage_config(self.config, stage)
@@ -170,30 +174,46 @@ class PolicyGradientTrainer:
         """(scenario, training items) of an iteration (from 0)."""
         return next((task for until, task in self._stages if iteration < until), (self.scenario, self.items["train"]))
 
-    def _tasks(self, items: Sequence[Any], iteration: int) -> list[Task]:
+    def _train_tasks(self, iteration: int) -> tuple[LanguageScenario, list[Task]]:
         """The dialogues of an iteration, those of a group next to each other."""
+        scenario, items = self._task_of(iteration)
         size = self.rule.group_size
         about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
         if self.past is not None:
             about = self.past.arranged(about, [agent for agent in self.agents if self.rule.learns(agent, iteration)], iteration)
-        return grouped(about, size)
+        return scenario, grouped(about, size)
 
     # -------------------------------------------------------------------------------------------------------------- learning
 
-    def _learn(self, iteration: int, dialogues: Sequence[Dialogue], replies: Sequence[Reply]) -> dict[str, float]:
+    def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
-        own = [reply for reply in replies if not self.agents[reply.agent].frozen]
-        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, dialogues, own, self._baselines)
+        own = [reply for reply in played.replies if not self.agents[reply.agent].frozen]
+        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, played.dialogues, own, self._baselines)
         self._baselines, row = found.memory, found.figures
+        due: dict[str, list[Turn]] = {}
         for group, members in self.groups.items():
             learning = [agent for agent in members if not self.agents[agent].frozen and self.rule.learns(agent, iteration)]
-            turns = [turn for reply, turn in found.replies if reply.agent in learning]
-            if turns:
-                row |= {f"learn/{group}/{name}": value for name, value in self._steps(group, turns, iteration).items()}
+            if turns := [turn for reply, turn in found.replies if reply.agent in learning]:
+                due[group] = turns
+        bills = self._bills.ask_all({group: self._most(group, turns, iteration) for group, turns in due.items()})
+        if self.rule.max_staleness and iteration + 1 < self.config.iterations:
+            self._playing.begin(iteration + 1)
+        for group, turns in due.items():
+            figures = self._steps(group, turns, iteration, played.differences.get(group))
+            self._bills.book(bills[group])
+            if self.rule.max_staleness:
+                figures["staleness"] = float(iteration - played.version)
+            row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
         return row
 
-    def _steps(self, group: str, turns: Sequence[Turn], iteration: int) -> dict[str, float]:
-        """All gradient steps of a group's model on its turns of an iteration; returns means over steps."""
+    def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:
+        """What all steps on these turns come to."""
+        rule = self._rule_of(group, iteration)
+        passes = rule.num_epochs * self._provider(group).passes(is_ppo(rule, self._loss), bool(rule.kl_coefficient))
+        return Use(training=passes * sum(len(turn.prompt) + len(turn.reply) for turn in turns))
+
+    def _rule_of(self, group: str, iteration: int) -> TokenTrainingSettings:
+        """The rule as it is for a group in an iteration."""
         rule = self.rule.seen_by(self.groups[group][0])
         left = 1 - iteration / self.config.iterations
         if rule.anneal_learning_rate:
@@ -201,26 +221,32 @@ class PolicyGradientTrainer:
         if rule.final_kl_coefficient is not None:
             final = rule.final_kl_coefficient
             rule = replace(rule, kl_coefficient=final + (rule.kl_coefficient - final) * left)
+        return rule
+
+    def _steps(self, group: str, turns: Sequence[Turn], iteration: int, difference: float | None) -> dict[str, float]:
+        """All gradient steps of a group's model on its turns of an iteration; returns means over steps.
+
+        difference: of sampler and learner, where those that played had other weights (none: the first step shows it).
+        """
+        rule = self._rule_of(group, iteration)
         model, size = self.models[group], rule.minibatch_size or len(turns)
         longest = max(self.agents[agent].reply_tokens for agent in self.groups[group])
         if rule.kl_coefficient:
             self._keep_start(group)
         told: list[dict[str, float]] = []
-        difference, tokens = 0.0, rule.num_epochs * sum(len(turn.prompt) + len(turn.reply) for turn in turns)
-        passes = self._provider(group).passes(is_ppo(rule, self._loss), bool(rule.kl_coefficient))
-        bill = self._bills.ask(group, Use(training=passes * tokens))
+        if difference is not None:
+            self._check_difference(group, difference)
         for epoch in range(rule.num_epochs):
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
                 told.append(model.step(chosen, rule, longest, self._loss))
-                if len(told) == 1:  # later ones are of weights that have moved
+                if difference is None:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
-        self._bills.book(bill)
         means = {name: sum(step[name] for step in told) / len(told) for name in told[0]}
         maxima = {name: max(step[name] for step in told) for name in told[0] if name.endswith(MAXIMUM)}
-        return {**means, **maxima, "logprob_difference": difference, "steps": len(told)}
+        return {**means, **maxima, "logprob_difference": difference or 0.0, "steps": len(told)}
 
     def _check_difference(self, group: str, difference: float) -> None:
         bound = self.rule.max_logprob_difference
@@ -300,8 +326,7 @@ class PolicyGradientTrainer:
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
-        self._refresh()
-        dialogues, _ = self._plays.play(self.scenario, tasks, "test", iteration)
+        dialogues, _ = self._playing.now(self.scenario, tasks, "test", iteration)
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
         self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
@@ -353,17 +378,20 @@ class PolicyGradientTrainer:
 
     def _save(self, iteration: int) -> None:
         self.folder.sync()
-        tensors = {group: self.models[group].state() for group in self._learners()}
+        ahead = self._playing.state()
+        played_by = {group: {PLAYED_BY: weights} for group, weights in ahead.items()}
+        tensors = {group: {**self.models[group].state(), **played_by.get(group, {})} for group in self._learners()}
         plain = {
             "baselines": self._baselines,
-            "tokens": self._bills.state(),
+            "tokens": self._bills.state(self._playing.uncounted()),
+            "ahead": self._playing.arranged(),
             **({} if self.past is None else {"past": self.past.state()}),
         }
         where = self.folder.path / CHECKPOINTS
         saved = save_checkpoint(where, iteration, tensors, plain, self.state.run_id, self.rule.keep_checkpoints)
         save_state(self.folder, self.state)
         if self.past is not None:
-            self.past.tidy(kept_iterations(where)[0])
+            self.past.tidy(kept_iterations(where)[0] - self.rule.max_staleness)
         self.write_cost()
         if iteration:
             self.tracker.checkpoint(saved, iteration)
@@ -380,6 +408,8 @@ class PolicyGradientTrainer:
             say(f"warning: {line}; continuing from iteration {found.iteration}")
         for group in self._learners():
             self.models[group].set_state(found.tensors[group])
+        ahead = {group: found.tensors[group][PLAYED_BY] for group in self._learners() if PLAYED_BY in found.tensors[group]}
+        self._playing.set_state(found.iteration, ahead, found.state.get("ahead", []))
         self._baselines = dict(found.state["baselines"])
         self._bills.set_state(found.state["tokens"])
         if self.past is not None:
@@ -391,6 +421,15 @@ class PolicyGradientTrainer:
 
     def _provider(self, group: str) -> ProviderSettings:
         return self.config.providers[self.agents[self.groups[group][0]].provider]
+
+    def _plays(self) -> Plays:
+        """Who plays: this process, or actors, for which Ray is started or joined."""
+        rule = self.rule
+        if not rule.num_rollout_workers:
+            return ModelPlay(self.config, self.models, self._bills, self.past)
+        from nip_ray.text.training.play_workers import PlayWorkers
+
+        return PlayWorkers(self.config, self.folder.path, self.models, self._bills)
 
     def _folder(self, group: str, name: str) -> Path:
         """Where a group's model is kept under a name."""

@@ -114,7 +114,7 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
     learned: list[int] = []
     steps = PolicyGradientTrainer._steps
     monkeypatch.setattr(
-        PolicyGradientTrainer, "_steps", lambda self, group, turns, i: learned.append(len(turns)) or steps(self, group, turns, i)
+        PolicyGradientTrainer, "_steps", lambda self, group, turns, *rest: learned.append(len(turns)) or steps(self, group, turns, *rest)
     )
     config, run = make(PAST, keep_checkpoints=None, checkpoint_every=1), tmp_path / "run"
     run_text_experiment(config, run, quiet=True)

@@ -1,0 +1,149 @@
+"""Dialogues of an iteration held by Ray actors that have all models, each its share of them.
+
+Decisions that matter here:
+- an actor plays whole dialogues: weights go to it once an iteration, through the object store, and nothing else until its share is over;
+- seeds come from a dialogue's number, so the same is said whatever the number of actors; log-probabilities differ in their last bits, as
+  they do between batches. With as many actors as before all is the same to the last bit;
+- what an actor plays is a function of what it is given. So one that is lost is started again, and plays its share again.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from nip_ray.cluster.resources import worker_bundle
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, speaking_providers
+from nip_ray.errors import TrainingError
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.serving.host import as_ours
+from nip_ray.serving.policies import Policy, model_for
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.settings.providers import LocalProvider
+from nip_ray.text.costs.token_bills import Allowance, TokenBills
+from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.training.model_play import ModelPlay, Reply, use_of
+from nip_ray.text.training.past import PastAgents
+
+_MAX_DEATHS = 5
+"""Of an actor at one share, after which the run ends."""
+
+
+class PlayWorker:
+    """One process that plays. An actor."""
+
+    def __init__(self, config: dict[str, Any], run_dir: Path, threads: int) -> None:
+        """config: dumped."""
+        import torch
+
+        torch.set_num_threads(threads)
+        self._config = TextExperimentConfig.model_validate(config)
+        self._models = {group: model_for(self._config, group, run_dir) for group in groups(self._config)}
+        opponents = self._config.opponents
+        self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir)
+
+    def play(
+        self,
+        weights: Mapping[str, Any],
+        scenario: LanguageScenario,
+        tasks: Sequence[Task],
+        split: str,
+        iteration: int,
+        allowed: int | None,
+    ) -> tuple[list[Dialogue], list[Reply]]:
+        """See `ModelPlay.play`. weights: by group, of those who learn. allowed: the most tokens that this may take."""
+        self._take(weights)
+        return ModelPlay(self._config, self._models, Allowance(allowed), self._past).play(scenario, tasks, split, iteration)
+
+    def logprobs(self, weights: Mapping[str, Any], group: str, turns: Sequence[Turn]) -> list[list[float]]:
+        """See `Policy.logprobs`."""
+        self._take(weights)
+        return self._models[group].logprobs(turns)
+
+    def _take(self, weights: Mapping[str, Any]) -> None:
+        for group, own in weights.items():
+            self._models[group].take(own)
+
+
+class PlayWorkers:
+    """The driver's side. Ray must be running, and all nodes see the run folder."""
+
+    apart = True
+
+    def __init__(
+        self,
+        config: TextExperimentConfig,
+        run_dir: Path,
+        models: Mapping[str, Policy],
+        bills: TokenBills,
+    ) -> None:
+        """models: of the driver, which learn."""
+        rule, bundle = config.algorithm, worker_bundle(config)
+        assert isinstance(rule, TokenTrainingSettings)
+        self._models, self._bills, self._size = models, bills, rule.group_size
+        self._groups = groups(config)
+        self._weights: Any = None
+        local = [provider for provider in speaking_providers(config).values() if isinstance(provider, LocalProvider)]
+        threads = max(provider.threads for provider in local)
+        kind: Any = ray.remote(PlayWorker)
+        options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+        made = kind.options(**options, max_restarts=-1, max_task_retries=_MAX_DEATHS)
+        self._actors = [made.remote(config.model_dump(mode="json"), run_dir.resolve(), threads) for _ in range(rule.num_rollout_workers)]
+
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Play by these weights, by group, from here on."""
+        self._weights = ray.put(dict(weights))
+        for group, own in weights.items():  # what is computed here is by the same
+            if self._models[group].samples_apart:
+                self._models[group].take(own)
+
+    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
+        """See `ModelPlay.play`. Raises TrainingError where an actor dies again and again at the same dialogues."""
+        shares = _shares(tasks, len(self._actors), self._size if split == "train" else 1)
+        left, known = self._bills.left, ray.put(scenario)
+        calls = [
+            actor.play.remote(self._weights, known, own, split, iteration, None if left is None else left * len(own) // len(tasks))
+            for actor, own in zip(self._actors, shares)
+        ]
+        dialogues, replies = [], []
+        for number, call in enumerate(calls):
+            made, said = self._result(call, number)
+            for reply in said:
+                reply.place += len(dialogues)
+            dialogues += made
+            replies += said
+        for group, use in use_of(replies, self._groups).items():
+            self._bills.book(self._bills.ask(group, use), use)
+        return dialogues, replies
+
+    def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
+        """See `Policy.logprobs`; by the weights that play."""
+        return self._result(self._actors[0].logprobs.remote(self._weights, group, list(turns)), 0)
+
+    def close(self) -> None:
+        """End the actors."""
+        for actor in self._actors:
+            ray.kill(actor)
+
+    def _result(self, call: Any, number: int) -> Any:
+        try:
+            return ray.get(call)
+        except RayActorError as error:
+            raise TrainingError(
+                f"rollout worker {number} died {_MAX_DEATHS + 1} times at the same dialogues ({error}); see Ray's logs, then resume the run"
+            ) from None
+        except RayError as error:
+            raise as_ours(error, "a rollout worker") from None
+
+
+def _shares(tasks: Sequence[Task], count: int, size: int) -> list[list[Task]]:
+    """At most `count` runs of consecutive tasks, about equally long, that keep `size` tasks together."""
+    units = -(-len(tasks) // size)
+    ends = [size * (units * part // count) for part in range(count + 1)]
+    return [list(tasks[begin:end]) for begin, end in pairwise(ends) if end > begin]

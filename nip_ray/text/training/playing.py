@@ -1,0 +1,143 @@
+"""The dialogues of a run by policy gradient, iteration after iteration, in time or one iteration ahead.
+
+With `max_staleness: 1` the dialogues of an iteration are played, in a thread, while models learn from those of the iteration before: by the
+weights that they had when that learning began. Which weights these were is recorded with every reply, and a checkpoint has them, so that
+who continues from it plays the same dialogues again.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from nip_ray.learning.token_rows import Turn
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.serving.policies import Policy
+from nip_ray.text.costs.token_bills import Use
+from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.training.model_play import Reply, use_of
+
+CHECKED = 64
+"""Turns of each group whose log-probabilities are computed again where they were played ahead."""
+TasksOf = Callable[[int], tuple[LanguageScenario, Sequence[Task]]]
+"""What is played in an iteration (from 0)."""
+
+
+class Plays(Protocol):
+    """Who plays: `ModelPlay`, or `PlayWorkers`. apart: with models of its own, by the weights that it last took."""
+
+    apart: bool
+
+    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
+        """(dialogues, every reply of every agent) of these tasks."""
+        ...
+
+    def take(self, weights: Mapping[str, Any]) -> None:
+        """Play by these weights, by group, from here on."""
+        ...
+
+    def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
+        """See `Policy.logprobs`; by the weights that play."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds elsewhere."""
+        ...
+
+
+@dataclass(frozen=True)
+class Played:
+    """Dialogues that are over. version: iterations from which the weights had learned that played. differences: by group, of the first
+    replies' log-probabilities from what a learner with these very weights computes; only of dialogues that were played ahead.
+    """
+
+    scenario: LanguageScenario
+    tasks: Sequence[Task]
+    dialogues: list[Dialogue]
+    replies: list[Reply]
+    version: int
+    differences: Mapping[str, float]
+
+
+class Playing:
+    """See the top of this file. models: those that learn, by group. members: group -> its agents."""
+
+    def __init__(self, plays: Plays, models: Mapping[str, Policy], members: Mapping[str, Sequence[str]], tasks_of: TasksOf) -> None:
+        self.plays, self._models, self._members, self._tasks_of = plays, models, members, tasks_of
+        self._thread = ThreadPoolExecutor(1, "playing")
+        self._ahead: Future[Played] | None = None
+        self._by: tuple[int, Mapping[str, Any]] | None = None
+        self._past: list[dict[str, int]] = []
+
+    def now(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
+        """Play by the weights of now."""
+        self.wait()
+        self.plays.take(self._weights())
+        return self.plays.play(scenario, tasks, split, iteration)
+
+    def of(self, iteration: int) -> Played:
+        """The dialogues of an iteration: those played ahead, else played now; by the weights of a checkpoint, where it has any for them."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            return ahead.result()
+        scenario, tasks = self._tasks_of(iteration)
+        if self._by is None:
+            self.plays.take(self._weights())
+            return self._played(iteration, iteration, scenario, tasks)
+        version, weights = self._by
+        self.plays.take(weights)
+        tasks = [replace(task, past=past) for task, past in zip(tasks, self._past, strict=True)]
+        return self._played(iteration, version, scenario, tasks)
+
+    def begin(self, iteration: int) -> None:
+        """Begin with the dialogues of an iteration, by the weights of now, which have learned from those of all but the one before it."""
+        self._by = iteration - 1, self._weights()
+        self.plays.take(self._by[1])
+        scenario, tasks = self._tasks_of(iteration)
+        self._past = [dict(task.past) for task in tasks]
+        self._ahead = self._thread.submit(self._played, iteration, iteration - 1, scenario, tasks)
+
+    def wait(self) -> None:
+        """Until nothing is being played. What went wrong shows where the dialogues are asked for."""
+        if self._ahead is not None:
+            wait([self._ahead])
+
+    def state(self) -> dict[str, Any]:
+        """For each learning group, the weights by which the next iteration's dialogues were played ahead (nothing where they were not)."""
+        return {} if self._ahead is None or self._by is None else dict(self._by[1])
+
+    def arranged(self) -> list[dict[str, int]]:
+        """For each of the next iteration's dialogues who spoke by weights of the past (nothing where they were not played ahead)."""
+        return [] if self._ahead is None else self._past
+
+    def set_state(self, iteration: int, weights: Mapping[str, Any], past: list[dict[str, int]]) -> None:
+        """Continue before an iteration, whose dialogues were played by these weights and so `arranged`."""
+        self._by, self._past = (iteration - 1, weights) if weights else None, past
+
+    def uncounted(self) -> Mapping[str, Use]:
+        """What was used, by group, for dialogues that are played again by who continues from a checkpoint of now."""
+        if self._ahead is None or self._ahead.exception() is not None:
+            return {}
+        return use_of(self._ahead.result().replies, self._members)
+
+    def close(self) -> None:
+        """Wait for what is being played, and end who plays."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self.plays.close()
+
+    def _weights(self) -> dict[str, Any]:
+        return {group: model.weights() for group, model in self._models.items() if self.plays.apart or model.samples_apart}
+
+    def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
+        dialogues, replies = self.plays.play(scenario, tasks, "train", iteration)
+        for reply in replies:
+            reply.version = version
+        differences = {group: self._difference(group, replies) for group in self._models} if version < iteration else {}
+        return Played(scenario, tasks, dialogues, replies, version, differences)
+
+    def _difference(self, group: str, replies: Sequence[Reply]) -> float:
+        own = [reply.turn for reply in replies if reply.agent in self._members[group]][:CHECKED]
+        found = self.plays.logprobs(group, own)
+        pairs = (pair for turn, there in zip(own, found, strict=True) for pair in zip(turn.logprobs, there, strict=True))
+        return max((abs(drawn - computed) for drawn, computed in pairs), default=0.0)
