@@ -12,6 +12,12 @@ from nip_ray.errors import UserError
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 
 Bundle = dict[str, float]
+_KEYS = {"CPU": "play.num_env_runners, learners.num_learners or CPUs for each", "GPU": "the GPUs for each env runner and learner"}
+TOKEN_KEYS = {
+    "CPU": "algorithm.num_rollout_workers, algorithm.num_learners or num_cpus of the providers",
+    "GPU": "num_gpus of the providers",
+}
+"""What a run asks for actors by whose agents learn from their tokens."""
 _ROUNDING = 1e-9  # shares such as 0.1 and 0.3 are not exact
 
 
@@ -66,36 +72,36 @@ def worker_bundle(config: TextExperimentConfig) -> Bundle:
     return _most([bundle for provider in speaking_providers(config).values() for bundle in provider.actors])
 
 
-def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False) -> None:
+def check_cluster(bundles: Sequence[Mapping[str, float]], *, autoscaling: bool = False, keys: Mapping[str, str] = _KEYS) -> None:
     """Raise UserError when the cluster that this process is connected to can never hold all `bundles` at once.
 
-    autoscaling: the cluster may grow, so nothing is refused.
+    autoscaling: the cluster may grow, so nothing is refused. keys: what is to be lowered, for each resource.
     """
     import ray
 
     if not autoscaling:
-        faults = missing(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        faults = missing(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]], keys)
         if faults:
             raise UserError(f"the cluster is too small for this config: {faults}")
 
 
-def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]]) -> str:
-    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit."""
+def missing(bundles: Sequence[Mapping[str, float]], nodes: Sequence[Mapping[str, Any]], keys: Mapping[str, str] = _KEYS) -> str:
+    """What `nodes` (resources of each) lack for `bundles`, and what would fit, in words; empty when they fit. keys: to lower."""
     has = {name: sum(float(node.get(name, 0)) for node in nodes) for name in ("CPU", "GPU")}
     asked = {name: sum(bundle.get(name, 0) for bundle in bundles) for name in ("CPU", "GPU")}
     fitting = _fitting(bundles, nodes)
     lacking = [name for name in asked if asked[name] > has[name] + _ROUNDING]
     if lacking:
         wanted = f"{_words(asked)} are asked for ({_listed(bundles)})"
-        return f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))}; {_mend(lacking)}"
+        return f"it has {_words(has)} in all, and {wanted}, of which {_counted(fitting, len(bundles))}; {_mend(lacking, keys)}"
     for bundle in bundles:
         if not any(_holds([bundle], node) for node in nodes):
             largest = _words(max(nodes, key=lambda node: (float(node.get("GPU", 0)), float(node.get("CPU", 0)))))
-            return f"one process asks for {_words(bundle)}, and the largest node has {largest}; {_mend(list(bundle))}"
+            return f"one process asks for {_words(bundle)}, and the largest node has {largest}; {_mend(list(bundle), keys)}"
     if fitting < len(bundles):
         parts = ", ".join(_words(node) for node in nodes)
         short = ["GPU"] if any(bundle.get("GPU") for bundle in bundles) else ["CPU"]
-        return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short)}"
+        return f"its nodes have {parts}, and of {_listed(bundles)} {_counted(fitting, len(bundles))}; {_mend(short, keys)}"
     return ""
 
 
@@ -171,6 +177,5 @@ def _listed(bundles: Sequence[Mapping[str, float]]) -> str:
     return ", ".join(f"{count} x {words}" if count > 1 else words for words, count in counted.items())
 
 
-def _mend(lacking: Sequence[str]) -> str:
-    keys = {"CPU": "the numbers of workers and learners or the CPUs for each", "GPU": "the GPUs for each worker and learner"}
+def _mend(lacking: Sequence[str], keys: Mapping[str, str]) -> str:
     return f"lower {' and '.join(keys[name] for name in lacking)}, join a larger cluster, or set runtime.autoscaling where it grows"

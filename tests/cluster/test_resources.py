@@ -31,7 +31,7 @@ def test_what_fits_lacks_nothing() -> None:
         ([ONE] * 64 + [{"CPU": 2, "GPU": 1}], [{"CPU": 4.0}, {"CPU": 2.0, "GPU": 1.0}], ("66 CPU and 1 GPU are", "6 of 65 processes fit")),
         ([{"CPU": 6}], [{"CPU": 4.0}, {"CPU": 4.0}], ("one process asks for 6 CPU, and the largest node has 4 CPU; lower ",)),
         ([{"CPU": 3}] * 3, [{"CPU": 5.0}, {"CPU": 5.0}], ("its nodes have 5 CPU, 5 CPU", "2 of 3 processes fit; lower ")),
-        ([{"CPU": 1, "GPU": 1}] * 2, [{"CPU": 8.0, "GPU": 1.0}], ("1 of 2 processes fit", "lower the GPUs for each worker")),
+        ([{"CPU": 1, "GPU": 1}] * 2, [{"CPU": 8.0, "GPU": 1.0}], ("1 of 2 processes fit", "lower the GPUs for each env runner")),
     ],
     ids=["too few", "one too large", "pieces too small", "GPUs"],
 )

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nip_ray.cluster.ray_session import start_ray
-from nip_ray.cluster.resources import check_cluster, token_actors
+from nip_ray.cluster.resources import TOKEN_KEYS, check_cluster, token_actors
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
 from nip_ray.config.policy_gradient_rules import stage_config
@@ -93,7 +93,7 @@ class PolicyGradientTrainer:
             actors = token_actors(config)
             send_by_value(type(self.scenario), type(self.rule), self._loss)
             start_ray(config.runtime, max(1.0, sum(bundle.get("CPU", 0) for bundle in actors)))
-            check_cluster(actors, autoscaling=config.runtime.autoscaling)
+            check_cluster(actors, autoscaling=config.runtime.autoscaling, keys=TOKEN_KEYS)
         self.models = {group: policy_for(config, group, folder.path) for group in self.groups}
         self.past = None if config.opponents is None else PastAgents(config, config.opponents, folder.path)
         learning = {group: self.models[group] for group in self._learners()}
