@@ -2,7 +2,8 @@
 
 The file stands in a config's `plugins`, and is imported wherever the experiment is: here, in workers, when a run is resumed.
 
-    from nip_ray.plugins import register_algorithm, register_language_scenario, register_protocol, register_provider, register_scenario
+    from nip_ray.plugins import register_algorithm, register_protocol, register_scenario
+    from nip_ray.plugins import register_language_scenario, register_provider, register_text_algorithm
 
 Decisions that matter here:
 
@@ -30,8 +31,16 @@ if TYPE_CHECKING:
     from nip_ray.text.providers.chat import ChatClient
     from nip_ray.text.providers.fine_tuning import FineTuneBackend
     from nip_ray.text.providers.registry import Connection
+    from nip_ray.text.training.rules import TextRule
 
-__all__ = ["register_algorithm", "register_language_scenario", "register_protocol", "register_provider", "register_scenario"]
+__all__ = [
+    "register_algorithm",
+    "register_language_scenario",
+    "register_protocol",
+    "register_provider",
+    "register_scenario",
+    "register_text_algorithm",
+]
 
 
 def register_scenario(settings: type, build: Callable[[Protocol, Any], Scenario]) -> None:
@@ -63,16 +72,30 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     and its learner; see `nip_ray.rllib.conformance.check_algorithm`.
     Raises UserError when the name is taken, or for what the settings lack.
     """
-    import ray.cloudpickle
-
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
     from nip_ray.rllib.registry import ALGORITHMS
 
     if not (isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")):
         raise UserError(f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class")
     ALGORITHMS[add("algorithm", config.settings_class)] = config
-    if is_plugin_file(config.__module__):
-        ray.cloudpickle.register_pickle_by_value(sys.modules[config.__module__])
+    _travels(config)
+
+
+def register_text_algorithm(rule: "TextRule") -> None:
+    """Let configs of language models choose a learning rule by the name in `rule.settings`; see `nip_ray.text.training.rules`.
+
+    `nip_ray.text.training.conformance.check_text_algorithm` tests it. Raises UserError when the name is taken, or for what the rule or its
+    settings lack.
+    """
+    from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
+
+    if not isinstance(rule, TextRule):
+        raise UserError(f"register_text_algorithm: {rule!r} is no TextRule")
+    faults = list(rule.faults()) if isinstance(rule.settings, type) else []
+    if faults:
+        raise UserError(f"register_text_algorithm: {rule.settings.__name__}: {'; '.join(faults)}")
+    TEXT_ALGORITHMS[add("text_algorithm", rule.settings)] = rule
+    _travels(rule.settings)
 
 
 def register_provider(
@@ -95,3 +118,11 @@ def register_provider(
     if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
         raise UserError("register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out")
     PROVIDERS[add("provider", settings)] = Provider(chat, fine_tuning)
+
+
+def _travels(kind: type) -> None:
+    """Have Ray pickle what stands in the same plugin file by value."""
+    if is_plugin_file(kind.__module__):
+        import ray.cloudpickle
+
+        ray.cloudpickle.register_pickle_by_value(sys.modules[kind.__module__])

@@ -137,6 +137,7 @@ def _forget_plugins() -> None:
         "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS"),
         "language_scenario": ("nip_ray.scenarios.language", "LANGUAGE_SCENARIOS"),
         "provider": ("nip_ray.text.providers.registry", "PROVIDERS"),
+        "text_algorithm": ("nip_ray.text.training.rules", "TEXT_ALGORITHMS"),
     }
     for part, names in ADDED.items():
         module, table = tables[part]

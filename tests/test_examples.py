@@ -43,7 +43,7 @@ def imported(path: Path) -> ModuleType:
 
 
 LENGTHS = {"own_protocol": 40, "own_scenario": 80, "own_algorithm": 60, "own_provider": 80, "ppo_loop": 130, "train_in_python": 30}
-LENGTHS |= {"own_language_scenario": 120}
+LENGTHS |= {"own_language_scenario": 120, "own_text_algorithm": 60}
 
 
 @pytest.mark.parametrize(("name", "most"), LENGTHS.items())

@@ -14,12 +14,15 @@ from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.config.members import add, known
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.plugins import register_algorithm, register_language_scenario, register_scenario
+from nip_ray.plugins import register_algorithm, register_language_scenario, register_scenario, register_text_algorithm
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.ppo import PolicyGradientSettings
+from nip_ray.settings.text_training import TextTrainingSettings
+from nip_ray.text.training.rules import TextRule
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 HAYSTACK: dict[str, Any] = {
@@ -107,6 +110,12 @@ class Thawed:
     name: Literal["thawed"] = "thawed"
 
 
+def rule_settings(name: str, *bases: type) -> type:
+    """Those of a learning rule of language models."""
+    body = {"__annotations__": {"name": Literal[name]}, "name": option(name, "A rule."), "__module__": __name__}  # type: ignore[valid-type]
+    return dataclass(frozen=True)(type("Odd", bases or (TextTrainingSettings,), body))
+
+
 NAME = (Literal["odd"], "odd")
 AGENTS = (dict[str, MessageAgentSettings], dict)
 
@@ -123,6 +132,8 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
         ("scenario", settings_class(name=NAME, agents=AGENTS, place=(Path, Path())), "place: a config cannot hold"),
         ("scenario", settings_class(name=NAME, agents=(dict[str, LrFactors], dict)), "LrFactors needs a field `kind"),
         ("language_scenario", settings_class(name=NAME, agents=AGENTS), r"needs a field `agents: dict\[str, LanguageAgentSettings\]"),
+        ("text_algorithm", settings_class(name=NAME), "must derive from .*TextTrainingSettings"),
+        ("text_algorithm", rule_settings("ppo"), "'ppo' is a learning rule of networks already"),
         ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
     ],
 )
@@ -137,8 +148,29 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         register_algorithm(PolicyGradientSettings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no LanguageScenarioKind"):
         register_language_scenario(Mine)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is no TextRule"):
+        register_text_algorithm(Mine)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no function of"):
         register_scenario(Mine, None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bases", "given", "said"),
+    [
+        ((), {}, "give exactly one of"),
+        ((), {"examples": len, "pairs": len}, "give exactly one of"),
+        ((), {"advantages": len}, "derive settings from TokenTrainingSettings where"),
+        ((TokenTrainingSettings,), {"examples": len}, "derive settings from TokenTrainingSettings where"),
+        ((TokenTrainingSettings,), {"advantages": len}, "derive settings from RatioClipSettings too"),
+        ((TokenTrainingSettings,), {"advantages": len, "loss": len, "figures": len}, "figures is for"),
+        ((), {"examples": len, "loss": len}, "loss is for"),
+        ((), {"pairs": len}, "set `replaces_guesses = False`"),
+    ],
+)
+def test_a_rule_of_language_models_is_of_one_piece(bases: Any, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        register_text_algorithm(TextRule(rule_settings("odd", *bases), **given))
+    assert "odd" not in known("text_algorithm")
 
 
 def test_a_configs_plugin_is_imported_when_it_names_what_is_not_known() -> None:

@@ -18,14 +18,17 @@ from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperime
 from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
 from nip_ray.errors import UserError
 from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
+from nip_ray.settings.text_training import TextTrainingSettings
 
-Part = Literal["scenario", "algorithm", "language_scenario", "provider"]
+Part = Literal["scenario", "algorithm", "language_scenario", "text_algorithm", "provider"]
 
 _PLACES: Mapping[Part, tuple[type[Experiment], str]] = {
     "scenario": (ExperimentConfig, "scenario"),
     "algorithm": (ExperimentConfig, "algorithm"),
     "language_scenario": (TextExperimentConfig, "scenario"),
+    "text_algorithm": (TextExperimentConfig, "algorithm"),
     "provider": (TextExperimentConfig, "providers"),
 }
 """Part of a config -> the config class and the key that it is a member of."""
@@ -146,6 +149,16 @@ def _algorithm_faults(settings: type) -> Iterator[str]:
         yield f"lacks {', '.join(missing)}, which every learner reads; derive it from PolicyGradientSettings"
 
 
+def _text_algorithm_faults(settings: type) -> Iterator[str]:
+    if not issubclass(settings, TextTrainingSettings | TokenTrainingSettings):
+        yield (
+            "must derive from nip_ray.settings.text_training.TextTrainingSettings (fine-tuning jobs) or "
+            "nip_ray.settings.policy_gradient.TokenTrainingSettings (gradients on tokens)"
+        )
+    if tag_of(settings) in known("algorithm"):  # by which a config would be one of networks
+        yield f"{tag_of(settings)!r} is a learning rule of networks already; choose another name"
+
+
 def _provider_faults(settings: type) -> Iterator[str]:
     if not issubclass(settings, ProviderSettings):
         yield "must derive from nip_ray.settings.providers.ProviderSettings"
@@ -155,5 +168,6 @@ _FAULTS = {
     "scenario": _scenario_faults,
     "algorithm": _algorithm_faults,
     "language_scenario": _language_scenario_faults,
+    "text_algorithm": _text_algorithm_faults,
     "provider": _provider_faults,
 }

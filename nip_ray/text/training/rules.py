@@ -1,6 +1,6 @@
 """The learning rules of language models: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +8,7 @@ from nip_ray.config.keys import keys_of
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate, turn_advantages
 from nip_ray.protocols import Protocol
 from nip_ray.serving.fine_tuning_job import Method
-from nip_ray.settings.policy_gradient import PolicyGradientSettings
+from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
@@ -48,6 +48,21 @@ class TextRule:
     def plays_trees(self) -> bool:
         """Whether trees are played, not dialogues."""
         return "num_responses" in keys_of(self.settings)
+
+    def faults(self) -> Iterator[str]:
+        """What does not fit together."""
+        if sum(way is not None for way in (self.examples, self.pairs, self.advantages)) != 1:
+            yield "give exactly one of examples, pairs and advantages"
+        elif issubclass(self.settings, TokenTrainingSettings) != (self.advantages is not None):
+            yield "derive settings from TokenTrainingSettings where there are advantages, else from TextTrainingSettings"
+        elif self.advantages is None and self.loss is not clipped_surrogate:
+            yield "loss is for rules with advantages, leave it out"
+        elif self.advantages is not None and self.figures is not None:
+            yield "figures is for rules with examples or pairs; a loss gives figures of its own"
+        elif self.loss is clipped_surrogate and self.advantages is not None and not issubclass(self.settings, RatioClipSettings):
+            yield "derive settings from RatioClipSettings too, which clipped_surrogate reads, or give a loss of your own"
+        elif (self.pairs is not None or self.plays_trees) and getattr(self.settings, "replaces_guesses", False):
+            yield "set `replaces_guesses = False` in the settings, since no guess is replaced where pairs or trees are learned from"
 
 
 TEXT_ALGORITHMS: dict[str, TextRule] = {
