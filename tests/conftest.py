@@ -121,12 +121,13 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.fixture
 def no_plugins() -> Iterator[None]:
     """No plugin is registered when the test begins, and what it registers is forgotten when it ends."""
-    _forget_plugins()
+    forget_plugins()
     yield
-    _forget_plugins()
+    forget_plugins()
 
 
-def _forget_plugins() -> None:
+def forget_plugins() -> None:
+    """As a new process has it."""
     if "nip_ray.config.members" not in sys.modules:
         return
     from nip_ray.config.members import ADDED, forget

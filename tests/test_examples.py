@@ -17,6 +17,7 @@ from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.scenarios.registry import build_scenario
 from nip_ray.storage.folder import RunFolder
+from tests.conftest import forget_plugins
 from tests.text.ollama import ollama
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -134,6 +135,26 @@ def test_own_language_scenario_is_played_here_and_in_workers(tmp_path: Path, mon
     assert here == there
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["resume", "here", "--iterations", "3", "--quiet"]).exit_code == 0
+
+
+def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in another process: by what the stored config names as its plugins."""
+    monkeypatch.chdir(EXAMPLES.parent)
+    nobody = ("providers={nobody: {name: dummy}}", "scenario.agents._default.provider=nobody", "scenario.agents._default.model=nobody")
+    nobody = (*nobody, "algorithm.format_warmup=0", "algorithm.fine_tuning.min_examples=1", "iterations=2")
+    train("own_text_algorithm", tmp_path / "run", *nobody)
+    forget_plugins()
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["resume", "run", "--iterations", "3", "--quiet"])
+    assert done.exit_code == 0, done.output
+    with RunFolder.open(tmp_path / "run") as folder:
+        rows = folder.metrics()
+    assert [row["cost/jobs"] for row in rows] == [0, 2, 4]
+    assert all(0 < row["learn/verifier/examples"] <= 32 for row in rows)  # at most two of each of 16 items
+    done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_bets=2", "--dry-run"])
+    assert "algorithm.num_bets: unknown key, did you mean num_best" in done.output
+    done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_best=6", "--dry-run"])
+    assert "algorithm.num_best: got 6, but group_size is 6, use less" in done.output
 
 
 @pytest.mark.learning

@@ -1,0 +1,303 @@
+"""One call that says whether a learning rule of language models keeps its promises to runs.
+
+Decisions that matter here:
+
+- It really plays and learns, on short chains of moves: rules with fine-tuning jobs with random replies of the right form, rules on tokens
+  with models of a few thousand weights. Those runs, one undisturbed and one that is stopped after every stage, have to agree.
+- Besides, the rule's functions are called with what that run played: they must be pure, and an agent may learn its own replies alone.
+- A key of the rule's own that nothing reads is a fault. What is read is seen by settings that note it, also under the other choices that
+  its keys have.
+"""
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args, get_origin
+
+import torch
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.keys import keys_of
+from nip_ray.config.load import config_to_yaml, plain
+from nip_ray.config.rules import check
+from nip_ray.config.text_rules import groups
+from nip_ray.errors import UserError
+from nip_ray.learning.token_losses import AgentTurns, clipped_surrogate
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.protocols import ACCEPT, REJECT
+from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
+from nip_ray.settings.text_training import TextTrainingSettings
+from nip_ray.storage.folder import RunFolder
+from nip_ray.text.dialogues.rollouts import leaves
+from nip_ray.text.parts import Prepared, prepare
+from nip_ray.text.training.fine_tuning_sets import fine_tuning_set, read_played
+from nip_ray.text.training.lesson import Lesson
+from nip_ray.text.training.malt import Node
+from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
+from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.state import load_state, save_state
+
+_ITEMS = 8
+_PLAYED = ("name", "group_size", "num_responses")  # keys that the run itself reads
+_TASK: dict[str, Any] = {
+    "name": "conformance",
+    "seed": 1,
+    "protocol": {"name": "nip", "max_rounds": 3},
+    "scenario": {"name": "state_tracking", "length": 4, "num_train": 60, "num_test": 2},
+}
+_MODELS: Mapping[bool, dict[str, Any]] = {
+    False: {"agents": {"_default": {"provider": "nobody", "model": "nobody"}}, "providers": {"nobody": {"name": "dummy"}}},
+    True: {
+        "agents": {"_default": {"model": "words", "max_tokens": 4, "max_invalid_replies": 1}},
+        "providers": {"local": {"name": "local", "method": "full", "word_model": {"hidden_size": 16, "num_layers": 1}}},
+    },
+}
+"""By whether the rule is on tokens."""
+
+
+def check_text_algorithm(settings: Any) -> None:
+    """Raise one UserError that lists what is wrong with the registered rule of these settings; return quietly when nothing is found.
+
+    Takes some seconds. What the rule itself raises, and what its config is refused for, comes through.
+    """
+    rule = TEXT_ALGORITHMS.get(settings.name)
+    if rule is None or rule.settings is not type(settings):
+        raise UserError(f"algorithm {settings.name!r}: is not registered; call nip_ray.plugins.register_text_algorithm")
+    on_tokens, config = rule.advantages is not None, _config(settings, rule.advantages is not None)
+    prepared, played = prepare(config), []
+    with TemporaryDirectory() as made:
+        whole, stopped = Path(made) / "whole", Path(made) / "stopped"
+        if not on_tokens:
+            _run(config, prepared, whole, stop=False)
+            played = read_played(rule, whole, {item.id: item for item in prepared.items["train"]}, 0)
+        faults = [*(_token_faults(rule, settings) if on_tokens else _lesson_faults(rule, settings, prepared, played))]
+        faults += _unread(rule, settings, prepared, played)
+        if not faults:  # others would show here as well, less clearly
+            if on_tokens:
+                _run(config, prepared, whole, stop=False)
+            _run(config, prepared, stopped, stop=True)
+            faults = list(_run_faults(config, rule, prepared, whole, stopped))
+    if faults:
+        raise UserError(f"algorithm {settings.name!r}: " + "; ".join(dict.fromkeys(faults)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+
+
+def _config(settings: Any, on_tokens: bool) -> TextExperimentConfig:
+    """A small experiment by these settings, but for how much is played and how it is warmed up."""
+    small: dict[str, Any] = {"num_test_items": 2, "num_test_repeats": 1, "format_warmup": 0}
+    if on_tokens:
+        rollouts = _ITEMS * settings.group_size
+        small |= {"warmup_steps": 20, "warmup_batch_size": 32, "warmup_learning_rate": 1e-2, "warmup_agents": None, "evaluate_every": 0}
+        small |= {"rollouts_per_iteration": rollouts, "checkpoint_every": 1, "keep_checkpoints": None, "curriculum": [], "agents": {}}
+    else:
+        small |= {"rollouts_per_iteration": _ITEMS, "test_scheme": "last", "fine_tuning": {"min_examples": 1}}
+    models = _MODELS[on_tokens]
+    data = {**_TASK, "iterations": 2 if on_tokens else 3, "providers": models["providers"]}
+    data |= {"scenario": {**_TASK["scenario"], "agents": models["agents"]}, "algorithm": {**plain(settings), **small}}
+    config = TextExperimentConfig.model_validate(data)
+    check(config)
+    return config
+
+
+def _run(config: TextExperimentConfig, prepared: Prepared, path: Path, stop: bool) -> None:
+    """All stages. stop: each by a process of its own, as it were."""
+    state = new_state(config)
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        save_state(folder, state)
+        while not state.over:
+            trainer = begin(config, folder, prepared, state)
+            try:
+                trainer.run_stage()
+                while not (stop or trainer.state.over):
+                    trainer.run_stage()
+            finally:
+                trainer.close()
+            state = load_state(folder) if stop else trainer.state
+
+
+def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, whole: Path, stopped: Path) -> Iterator[str]:
+    """Figures are finite, somebody learns, and to be stopped changes nothing."""
+    rows, others = ([_figures(row) for row in _rows(path)] for path in (whole, stopped))
+    for name, value in ((name, value) for row in rows for name, value in row.items()):
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            yield f"{name} is {value!r}, expected a finite number"
+    learned = "grad_norm" if rule.advantages is not None else "examples"
+    if not any(value for row in rows for name, value in row.items() if name.startswith("learn/") and name.endswith(f"/{learned}")):
+        yield f"nobody learned anything in {config.iterations} iterations"
+    if rows != others or _learned(config, rule, prepared, whole) != _learned(config, rule, prepared, stopped):
+        differing = next(
+            (name for one, other in zip(rows, others, strict=True) for name in one if one[name] != other.get(name)), "the rest"
+        )
+        yield (
+            f"a run that is stopped and resumed gives other figures ({differing}); "
+            "use no state but a lesson's and the memory of advantages, and draw from lesson.random()"
+        )
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    with RunFolder.open(path) as folder:
+        return folder.metrics()
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what depends on the clock, or on names that jobs are given."""
+    return {name: value for name, value in row.items() if not name.startswith(("time/", "cost/"))}
+
+
+def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, path: Path) -> list[Any]:
+    """What has been learned from, or, on tokens, the weights."""
+    if rule.advantages is not None:
+        return [file.read_bytes() for file in sorted(path.glob("local/models/*/model.safetensors"))]
+    items = {item.id: item for item in prepared.items["train"]}
+    return [
+        fine_tuning_set(config, prepared.scenario, path, items, iteration, agents).lines
+        for iteration in range(config.iterations)
+        for agents in groups(config).values()
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------------ examples, pairs
+
+
+def _lesson_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
+    """Of a rule with fine-tuning jobs."""
+    dialogues = [dialogue for one in played for dialogue in ([leaf.dialogue for leaf in leaves(one)] if isinstance(one, Node) else [one])]
+    found = 0
+    for agent in prepared.scenario.protocol.agents:
+        lesson, before = Lesson(agent, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
+        made, again = _taught(rule, played, lesson), _taught(rule, played, lesson)
+        if made != again:
+            yield f"{_way(rule)} gives something else when it is asked again; draw from lesson.random()"
+        if list(played) != before:
+            yield f"{_way(rule)} changes the dialogues that it is given"
+        yield from _borrowed(made, dialogues, lesson)
+        found += len(made)
+    if not found:
+        yield f"{_way(rule)} finds nothing to learn from in {len(dialogues)} dialogues of random replies"
+
+
+def _taught(rule: TextRule, played: Sequence[Any], lesson: Lesson) -> list[tuple[Any, tuple[str, ...]]]:
+    """(chat, replies) of what one agent learns."""
+    if rule.pairs is not None:
+        return [(pair.chat, (pair.preferred, pair.rejected)) for pair in rule.pairs(played, lesson).pairs]
+    assert rule.examples is not None
+    return [(one.chat, (one.completion,)) for one in rule.examples(played, lesson)]
+
+
+def _way(rule: TextRule) -> str:
+    return "examples" if rule.examples is not None else "pairs" if rule.pairs is not None else "advantages"
+
+
+def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[Dialogue], lesson: Lesson) -> Iterator[str]:
+    """What an agent learns to say, and what it is shown to have said, are usable replies of its own."""
+    turns = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken]
+    own = {turn.raw for turn in turns if turn.agent == lesson.agent and not turn.invalid}
+    if lesson.agent == lesson.scenario.protocol.verifier:
+        own |= {lesson.scenario.verdict_text(label) for label in (REJECT, ACCEPT)}
+    for chat, replies in made:
+        said = [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]
+        if any(text not in own for text in said):
+            yield f"{lesson.agent!r} learns a reply that it never gave; learn an agent's own turns (lesson.example)"
+        if not chat or chat[-1]["role"] == "assistant":
+            yield f"{lesson.agent!r} learns from a chat that is empty or ends in a reply; make it by scenario.chat or training_chat"
+
+
+# ------------------------------------------------------------------------------------------------------------------ tokens
+
+
+def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
+    """Of a rule on tokens, on numbers at random, and on groups of one and of equal returns."""
+    assert rule.advantages is not None
+    random = torch.Generator().manual_seed(0)
+    return_N, group_N = torch.randn(12, generator=random), torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 2, 3])
+    memory: dict[str, float] = {}
+    for number, paid_N in enumerate((return_N, torch.where(group_N == 1, 0.1, return_N), torch.zeros(12))):
+        turns, before = AgentTurns("verifier", paid_N, group_N, torch.arange(12)), dict(memory)
+        found, after = rule.advantages(turns, memory, settings)
+        again, after_again = rule.advantages(replace(turns, return_N=paid_N.clone()), dict(before), settings)
+        if found.advantage_N.shape != (12,) or not found.advantage_N.isfinite().all():
+            yield f"advantages must be one finite number for each turn (got {found.advantage_N.tolist()!r:.80})"
+            return
+        if not torch.equal(found.advantage_N, again.advantage_N) or after != after_again or memory != before:
+            yield "advantages depends on more than its arguments, or changes them; return the new memory"
+        if not all(isinstance(name, str) and isinstance(value, float) and math.isfinite(value) for name, value in after.items()):
+            yield f"advantages must remember finite numbers by name (got {after!r:.80})"
+        if not number and not found.advantage_N.any():
+            yield "advantages gives every turn 0"
+        memory = dict(after)
+    yield from _loss_faults(rule, settings)
+
+
+def _loss_faults(rule: TextRule, settings: Any) -> Iterator[str]:
+    random = torch.Generator().manual_seed(1)
+    old_NT = -torch.rand(4, 3, generator=random)
+    old_NT[0, 0] = -60.0  # a token that has become likely, by far
+    mask_NT = torch.tensor([[1.0, 1, 1], [1, 1, 0], [1, 0, 0], [1, 1, 1]])
+    gradients = []
+    for sign in (1.0, -1.0):
+        log_prob_NT = (-torch.rand(4, 3, generator=torch.Generator().manual_seed(2)) * mask_NT).requires_grad_()
+        advantage_N = sign * torch.tensor([1.0, -2.0, 0.5, 1.5])
+        loss_NT, figures = rule.loss(log_prob_NT, old_NT * mask_NT, advantage_N, mask_NT, settings)
+        if any(value_NT.shape != mask_NT.shape for value_NT in (loss_NT, *figures.values())):
+            yield "loss and its figures must be a number for each token, of the shape of mask_NT"
+            return
+        if not all(value_NT.isfinite().all() for value_NT in (loss_NT, *figures.values())):
+            yield "loss is not finite where a token's probability has changed by far; clamp the ratio"
+            return
+        gradients.append(torch.autograd.grad((loss_NT * mask_NT).sum(), log_prob_NT, allow_unused=True)[0])
+    if any(gradient is None for gradient in gradients) or torch.equal(*gradients):
+        yield "loss has no gradient with respect to log_prob_NT that depends on the advantages"
+
+
+# ------------------------------------------------------------------------------------------------------------------ settings
+
+
+def _unread(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
+    """Keys of the rule's own that nothing reads."""
+    clip = [RatioClipSettings] if rule.loss is clipped_surrogate else []
+    common = {name for base in (TextTrainingSettings, TokenTrainingSettings, *clip) for name in keys_of(base)}
+    own = [name for name in keys_of(type(settings)) if name not in common and name not in _PLAYED]
+    seen: set[str] = set()
+    for chosen in [settings, *_variants(settings, own)]:
+        if not any(chosen.faults()):
+            _use(rule, _noting(chosen, seen), prepared, played)
+    for name in own:
+        if name not in seen:
+            yield f"{name}: nothing reads this key; use it in {_way(rule)} or leave it out"
+
+
+def _variants(settings: Any, names: Sequence[str]) -> Iterator[Any]:
+    """The same with another choice for one key."""
+    for name in names:
+        annotation = keys_of(type(settings))[name].annotation
+        choices = get_args(annotation) if get_origin(annotation) is Literal else (True, False) if annotation is bool else ()
+        yield from (replace(settings, **{name: choice}) for choice in choices if choice != getattr(settings, name))
+
+
+def _noting(settings: Any, seen: set[str]) -> Any:
+    """The same settings, which note the names that they are asked for."""
+
+    def get(self: Any, name: str) -> Any:
+        seen.add(name)
+        return object.__getattribute__(self, name)
+
+    made = object.__new__(type(type(settings).__name__, (type(settings),), {"__getattribute__": get}))
+    for name in keys_of(type(settings)):
+        object.__setattr__(made, name, getattr(settings, name))
+    return made
+
+
+def _use(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> None:
+    """Have the rule do all that it does."""
+    if rule.advantages is not None:
+        list(_token_faults(rule, settings))
+        return
+    for agent in prepared.scenario.protocol.agents:
+        _taught(rule, played, Lesson(agent, prepared.scenario, settings, 0, 1))
+    if rule.figures is not None:
+        rule.figures(played, prepared.scenario.protocol, settings)
