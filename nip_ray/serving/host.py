@@ -35,12 +35,12 @@ class LocalHost:
     training: Any
 
 
-def start_host(settings: LocalProvider, folder: Path, engine: str = "auto") -> LocalHost:
+def start_host(settings: LocalProvider, folder: Path) -> LocalHost:
     """Start both actors on `folder`, and wait until they stand. Ray must be running. Raises UserError for missing libraries."""
     check_installed()
-    engine_factory(engine, settings.max_batch_size, _all_merged(settings))  # refuses what is unknown
+    engine_factory(settings.engine, settings.max_batch_size, _all_merged(settings))  # refuses what is unknown
     folders = ModelFolders(Path(folder).resolve(), settings.default_model_seed)
-    chat = _actor(ChatHost, settings, 1000, folders, settings, engine)
+    chat = _actor(ChatHost, settings, 1000, folders, settings)
     training = start_training(settings, folders)
     host = LocalHost(chat, training)
     try:
@@ -89,11 +89,11 @@ def _use_threads(settings: LocalProvider) -> None:
 class ChatHost:
     """Answers, for any model of the folder. An actor on an event loop."""
 
-    def __init__(self, folders: ModelFolders, settings: LocalProvider, engine: str) -> None:
+    def __init__(self, folders: ModelFolders, settings: LocalProvider) -> None:
         """See `start_host`."""
         _use_threads(settings)
         self._folders = folders
-        self._shelf = Shelf(engine_factory(engine, settings.max_batch_size, _all_merged(settings)))
+        self._shelf = Shelf(engine_factory(settings.engine, settings.max_batch_size, _all_merged(settings)))
         threading.Thread(target=_load_libraries, name="loading", daemon=True).start()  # while the other actor starts
 
     async def ready(self) -> None:
