@@ -15,6 +15,7 @@ from nip_ray.errors import UserError
 from nip_ray.protocols.tables import table_of
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import CurriculumStage, PolicyGradientAgentSettings, TokenTrainingSettings
+from nip_ray.settings.providers import VLLM_RANKS, LocalProvider, ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 
 _JOBS_ALONE = (
@@ -157,6 +158,9 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
             yield f"{place}.provider: {settings.provider} {needs}, {hint}"
         if settings.frozen or provider is None:
             continue
+        if getattr(provider, "engine", None) == "vllm":
+            for fault in _under_vllm(provider):
+                yield f"providers.{settings.provider}.{fault}"
         if settings.max_invalid_replies != 1:
             got = settings.max_invalid_replies
             yield f"{place}.max_invalid_replies: got {got}, but who learns does so from one reply, and is not asked again, set it to 1"
@@ -171,6 +175,15 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
                 "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
                 "it learns, set it to text or freeze the verifier"
             )
+
+
+def _under_vllm(provider: ProviderSettings) -> Iterator[str]:
+    """vLLM gets what was learned as adapters."""
+    assert isinstance(provider, LocalProvider)
+    if provider.method != "lora":
+        yield f"method: got {provider.method}, but vLLM is given adapters alone, set it to lora or engine to torch"
+    if provider.lora_rank > VLLM_RANKS[-1]:
+        yield f"lora_rank: got {provider.lora_rank}, but vLLM takes at most {VLLM_RANKS[-1]}, lower it"
 
 
 def _of_drawn_tokens(rule: TokenTrainingSettings, agent: str, place: str, settings: LanguageAgentSettings) -> Iterator[str]:

@@ -22,12 +22,16 @@ from nip_ray.settings.providers import LocalProvider, ProviderSettings, Training
 class Policy(Protocol):
     """One set of weights that is sampled from and that learns.
 
-    steps: of learning, since it was made. samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
+    samples_apart: what samples has weights of its own, as of the last `take`, so that it may be
     asked (from another thread) while a step is taken; else it samples by the weights that learn.
     """
 
-    steps: int
     samples_apart: bool
+
+    @property
+    def steps(self) -> int:
+        """Of learning, since it was made."""
+        ...
 
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
@@ -101,11 +105,18 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
         from nip_ray.serving.service_policy import ServicePolicy
 
         return ServicePolicy(first.model, provider, trained=not first.frozen, seed=_seed(config, group) % 2**31)
+    model: Policy
     if first.frozen or not rule.num_learners:
-        return model_for(config, group, run_dir, device)
-    from nip_ray.serving.learner_group import LearnerGroup
+        model = model_for(config, group, run_dir, device)
+    else:
+        from nip_ray.serving.learner_group import LearnerGroup
 
-    return LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule.num_learners, _seed(config, group), device)
+        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule.num_learners, _seed(config, group), device)
+    if _local(provider).engine != "vllm":
+        return model
+    from nip_ray.serving.vllm_policy import VllmPolicy
+
+    return VllmPolicy(model, start_folder(config, group, run_dir), _local(provider))
 
 
 def model_for(config: TextExperimentConfig, group: str, run_dir: Path, device: str | None = None) -> PolicyModel:

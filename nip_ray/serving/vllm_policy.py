@@ -25,10 +25,8 @@ from nip_ray.errors import UserError
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.model_folder import base_of, load_model, save_model, write_adapters
-from nip_ray.settings.providers import LocalProvider
+from nip_ray.settings.providers import VLLM_RANKS, LocalProvider
 
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters that vLLM makes room for; smaller ones fit in."""
 _NUMBERS = itertools.count(1)
 _SAMPLERS: "WeakValueDictionary[tuple[Any, ...], VllmSampler]" = WeakValueDictionary()
 
@@ -52,7 +50,7 @@ class VllmSampler:
             enable_prefix_caching=True,
             enable_lora=True,
             max_loras=1,
-            max_lora_rank=next(rank for rank in RANKS if rank >= settings.lora_rank),
+            max_lora_rank=next(rank for rank in VLLM_RANKS if rank >= settings.lora_rank),
             logprobs_mode="processed_logprobs",
             trust_remote_code=False,
         )

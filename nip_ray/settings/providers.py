@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Of adapters that vLLM makes room for; smaller ones fit in."""
+
 
 @dataclass(frozen=True)
 class PriceSettings:

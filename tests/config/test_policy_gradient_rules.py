@@ -125,6 +125,11 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
                 "algorithm.agents.prover.entropy_coefficient: needs the probabilities of all",
             ],
         ),
+        (
+            {"providers": {"local": {"name": "local", "engine": "vllm", "method": "full", "lora_rank": 513}}},
+            ["providers.local.method: got full, but vLLM", "providers.local.lora_rank: got 513"],
+        ),
+        ({"providers": {"local": {"name": "local", "vllm_memory": 0.3}}}, ["providers.local.vllm_memory: for engine vllm only"]),
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         ({"base_run": {"run_dir": "."}}, ["base_run: policy_gradient starts from the models of scenario.agents"]),
     ],

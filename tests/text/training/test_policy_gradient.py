@@ -22,6 +22,7 @@ from nip_ray.text.training.past import snapshot_weights
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
+from tests.serving import vllm_stand_in
 
 Make = Callable[..., TextExperimentConfig]
 PAST = {"latest": 0.5, "every": 1, "size": 2, "sampling": "prioritised", "agents": ["verifier", "prover1"]}
@@ -202,3 +203,14 @@ def test_who_learns_is_not_held_to_a_schema(make: Make, monkeypatch: pytest.Monk
     monkeypatch.setattr(StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None)
     with pytest.raises(UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"):
         prepare(make())
+
+
+def test_vllm_plays_the_run_of_this_process(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With adapters, that go over to it before each iteration; the step's check of log-probabilities is on."""
+    vllm_stand_in.install(monkeypatch)
+    config = make(learning_rate=1e-2)
+    for engine in ("torch", "vllm"):
+        local = replace(config.providers["local"], method="lora", engine=engine)  # type: ignore[call-arg]
+        run_text_experiment(config.model_copy(update={"providers": {"local": local}}), tmp_path / engine, quiet=True)
+    for one, other in zip(rows(tmp_path / "torch"), rows(tmp_path / "vllm"), strict=True):
+        assert other == pytest.approx(one, rel=1e-3, abs=1e-4)
