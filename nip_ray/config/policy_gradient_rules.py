@@ -210,6 +210,8 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
             for key in ("num_rollout_workers",) if settings.frozen else ("num_rollout_workers", "num_learners"):
                 if getattr(rule, key):
                     yield f"algorithm.{key}: for models of this cluster, and {settings.provider} ({source}.provider) is none, set it to 0"
+        elif getattr(provider, "engine", None) == "vllm" and rule.num_rollout_workers:
+            yield f"algorithm.num_rollout_workers: the main process plays by vLLM (providers.{settings.provider}.engine), set it to 0"
         if not rule.max_staleness or settings.frozen:
             continue
         if not provider.gives_gradients:
