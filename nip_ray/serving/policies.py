@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
@@ -152,3 +154,10 @@ def start_folder(config: TextExperimentConfig, group: str, run_dir: Path) -> Pat
     first, home = language_agents(config)[groups(config)[group][0]], home_of(config, group, run_dir)
     provider = config.providers[first.provider]
     return ModelFolders(home, provider.default_model_seed).locate(first.model) if isinstance(provider, LocalProvider) else home
+
+
+def use_threads(config: TextExperimentConfig) -> None:
+    """Compute with as many threads as the provider of local models says."""
+    for provider in config.providers.values():
+        if isinstance(provider, LocalProvider):
+            torch.set_num_threads(provider.threads)

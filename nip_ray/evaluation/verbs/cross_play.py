@@ -74,7 +74,8 @@ def cross_play(
     cells = {}
     for verifier in runs:
         for prover in runs:
-            cells[verifier.name, prover.name] = figures_of(played(verifier, prover, place_B, greedy, seed))
+            games = played(verifier, prover, place_B, greedy, seed)
+            cells[verifier.name, prover.name] = figures_of(games.verdict_B, games.y_B)
     matrix = [
         {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
         for verifier in runs
@@ -215,15 +216,14 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
     return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
 
 
-def figures_of(rollout: Rollout) -> dict[str, tuple[int, int]]:
+def figures_of(verdict_B: Tensor, y_B: Tensor) -> dict[str, tuple[int, int]]:
     """Name -> (successes, trials)."""
-    right_B, positive_B = rollout.verdict_B == rollout.y_B, rollout.y_B == ACCEPT
-    negative_B = rollout.y_B == REJECT
+    right_B, positive_B, negative_B = verdict_B == y_B, y_B == ACCEPT, y_B == REJECT
     counts = {
         "accuracy": (right_B, torch.ones_like(right_B)),
         "completeness": (right_B & positive_B, positive_B),
         "soundness": (right_B & negative_B, negative_B),
-        "undecided": (rollout.verdict_B == CONTINUE, torch.ones_like(right_B)),
+        "undecided": (verdict_B == CONTINUE, torch.ones_like(right_B)),
     }
     return {name: (int(hits.sum()), int(trials.sum())) for name, (hits, trials) in counts.items()}
 

@@ -4,7 +4,7 @@ Dialogues are played in step (`nip_ray.play.dialogues.play_in_step`): a batch of
 snapshot of the past are played to their ends before the next snapshot's weights are loaded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,8 +19,8 @@ from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.training.past import PastAgents
 
+Past = Callable[[int], Mapping[str, Policy]]
 _SEED_BITS = 31
 
 
@@ -39,12 +39,12 @@ class Reply:
 
 
 class ModelPlay:
-    """models: by group. bills: where tokens are booked. past: who speaks by earlier weights, for tasks that say so."""
+    """models: by group. bills: where tokens are booked. past: a snapshot -> the models of then, by group, for tasks that name one."""
 
     apart = False
 
     def __init__(
-        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills | Allowance, past: PastAgents | None = None
+        self, config: TextExperimentConfig, models: Mapping[str, Policy], bills: TokenBills | Allowance, past: Past | None = None
     ) -> None:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
@@ -57,7 +57,7 @@ class ModelPlay:
             model.forget()
         for snapshot in dict.fromkeys(task.snapshot for task in tasks):
             places = [place for place, task in enumerate(tasks) if task.snapshot == snapshot]
-            past = {} if snapshot is None or self.past is None else self.past.load(snapshot)
+            past = {} if snapshot is None or self.past is None else self.past(snapshot)
             played, said = self._together(scenario, [tasks[place] for place in places], past, split, iteration)
             dialogues |= dict(zip(places, played, strict=True))
             replies += [replace(reply, place=places[reply.place], snapshot=snapshot) for reply in said]

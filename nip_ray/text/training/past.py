@@ -5,7 +5,7 @@ Decisions that matter here:
 - dialogues of a group are about one item and against the same opponents: a return is compared with those of turns that met the same;
 - a snapshot is a folder of files, one for each model that learns, with what is learned of it: all weights, or adapters. It is written
   once. Checkpoints name it, so it stays as long as any of them may be returned to;
-- one set of earlier weights for each model is in memory, loaded when a snapshot is met.
+- one set of earlier weights for each model is in memory, loaded when a snapshot is met: a model that never takes a step.
 """
 
 import shutil
@@ -19,10 +19,9 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.opponent_pool import OpponentPool
-from nip_ray.serving.policies import Policy, start_folder
+from nip_ray.serving.policies import Policy, model_for
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.opponents import OpponentSettings
-from nip_ray.settings.providers import LocalProvider
 from nip_ray.storage.files import sync, written_aside
 from nip_ray.text.dialogues.tasks import Task
 
@@ -56,8 +55,8 @@ class PastAgents:
         """Group -> its model with the weights of a snapshot, until the next is loaded. Raises UserError where they cannot be read."""
         for group in self.groups:
             if group not in self._models:
-                self._models[group] = model_in_memory(self.config, group, self.run_dir)
-            self._models[group].take(snapshot_weights(self.folder, snapshot, group))
+                self._models[group] = model_for(self.config, group, self.run_dir)
+            self._models[group].take(snapshot_weights(self.run_dir, snapshot, group))
         return self._models
 
     def take(self, iteration: int, models: Mapping[str, Policy]) -> None:
@@ -100,19 +99,18 @@ class PastAgents:
             del self._dropped[snapshot]
 
 
-def model_in_memory(config: TextExperimentConfig, group: str, run_dir: Path) -> PolicyModel:
-    """A group's model in this process, which can `take` weights that were learned. It never takes a step, so it is no more than weights."""
-    provider = config.providers[language_agents(config)[groups(config)[group][0]].provider]
-    assert isinstance(provider, LocalProvider)  # the rules of the config see to it
-    return PolicyModel(start_folder(config, group, run_dir), provider, trained=True)
+def kept_snapshots(run_dir: Path, learning: Sequence[str]) -> list[int]:
+    """The snapshots in a run's folder that have weights of all these groups, oldest first."""
+    found = (run_dir / FOLDER).glob("[0-9]*")
+    return sorted(int(folder.name) for folder in found if all((folder / f"{group}.safetensors").is_file() for group in learning))
 
 
-def snapshot_weights(folder: Path, snapshot: int, group: str) -> dict[str, Any]:
+def snapshot_weights(run_dir: Path, snapshot: int, group: str) -> dict[str, Any]:
     """`PolicyModel.weights` of a group in a snapshot. Raises UserError where they are missing or damaged."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    path = folder / f"{snapshot:06d}" / f"{group}.safetensors"
+    path = run_dir / FOLDER / f"{snapshot:06d}" / f"{group}.safetensors"
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -46,7 +46,7 @@ class PlayWorker:
         self._config = TextExperimentConfig.model_validate(config)
         self._models = {group: model_for(self._config, group, run_dir) for group in groups(self._config)}
         opponents = self._config.opponents
-        self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir)
+        self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir).load
 
     def play(
         self,

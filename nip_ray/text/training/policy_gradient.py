@@ -35,9 +35,9 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.serving.policies import home_of, policy_for, start_folder
+from nip_ray.serving.policies import home_of, policy_for, start_folder, use_threads
 from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSettings
-from nip_ray.settings.providers import LocalProvider, ProviderSettings
+from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import usd
@@ -88,7 +88,7 @@ class PolicyGradientTrainer:
         self._baselines: dict[str, float] = {}
         self._stages = [(stage.until_iteration, self._easier(stage)) for stage in self.rule.curriculum]
         write_word_models(config, self.scenario, folder.path)
-        _use_threads(config)
+        use_threads(config)
         if self.rule.num_rollout_workers or self.rule.num_learners:
             actors = token_actors(config)
             send_by_value(type(self.scenario), type(self.rule), self._loss)
@@ -426,7 +426,7 @@ class PolicyGradientTrainer:
         """Who plays: this process, or actors, for which Ray is started or joined."""
         rule = self.rule
         if not rule.num_rollout_workers:
-            return ModelPlay(self.config, self.models, self._bills, self.past)
+            return ModelPlay(self.config, self.models, self._bills, None if self.past is None else self.past.load)
         from nip_ray.text.training.play_workers import PlayWorkers
 
         return PlayWorkers(self.config, self.folder.path, self.models, self._bills)
@@ -449,10 +449,3 @@ class PolicyGradientTrainer:
 
 def _start_name(group: str) -> str:
     return f"{group}-start"
-
-
-def _use_threads(config: TextExperimentConfig) -> None:
-    """As many threads as the provider says."""
-    for provider in config.providers.values():
-        if isinstance(provider, LocalProvider):
-            torch.set_num_threads(provider.threads)

@@ -1,5 +1,6 @@
 """Policy gradient of language models from end to end, with models of a few thousand weights: resume, groups, what ends a run."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
@@ -137,13 +139,39 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
         assert isinstance(trainer, PolicyGradientTrainer)
         for group, model in trainer.models.items():
             kept = load_checkpoint(run / "checkpoints", 3).tensors[group]["weights"]
-            model.take(kept if group == "prover1" else snapshot_weights(run / "past", one, group))
+            model.take(kept if group == "prover1" else snapshot_weights(run, one, group))
         tasks = [replace(task, past={}) for task in trainer._train_tasks(3)[1][8:12]]
         again, _ = trainer._playing.now(trainer.scenario, tasks, "train", 3)
         assert [dialogue_record(trainer.scenario, dialogue) for dialogue in again] == [line["dialogue"] for line in lines[8:12]]
     (run / "past" / f"{one:06d}" / "prover0.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"prover0\.safetensors cannot be read"):
-        snapshot_weights(run / "past", one, "prover0")
+        snapshot_weights(run, one, "prover0")
+
+
+def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
+    """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in columns."""
+    run, config = tmp_path / "run", make(PAST, keep_checkpoints=None, warmup_steps=0, format_warmup=40, learning_rate=3e-2)
+    run_text_experiment(config.model_copy(update={"iterations": 2}), run, quiet=True)
+
+    def table() -> dict[tuple[str, str], Any]:
+        found = cross_play_checkpoints(run, greedy=False)
+        assert (found["roles"], found["num_instances"], len(found["elo"]["prover"])) == (["verifier", "prover"], 4, 3)
+        return {(cell["verifier"], cell["prover"]): (cell["accuracy"], cell["undecided"]) for cell in found["matrix"]}
+
+    first, last, names = "000001", "000002", ("000000", "000001", "000002")
+    found = table()
+    assert {*found} == {(row, column) for row in names for column in names}
+    assert len({str(cell) for cell in found.values()}) > 2
+    kept, same = load_checkpoint(run / "checkpoints", 2).tensors["verifier"]["weights"], snapshot_weights(run, 2, "verifier")
+    assert kept.keys() == same.keys()
+    assert all(bool((kept[name] == same[name]).all()) for name in kept)
+    shutil.rmtree(run / "checkpoints" / last)
+    shutil.copytree(run / "past" / first, run / "past" / last, dirs_exist_ok=True)
+    again = {**dict(zip(names, names, strict=True)), last: first}
+    assert table() == {(row, column): found[again[row], again[column]] for row, column in found}
+    shutil.rmtree(run / "past")
+    with pytest.raises(UserError, match=r"has 1, and needs two; set algorithm\.keep_checkpoints=null"):
+        cross_play_checkpoints(run)
 
 
 def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None:
