@@ -13,7 +13,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.plugins import register_text_algorithm
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.text_training import TextTrainingSettings
-from nip_ray.text.training.lesson import Example, Lesson
+from nip_ray.text.training.learning_agent import Example, LearningAgent
 from nip_ray.text.training.rules import TextRule
 
 
@@ -33,14 +33,14 @@ class BestOfGroupSettings(TextTrainingSettings):
             yield f"num_best: got {self.num_best}, but group_size is {self.group_size}, use less"
 
 
-def best_of_group(dialogues: Sequence[Dialogue], lesson: Lesson) -> list[Example]:
+def best_of_group(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
     """Those that paid the agent most; none of a group in which all paid it the same."""
     chosen: list[Dialogue] = []
     for _, group in groupby(dialogues, lambda dialogue: dialogue.item.id):
-        ranked = sorted(group, key=lambda dialogue: dialogue.total(lesson.agent), reverse=True)
-        if ranked[0].total(lesson.agent) > ranked[-1].total(lesson.agent):
-            chosen += ranked[: lesson.settings.num_best]
-    return [example for dialogue in chosen if (example := lesson.example(dialogue)) is not None]
+        ranked = sorted(group, key=lambda dialogue: dialogue.total(agent.name), reverse=True)
+        if ranked[0].total(agent.name) > ranked[-1].total(agent.name):
+            chosen += ranked[: agent.settings.num_best]
+    return [example for dialogue in chosen if (example := agent.example(dialogue)) is not None]
 
 
 register_text_algorithm(TextRule(BestOfGroupSettings, examples=best_of_group))

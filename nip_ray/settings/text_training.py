@@ -43,7 +43,9 @@ class TextTrainingSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    rollouts_per_iteration: int = option(200, "Items played in an iteration (malt: a tree for each; a rule with group_size: so many dialogues).", ge=1)
+    rollouts_per_iteration: int = option(
+        200, "Items played in an iteration (malt: a tree for each; a rule with group_size: so many dialogues).", ge=1
+    )
     format_warmup: int = option(
         0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
     )

@@ -34,7 +34,7 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.rollouts import leaves
 from nip_ray.text.parts import Prepared, prepare
 from nip_ray.text.training.fine_tuning_sets import fine_tuning_set, read_played
-from nip_ray.text.training.lesson import Lesson
+from nip_ray.text.training.learning_agent import LearningAgent
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 from nip_ray.text.training.run import begin, new_state
@@ -73,7 +73,7 @@ def check_text_algorithm(settings: Any) -> None:
         if not on_tokens:
             _run(config, prepared, whole, stop=False)
             played = read_played(rule, whole, {item.id: item for item in prepared.items["train"]}, 0)
-        faults = [*(_token_faults(rule, settings) if on_tokens else _lesson_faults(rule, settings, prepared, played))]
+        faults = [*(_token_faults(rule, settings) if on_tokens else _job_faults(rule, settings, prepared, played))]
         faults += _unread(rule, settings, prepared, played)
         if not faults:  # others would show here as well, less clearly
             if on_tokens:
@@ -135,7 +135,7 @@ def _run_faults(config: TextExperimentConfig, rule: TextRule, prepared: Prepared
         )
         yield (
             f"a run that is stopped and resumed gives other figures ({differing}); "
-            "use no state but a lesson's and the memory of advantages, and draw from lesson.random()"
+            "use no state but the agent's and the memory of advantages, and draw from agent.random()"
         )
 
 
@@ -164,47 +164,47 @@ def _learned(config: TextExperimentConfig, rule: TextRule, prepared: Prepared, p
 # ------------------------------------------------------------------------------------------------------------ examples, pairs
 
 
-def _lesson_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
+def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any]) -> Iterator[str]:
     """Of a rule with fine-tuning jobs."""
     dialogues = [dialogue for one in played for dialogue in ([leaf.dialogue for leaf in leaves(one)] if isinstance(one, Node) else [one])]
     found = 0
-    for agent in prepared.scenario.protocol.agents:
-        lesson, before = Lesson(agent, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
-        made, again = _taught(rule, played, lesson), _taught(rule, played, lesson)
+    for name in prepared.scenario.protocol.agents:
+        agent, before = LearningAgent(name, prepared.scenario, settings, 0, 1), copy.deepcopy(list(played))
+        made, again = _taught(rule, played, agent), _taught(rule, played, agent)
         if made != again:
-            yield f"{_way(rule)} gives something else when it is asked again; draw from lesson.random()"
+            yield f"{_way(rule)} gives something else when it is asked again; draw from agent.random()"
         if list(played) != before:
             yield f"{_way(rule)} changes the dialogues that it is given"
-        yield from _borrowed(made, dialogues, lesson)
+        yield from _borrowed(made, dialogues, agent)
         found += len(made)
     if not found:
         yield f"{_way(rule)} finds nothing to learn from in {len(dialogues)} dialogues of random replies"
 
 
-def _taught(rule: TextRule, played: Sequence[Any], lesson: Lesson) -> list[tuple[Any, tuple[str, ...]]]:
+def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent) -> list[tuple[Any, tuple[str, ...]]]:
     """(chat, replies) of what one agent learns."""
     if rule.pairs is not None:
-        return [(pair.chat, (pair.preferred, pair.rejected)) for pair in rule.pairs(played, lesson).pairs]
+        return [(pair.chat, (pair.preferred, pair.rejected)) for pair in rule.pairs(played, agent).pairs]
     assert rule.examples is not None
-    return [(one.chat, (one.completion,)) for one in rule.examples(played, lesson)]
+    return [(one.chat, (one.completion,)) for one in rule.examples(played, agent)]
 
 
 def _way(rule: TextRule) -> str:
     return "examples" if rule.examples is not None else "pairs" if rule.pairs is not None else "advantages"
 
 
-def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[Dialogue], lesson: Lesson) -> Iterator[str]:
+def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[Dialogue], agent: LearningAgent) -> Iterator[str]:
     """What an agent learns to say, and what it is shown to have said, are usable replies of its own."""
     turns = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken]
-    own = {turn.raw for turn in turns if turn.agent == lesson.agent and not turn.invalid}
-    if lesson.agent == lesson.scenario.protocol.verifier:
-        own |= {lesson.scenario.verdict_text(label) for label in (REJECT, ACCEPT)}
+    own = {turn.raw for turn in turns if turn.agent == agent.name and not turn.invalid}
+    if agent.name == agent.scenario.protocol.verifier:
+        own |= {agent.scenario.verdict_text(label) for label in (REJECT, ACCEPT)}
     for chat, replies in made:
         said = [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]
         if any(text not in own for text in said):
-            yield f"{lesson.agent!r} learns a reply that it never gave; learn an agent's own turns (lesson.example)"
+            yield f"{agent.name!r} learns a reply that it never gave; learn an agent's own turns (agent.example)"
         if not chat or chat[-1]["role"] == "assistant":
-            yield f"{lesson.agent!r} learns from a chat that is empty or ends in a reply; make it by scenario.chat or training_chat"
+            yield f"{agent.name!r} learns from a chat that is empty or ends in a reply; make it by scenario.chat or training_chat"
 
 
 # ------------------------------------------------------------------------------------------------------------------ tokens
@@ -297,7 +297,7 @@ def _use(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any
     if rule.advantages is not None:
         list(_token_faults(rule, settings))
         return
-    for agent in prepared.scenario.protocol.agents:
-        _taught(rule, played, Lesson(agent, prepared.scenario, settings, 0, 1))
+    for name in prepared.scenario.protocol.agents:
+        _taught(rule, played, LearningAgent(name, prepared.scenario, settings, 0, 1))
     if rule.figures is not None:
         rule.figures(played, prepared.scenario.protocol, settings)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.lesson import Example, Lesson
+from nip_ray.text.training.learning_agent import Example, LearningAgent
 
 ROUNDING = 1e-6
 """Rewards this far below the threshold reach it: protocols pay in single precision."""
@@ -53,7 +53,7 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
     return weight_B / weight_B.sum()
 
 
-def examples(dialogues: Sequence[Dialogue], lesson: Lesson) -> list[Example]:
+def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
     """What `select` takes. A dialogue drawn twice gives two examples; one without a usable turn of the agent gives none."""
-    chosen = select([dialogue.total(lesson.agent) for dialogue in dialogues], lesson.settings, lesson.random())
-    return [example for index in chosen if (example := lesson.example(dialogues[index])) is not None]
+    chosen = select([dialogue.total(agent.name) for dialogue in dialogues], agent.settings, agent.random())
+    return [example for index in chosen if (example := agent.example(dialogues[index])) is not None]

@@ -16,7 +16,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file
 from nip_ray.text.providers.fine_tuning import dpo_line, supervised_line
 from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.lesson import Lesson
+from nip_ray.text.training.learning_agent import LearningAgent
 from nip_ray.text.training.rules import TextRule, rule_of
 
 Line = dict[str, Any]
@@ -42,8 +42,8 @@ def fine_tuning_set(
     lines: list[Line] = []
     figures: dict[str, float] = {}
     for agent in agents:
-        lesson = Lesson(agent, scenario, settings, iteration, config.seed)
-        own, counted = _taught(rule, played, lesson, chat_shapes(config)[agent])
+        learning = LearningAgent(agent, scenario, settings, iteration, config.seed)
+        own, counted = _taught(rule, played, learning, chat_shapes(config)[agent])
         lines += own
         figures |= {
             f"{agent}/examples": float(len(own)),
@@ -58,14 +58,14 @@ def read_played(rule: TextRule, run_dir: Path, items: Mapping[int, Any], iterati
     return [*(read_trees if rule.plays_trees else read_dialogues)(path, items)]
 
 
-def _taught(rule: TextRule, played: Sequence[Any], lesson: Lesson, shape: Shape) -> tuple[list[Line], Mapping[str, float]]:
+def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape) -> tuple[list[Line], Mapping[str, float]]:
     """One agent's lines and figures."""
     if rule.pairs is not None:
-        found = rule.pairs(played, lesson)
+        found = rule.pairs(played, agent)
         return [dpo_line(shape_chat(pair.chat, shape), pair.preferred, pair.rejected) for pair in found.pairs], found.figures()
     assert rule.examples is not None
-    replaced, kept = replaced_guesses(played, lesson)
-    return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *rule.examples(kept, lesson))], {}
+    replaced, kept = replaced_guesses(played, agent)
+    return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *rule.examples(kept, agent))], {}
 
 
 def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:

@@ -15,21 +15,21 @@ import numpy as np
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import TextTrainingSettings
-from nip_ray.text.training.lesson import Example, Lesson
+from nip_ray.text.training.learning_agent import Example, LearningAgent
 
 
-def replaced_guesses(dialogues: Sequence[Dialogue], lesson: Lesson) -> tuple[list[Example], list[Dialogue]]:
+def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
     """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a share, keep all."""
-    part = share(lesson.settings, lesson.iteration)
-    if lesson.agent != lesson.scenario.protocol.verifier or not part:
+    part = share(agent.settings, agent.iteration)
+    if agent.name != agent.scenario.protocol.verifier or not part:
         return [], list(dialogues)
-    random = np.random.default_rng(stable_seed(lesson.seed, "guess_replacement", lesson.iteration, lesson.agent))
+    random = np.random.default_rng(stable_seed(agent.seed, "guess_replacement", agent.iteration, agent.name))
     order = random.permutation(len(dialogues)).tolist()
     count = int(part * len(dialogues) + 1e-9)
     examples = [
-        replace(example, completion=lesson.scenario.verdict_text(dialogues[number].item.y))
+        replace(example, completion=agent.scenario.verdict_text(dialogues[number].item.y))
         for number in sorted(order[:count])
-        if (example := lesson.example(dialogues[number])) is not None
+        if (example := agent.example(dialogues[number])) is not None
     ]
     return examples, [dialogues[number] for number in sorted(order[count:])]
 

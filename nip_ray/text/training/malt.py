@@ -25,7 +25,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.together import gather_or_cancel
 from nip_ray.text.training.expert_iteration import ROUNDING
-from nip_ray.text.training.lesson import LearnableScenario, Lesson, Pair, Preferences
+from nip_ray.text.training.learning_agent import LearnableScenario, LearningAgent, Pair, Preferences
 
 Path = tuple[int, ...]
 PlayRound = Callable[[Dialogue, Path], Awaitable[Dialogue]]
@@ -144,11 +144,11 @@ def preference_pairs(tree: LabelledNode, agent: str, scenario: LearnableScenario
     return Preferences(pairs, equal, invalid)
 
 
-def pairs(trees: Sequence[Node], lesson: Lesson) -> Preferences:
+def pairs(trees: Sequence[Node], agent: LearningAgent) -> Preferences:
     """Those of all trees."""
-    thresholds = mid_points(lesson.scenario.protocol, lesson.settings)
-    labelled = (label_tree(tree, [lesson.agent], thresholds) for tree in trees)
-    found = [preference_pairs(tree, lesson.agent, lesson.scenario, lesson.seed) for tree in labelled]
+    thresholds = mid_points(agent.scenario.protocol, agent.settings)
+    labelled = (label_tree(tree, [agent.name], thresholds) for tree in trees)
+    found = [preference_pairs(tree, agent.name, agent.scenario, agent.seed) for tree in labelled]
     return Preferences([pair for one in found for pair in one.pairs], sum(one.equal for one in found), sum(one.invalid for one in found))
 
 

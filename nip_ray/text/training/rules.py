@@ -12,7 +12,7 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSe
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
-from nip_ray.text.training.lesson import Example, Lesson, Preferences
+from nip_ray.text.training.learning_agent import Example, LearningAgent, Preferences
 from nip_ray.text.training.metrics import tree_figures
 
 
@@ -24,17 +24,17 @@ class TextRule:
     (advantages). What is played of each item, its keys say: with `num_responses` a tree of that many replies at each node, with
     `group_size` so many dialogues, next to each other; otherwise one dialogue.
 
-    examples, pairs: (dialogues or trees of the iteration, the lesson of one agent) -> what a supervised fine-tuning job, or one by
+    examples, pairs: (dialogues or trees of the iteration, an agent that learns) -> what a supervised fine-tuning job, or one by
     preferences, of its group's model learns. advantages: what turns are worth, in gradient steps on the tokens of models in this process
     (see `nip_ray.text.training.credit`). loss: of these tokens, see `nip_ray.learning.token_losses.clipped_surrogate`.
     figures: (what was played, the protocol, settings) -> metrics of an iteration, logged as ``train/<name>`` (examples, pairs).
 
-    All are pure functions: what a lesson or the memory of advantages does not hold is not known when a run is resumed.
+    All are pure functions: what these agents or the memory of advantages do not hold is not known when a run is resumed.
     """
 
     settings: type
-    examples: Callable[[Sequence[Any], Lesson], list[Example]] | None = None
-    pairs: Callable[[Sequence[Any], Lesson], Preferences] | None = None
+    examples: Callable[[Sequence[Any], LearningAgent], list[Example]] | None = None
+    pairs: Callable[[Sequence[Any], LearningAgent], Preferences] | None = None
     advantages: TurnAdvantages | None = None
     loss: Surrogate = clipped_surrogate
     figures: Callable[[Sequence[Any], Protocol, Any], dict[str, float]] | None = None
@@ -59,6 +59,8 @@ class TextRule:
             yield "loss is for rules with advantages, leave it out"
         elif self.advantages is not None and self.figures is not None:
             yield "figures is for rules with examples or pairs; a loss gives figures of its own"
+        elif self.advantages is not None and self.plays_trees:
+            yield "num_responses is for rules with examples or pairs; no trees are played to learn from tokens"
         elif self.loss is clipped_surrogate and self.advantages is not None and not issubclass(self.settings, RatioClipSettings):
             yield "derive settings from RatioClipSettings too, which clipped_surrogate reads, or give a loss of your own"
         elif (self.pairs is not None or self.plays_trees) and getattr(self.settings, "replaces_guesses", False):

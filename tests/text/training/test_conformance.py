@@ -18,7 +18,7 @@ from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSet
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.text.training import malt
 from nip_ray.text.training.conformance import check_text_algorithm
-from nip_ray.text.training.lesson import Example, Lesson, Preferences
+from nip_ray.text.training.learning_agent import Example, LearningAgent, Preferences
 from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 
 pytestmark = pytest.mark.usefixtures("no_plugins")
@@ -56,26 +56,26 @@ def test_rules_that_ship_and_the_example_pass(name: str) -> None:
     check_text_algorithm(TEXT_ALGORITHMS[name].settings())
 
 
-def some(dialogues: Sequence[Any], lesson: Lesson) -> list[Example]:
+def some(dialogues: Sequence[Any], agent: LearningAgent) -> list[Example]:
     """Of the right kind."""
-    chosen = dialogues[: int(lesson.settings.share * len(dialogues))]
-    return [example for dialogue in chosen if (example := lesson.example(dialogue)) is not None]
+    chosen = dialogues[: int(agent.settings.share * len(dialogues))]
+    return [example for dialogue in chosen if (example := agent.example(dialogue)) is not None]
 
 
 FLIP = cycle((1, -1))
 
 
-def anyhow(dialogues: Sequence[Any], lesson: Lesson) -> list[Example]:
-    return some(dialogues, lesson)[:: next(FLIP)]
+def anyhow(dialogues: Sequence[Any], agent: LearningAgent) -> list[Example]:
+    return some(dialogues, agent)[:: next(FLIP)]
 
 
-def others(dialogues: Sequence[Any], lesson: Lesson) -> list[Example]:
-    other = next(agent for agent in lesson.scenario.protocol.agents if agent != lesson.agent)
-    return some(dialogues, replace(lesson, agent=other))
+def others(dialogues: Sequence[Any], agent: LearningAgent) -> list[Example]:
+    other = next(name for name in agent.scenario.protocol.agents if name != agent.name)
+    return some(dialogues, replace(agent, name=other))
 
 
-def emptied(dialogues: Any, lesson: Lesson) -> list[Example]:
-    found = some(dialogues, lesson)
+def emptied(dialogues: Any, agent: LearningAgent) -> list[Example]:
+    found = some(dialogues, agent)
     dialogues.clear()
     return found
 
@@ -84,15 +84,15 @@ def tired() -> Any:
     """Learns nothing any more after a while, whatever a resumed run would do."""
     calls: list[int] = []
 
-    def examples(dialogues: Sequence[Any], lesson: Lesson) -> list[Example]:
-        calls.append(lesson.iteration)
-        return some(dialogues, lesson) if len(calls) < 25 else []
+    def examples(dialogues: Sequence[Any], agent: LearningAgent) -> list[Example]:
+        calls.append(agent.iteration)
+        return some(dialogues, agent) if len(calls) < 25 else []
 
     return examples
 
 
-def swapped(trees: Sequence[Any], lesson: Lesson) -> Preferences:
-    found = malt.pairs(trees, lesson)
+def swapped(trees: Sequence[Any], agent: LearningAgent) -> Preferences:
+    found = malt.pairs(trees, agent)
     return Preferences([replace(pair, chat=[*pair.chat, {"role": "assistant", "content": pair.rejected}]) for pair in found.pairs])
 
 
@@ -124,7 +124,7 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
         (TextRule(Jobs, examples=anyhow), "examples gives something else when it is asked again"),
         (TextRule(Jobs, examples=others), "'prover' learns a reply that it never gave"),
         (TextRule(Jobs, examples=emptied), "examples changes the dialogues"),
-        (TextRule(Jobs, examples=lambda dialogues, lesson: []), "examples finds nothing to learn .*; share: nothing reads this key"),
+        (TextRule(Jobs, examples=lambda dialogues, agent: []), "examples finds nothing to learn .*; share: nothing reads this key"),
         (TextRule(Jobs, examples=tired()), "stopped and resumed gives other figures"),
         (TextRule(Trees, pairs=swapped), "learns from a chat that is empty or ends in a reply"),
         (TextRule(Tokens, advantages=standardised), "advantages must be one finite number"),

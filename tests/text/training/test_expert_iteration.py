@@ -13,7 +13,7 @@ from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.training.expert_iteration import select
 from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.lesson import Lesson
+from nip_ray.text.training.learning_agent import LearningAgent
 
 
 def settings(**given: Any) -> ExpertIterationSettings:
@@ -36,7 +36,7 @@ def test_with_the_real_scenario() -> None:
         parsed = scenario.parse(dialogue, agent, text)
         dialogue = advance(scenario, dialogue, [Turn(agent, text, parsed.messages, parsed.decision, parsed.confidence)])
     assert dialogue.verdict == REJECT
-    (made,), left = replaced_guesses([dialogue], Lesson("verifier", scenario, settings(guess_replacement=1.0), 0, 0))
+    (made,), left = replaced_guesses([dialogue], LearningAgent("verifier", scenario, settings(guess_replacement=1.0), 0, 0))
     assert not left
     assert made.completion == "Decision: 7"
     assert [message["role"] for message in made.chat] == ["system", "assistant", "user"]

@@ -19,7 +19,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.training.expert_iteration import examples
 from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.lesson import Lesson
+from nip_ray.text.training.learning_agent import LearningAgent
 from nip_ray.text.training.metrics import dialogue_metrics
 from tests.text.small_dialogues import TinyScenario, random_dialogues, tiny
 
@@ -139,10 +139,10 @@ def test_examples(name: str, params: dict[str, Any]) -> None:
         for iteration in range(3):
             dialogues = random_dialogues(scenario, 23, seed=100 * number + iteration)
             found = []
-            for agent in scenario.protocol.agents:
-                lesson = Lesson(agent, scenario, rule, iteration, 11)
-                first, kept = replaced_guesses(dialogues, lesson)
-                found += [*first, *examples(kept, lesson)]
+            for name in scenario.protocol.agents:
+                agent = LearningAgent(name, scenario, rule, iteration, 11)
+                first, kept = replaced_guesses(dialogues, agent)
+                found += [*first, *examples(kept, agent)]
                 replaced += len(first)
             chats = [[*one.chat, {"role": "assistant", "content": one.completion}] for one in found]
             assert chats == slow_examples(dialogues, scenario, rule, iteration, 11)

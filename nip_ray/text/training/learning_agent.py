@@ -64,25 +64,25 @@ class Preferences:
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One agent's part of what is learned after `iteration` (from 0), by a rule's `settings`."""
+class LearningAgent:
+    """An agent that learns after `iteration` (from 0), by a rule's `settings`."""
 
-    agent: str
+    name: str
     scenario: LearnableScenario
     settings: Any
     iteration: int
     seed: int
 
     def random(self) -> np.random.Generator:
-        """For the draws of this lesson: the same whenever it is asked."""
-        return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.agent))
+        """For the draws of this agent after this iteration: the same whenever it is asked."""
+        return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.name))
 
     def example(self, dialogue: Dialogue) -> Example | None:
         """The whole dialogue as the agent saw it, up to its last usable reply, which is the completion; None where it gave none."""
         last = self.last_usable_round(dialogue)
-        return None if last is None else Example(*self.scenario.training_chat(dialogue, self.agent, last))
+        return None if last is None else Example(*self.scenario.training_chat(dialogue, self.name, last))
 
     def last_usable_round(self, dialogue: Dialogue) -> int | None:
         """The last round in which the agent gave a usable reply, None if there is none."""
-        rounds = [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.agent and not turn.invalid for turn in turns)]
+        rounds = [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.name and not turn.invalid for turn in turns)]
         return rounds[-1] if rounds else None
