@@ -62,7 +62,7 @@ class Meeting:
         if self.group in self.weights[then]:
             self.models[self.group].take(self.weights[then][self.group])
         tasks = [replace(task, past=dict.fromkeys(self.others, past)) for task in self.tasks]
-        dialogues, _ = self.plays.play(self.scenario, tasks, "cross-play", 0)
+        dialogues = self.plays.play(self.scenario, tasks, "cross-play", 0).dialogues
         return Games(
             torch.tensor([dialogue.item.y for dialogue in dialogues]),
             torch.tensor([dialogue.verdict for dialogue in dialogues]),

@@ -38,6 +38,15 @@ class Reply:
     version: int = 0
 
 
+@dataclass
+class Talk:
+    """Dialogues that are over, every reply in them that is of the models of now, and what all of it came to, by group."""
+
+    dialogues: list[Dialogue]
+    replies: list[Reply]
+    used: dict[str, Use]
+
+
 class ModelPlay:
     """models: by group. bills: where tokens are booked. past: a snapshot -> the models of then, by group, for tasks that name one."""
 
@@ -49,8 +58,9 @@ class ModelPlay:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
 
-    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
-        """(dialogues, every reply in them that is of the models of now) of these tasks."""
+    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
+        """The dialogues of these tasks."""
+        self._used = {group: Use() for group in self.groups}
         dialogues: dict[int, Dialogue] = {}
         replies: list[Reply] = []
         for model in self.models.values():
@@ -61,7 +71,7 @@ class ModelPlay:
             played, said = self._together(scenario, [tasks[place] for place in places], past, split, iteration)
             dialogues |= dict(zip(places, played, strict=True))
             replies += [replace(reply, place=places[reply.place], snapshot=snapshot) for reply in said]
-        return [dialogues[place] for place in range(len(tasks))], replies
+        return Talk([dialogues[place] for place in range(len(tasks))], replies, self._used)
 
     def _together(
         self, scenario: LanguageScenario, tasks: Sequence[Task], past: Mapping[str, Policy], split: str, iteration: int
@@ -131,13 +141,7 @@ class ModelPlay:
         for one, request, reply in zip(asked, requests, model.sample(requests), strict=True):
             turn = Turn(request.prompt, reply.tokens, reply.logprobs, temperature=request.temperature)
             made.append((Answer(reply.text, reply.finish_reason), Reply(one.place, one.agent, len(one.dialogue.rounds), turn)))
-        self.bills.book(bill, Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made)))
+        use = Use(len(requests), prompts, sum(len(reply.turn.reply) for _, reply in made))
+        self.bills.book(bill, use)
+        self._used[group] += use
         return made
-
-
-def use_of(replies: Sequence[Reply], members: Mapping[str, Sequence[str]]) -> dict[str, Use]:
-    """Group -> what its model was asked for these. members: group -> its agents."""
-    turns = {group: [reply.turn for reply in replies if reply.agent in agents] for group, agents in members.items()}
-    return {
-        group: Use(len(own), sum(len(turn.prompt) for turn in own), sum(len(turn.reply) for turn in own)) for group, own in turns.items()
-    }

@@ -8,6 +8,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,14 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, speaking_providers
 from nip_ray.errors import TrainingError
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.costs.token_bills import Allowance, TokenBills
+from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.training.model_play import ModelPlay, Reply, use_of
+from nip_ray.text.training.model_play import ModelPlay, Talk
 from nip_ray.text.training.past import PastAgents
 
 _MAX_DEATHS = 5
@@ -56,7 +56,7 @@ class PlayWorker:
         split: str,
         iteration: int,
         allowed: int | None,
-    ) -> tuple[list[Dialogue], list[Reply]]:
+    ) -> Talk:
         """See `ModelPlay.play`. weights: by group, of those who learn. allowed: the most tokens that this may take."""
         self._take(weights)
         return ModelPlay(self._config, self._models, Allowance(allowed), self._past).play(scenario, tasks, split, iteration)
@@ -103,7 +103,7 @@ class PlayWorkers:
             if self._models[group].samples_apart:
                 self._models[group].take(own)
 
-    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
+    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """See `ModelPlay.play`. Raises TrainingError where an actor dies again and again at the same dialogues."""
         shares = _shares(tasks, len(self._actors), self._size if split == "train" else 1)
         left, known = self._bills.left, ray.put(scenario)
@@ -111,16 +111,15 @@ class PlayWorkers:
             actor.play.remote(self._weights, known, own, split, iteration, None if left is None else left * len(own) // len(tasks))
             for actor, own in zip(self._actors, shares)
         ]
-        dialogues, replies = [], []
+        made = Talk([], [], {group: Use() for group in self._groups})
         for number, call in enumerate(calls):
-            made, said = self._result(call, number)
-            for reply in said:
-                reply.place += len(dialogues)
-            dialogues += made
-            replies += said
-        for group, use in use_of(replies, self._groups).items():
+            part: Talk = self._result(call, number)
+            made.replies += [replace(reply, place=reply.place + len(made.dialogues)) for reply in part.replies]
+            made.dialogues += part.dialogues
+            made.used = {group: use + part.used[group] for group, use in made.used.items()}
+        for group, use in made.used.items():
             self._bills.book(self._bills.ask(group, use), use)
-        return dialogues, replies
+        return made
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`; by the weights that play."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Use
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.training.model_play import Reply, use_of
+from nip_ray.text.training.model_play import Reply, Talk
 
 CHECKED = 64
 """Turns of each group whose log-probabilities are computed again where they were played ahead."""
@@ -29,8 +28,8 @@ class Plays(Protocol):
 
     apart: bool
 
-    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
-        """(dialogues, every reply of every agent) of these tasks."""
+    def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
+        """The dialogues of these tasks."""
         ...
 
     def take(self, weights: Mapping[str, Any]) -> None:
@@ -54,8 +53,7 @@ class Played:
 
     scenario: LanguageScenario
     tasks: Sequence[Task]
-    dialogues: list[Dialogue]
-    replies: list[Reply]
+    talk: Talk
     version: int
     differences: Mapping[str, float]
 
@@ -70,7 +68,7 @@ class Playing:
         self._by: tuple[int, Mapping[str, Any]] | None = None
         self._past: list[dict[str, int]] = []
 
-    def now(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> tuple[list[Dialogue], list[Reply]]:
+    def now(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """Play by the weights of now."""
         self.wait()
         self.plays.take(self._weights())
@@ -119,7 +117,7 @@ class Playing:
         """What was used, by group, for dialogues that are played again by who continues from a checkpoint of now."""
         if self._ahead is None or self._ahead.exception() is not None:
             return {}
-        return use_of(self._ahead.result().replies, self._members)
+        return self._ahead.result().talk.used
 
     def close(self) -> None:
         """Wait for what is being played, and end who plays."""
@@ -130,11 +128,11 @@ class Playing:
         return {group: model.weights() for group, model in self._models.items() if self.plays.apart or model.samples_apart}
 
     def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
-        dialogues, replies = self.plays.play(scenario, tasks, "train", iteration)
-        for reply in replies:
+        talk = self.plays.play(scenario, tasks, "train", iteration)
+        for reply in talk.replies:
             reply.version = version
-        differences = {group: self._difference(group, replies) for group in self._models} if version < iteration else {}
-        return Played(scenario, tasks, dialogues, replies, version, differences)
+        differences = {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
+        return Played(scenario, tasks, talk, version, differences)
 
     def _difference(self, group: str, replies: Sequence[Reply]) -> float:
         own = [reply.turn for reply in replies if reply.agent in self._members[group]][:CHECKED]

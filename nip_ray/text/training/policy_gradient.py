@@ -143,7 +143,7 @@ class PolicyGradientTrainer:
         began = time.perf_counter()
         last = iteration + 1 == self.config.iterations
         played = self._playing.of(iteration)
-        scenario, tasks, dialogues = played.scenario, played.tasks, played.dialogues
+        scenario, tasks, dialogues = played.scenario, played.tasks, played.talk.dialogues
         seconds["play"] = time.perf_counter() - began
         row: dict[str, Any] = {"iteration": iteration + 1}
         current = [dialogue for task, dialogue in zip(tasks, dialogues, strict=True) if not task.past]
@@ -152,7 +152,9 @@ class PolicyGradientTrainer:
         began = time.perf_counter()
         row |= self._learn(iteration, played)
         seconds["learn"] = time.perf_counter() - began
+        began = time.perf_counter()
         self._playing.wait()
+        seconds["play"] += time.perf_counter() - began
         if last or iteration == 0:
             write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues)
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
@@ -187,8 +189,8 @@ class PolicyGradientTrainer:
 
     def _learn(self, iteration: int, played: Played) -> dict[str, float]:
         """Gradient steps of everyone who learns in this iteration; returns metrics by group."""
-        own = [reply for reply in played.replies if not self.agents[reply.agent].frozen]
-        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, played.dialogues, own, self._baselines)
+        own = [reply for reply in played.talk.replies if not self.agents[reply.agent].frozen]
+        found = credit(self._advantages, self.rule, self.scenario.protocol.agents, played.talk.dialogues, own, self._baselines)
         self._baselines, row = found.memory, found.figures
         due: dict[str, list[Turn]] = {}
         for group, members in self.groups.items():
@@ -326,7 +328,7 @@ class PolicyGradientTrainer:
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
         tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
-        dialogues, _ = self._playing.now(self.scenario, tasks, "test", iteration)
+        dialogues = self._playing.now(self.scenario, tasks, "test", iteration).dialogues
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
         self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)

@@ -1,5 +1,8 @@
 """Policy gradient where others play and learn: rollout workers, learners, dialogues that are played while models learn."""
 
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +11,26 @@ import ray
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
+from nip_ray.errors import TrainingError
+from nip_ray.serving import policies
+from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.policy_model import PolicyModel
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.parts import prepare
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
 
-def config_of(iterations: int = 3, **algorithm: Any) -> TextExperimentConfig:
+def config_of(iterations: int = 3, opponents: dict[str, Any] | None = None, **algorithm: Any) -> TextExperimentConfig:
+    """opponents: from the past; without them the verifier alone learns."""
     agent = {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}
+    prover = {**agent, "frozen": opponents is None}
     rule = {"rollouts_per_iteration": 12, "group_size": 4, "evaluate_every": 2, "learning_rate": 1e-3, "checkpoint_every": 2}
     config = config_from_dict(
         {
             "name": "tiny",
+            "opponents": opponents,
             "iterations": iterations,
             "protocol": {"name": "bisection", "max_rounds": 3},
             "scenario": {
@@ -27,7 +38,7 @@ def config_of(iterations: int = 3, **algorithm: Any) -> TextExperimentConfig:
                 "length": 2,
                 "num_train": 20,
                 "num_test": 3,
-                "agents": {"_default": agent, "prover0": {**agent, "frozen": True}, "prover1": {**agent, "frozen": True}},
+                "agents": {"_default": agent, "prover0": prover, "prover1": prover},
             },
             "algorithm": {"name": "policy_gradient", **rule, **algorithm},
             "providers": {
@@ -54,6 +65,79 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def weights(path: Path) -> bytes:
     with RunFolder.open(path) as folder:
         return (path / "local" / "models" / load_state(folder).models()["verifier"] / "model.safetensors").read_bytes()
+
+
+class Apart:
+    """A policy that samples by weights of its own, and takes its time where it learns."""
+
+    samples_apart = True
+    delay = 0.0
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._learner, self._sampler = PolicyModel(*args, **options), PolicyModel(*args, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sampler if name in ("forget", "take", "logprobs") else self._learner, name)
+
+    def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+        time.sleep(self.delay * self.trained)
+        return self._sampler.sample(requests)
+
+    def step(self, *args: Any) -> dict[str, float]:
+        time.sleep(self.delay)
+        return self._learner.step(*args)
+
+
+def stale(staleness: int, iterations: int, monkeypatch: pytest.MonkeyPatch, **parts: Any) -> TextExperimentConfig:
+    """With policies that are `Apart`; by the config alone there would be no place to play ahead in."""
+    monkeypatch.setattr(policies, "PolicyModel", Apart)
+    config = config_of(iterations, **parts)
+    assert isinstance(config.algorithm, PolicyGradientSettings)
+    return config.model_copy(update={"algorithm": replace(config.algorithm, max_staleness=staleness)})
+
+
+def trained(config: TextExperimentConfig, path: Path, stages: int = 99) -> None:
+    """Work on a run, new or begun, for so many stages."""
+    with RunFolder.open(path, write=True) if path.exists() else RunFolder.create(path, config_to_yaml(config)) as folder:
+        state = load_state(folder) if (path / "state.json").exists() else new_state(config)
+        save_state(folder, state)
+        trainer = begin(config, folder, prepare(config), state)
+        try:
+            while stages and not trainer.state.over:
+                trainer.run_stage()
+                stages -= 1
+        finally:
+            trainer.close()
+
+
+@pytest.mark.parametrize("opponents", [None, {"every": 1, "latest": 0.4, "agents": ["verifier"]}])
+def test_dialogues_are_played_ahead_and_played_again_after_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opponents: dict[str, Any] | None
+) -> None:
+    """By the weights of one iteration before, against which they are checked; ratios are to the recorded log-probabilities."""
+    config = stale(1, 5, monkeypatch, opponents=opponents, kl_coefficient=0.1)
+    trained(config, tmp_path / "whole")
+    trained(config, tmp_path / "killed", 4)  # the warm-up and three iterations, the last of which is not in a checkpoint
+    trained(config, tmp_path / "killed")
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
+    made = rows(tmp_path / "whole")
+    assert [row["learn/verifier/staleness"] for row in made] == [0, 1, 1, 1, 1]
+    assert all(row["learn/verifier/logprob_difference"] < 1e-5 for row in made)
+    assert [row["learn/verifier/ratio_max"] > 1.0001 for row in made] == [False, True, True, True, True]
+    with pytest.raises(TrainingError, match="max_logprob_difference"):
+        trained(stale(1, 5, monkeypatch, max_logprob_difference=1e-12), tmp_path / "bound")
+
+
+def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer takes as long as a step, and an iteration has one of each."""
+    monkeypatch.setattr(Apart, "delay", 0.2)
+    taken = []
+    for staleness in (0, 1):
+        trained(stale(staleness, 12, monkeypatch, rollouts_per_iteration=4, num_test_items=1), tmp_path / str(staleness))
+        with RunFolder.open(tmp_path / str(staleness)) as folder:
+            taken.append(sum(row["time/play_s"] + row["time/learn_s"] for row in folder.metrics()))
+    assert taken[1] < 0.6 * taken[0], taken
 
 
 def test_what_is_said_does_not_depend_on_where(ray_session: None, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
             kept = load_checkpoint(run / "checkpoints", 3).tensors[group]["weights"]
             model.take(kept if group == "prover1" else snapshot_weights(run, one, group))
         tasks = [replace(task, past={}) for task in trainer._train_tasks(3)[1][8:12]]
-        again, _ = trainer._playing.now(trainer.scenario, tasks, "train", 3)
+        again = trainer._playing.now(trainer.scenario, tasks, "train", 3).dialogues
         assert [dialogue_record(trainer.scenario, dialogue) for dialogue in again] == [line["dialogue"] for line in lines[8:12]]
     (run / "past" / f"{one:06d}" / "prover0.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"prover0\.safetensors cannot be read"):
