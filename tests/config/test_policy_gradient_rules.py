@@ -36,6 +36,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
+        {"algorithm": {"num_rollout_workers": 16, "max_staleness": 1}},
         {"scenario": SHARED, "opponents": {"agents": ["prover"]}},
         {**SERVICE, "scenario": {"agents": {"_default": REMOTE, "verifier": {**REMOTE, "frozen": True, "temperature": 0.3}}}},
     ],
@@ -89,7 +90,12 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ),
         (
             {**OPENAI, "scenario": {"agents": {"prover": REMOTE}}, "algorithm": {"max_staleness": 1}},
-            ["scenario.agents.prover.provider: remote gives no gradients", "name local", "algorithm.max_staleness: got 1"],
+            [
+                "scenario.agents.prover.provider: remote gives no gradients",
+                "name local",
+                "algorithm.max_staleness: got 1",
+                "algorithm.max_staleness: remote (scenario.agents.prover.provider) gives no log-probabilities",
+            ],
         ),
         (
             {**OPENAI, "scenario": {"agents": {"prover": {**REMOTE, "frozen": True}}}},
@@ -105,6 +111,11 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
                 "scenario": {"agents": {"_default": {"group": "all", "provider": "one"}, "prover": {"group": "all", "provider": "other"}}},
             },
             ["scenario.agents._default.provider: got one, but prover of group 'all' has other"],
+        ),
+        ({"algorithm": {"num_rollout_workers": 17}}, ["algorithm.num_rollout_workers: got 17, but an iteration has 16 items"]),
+        (
+            {**SERVICE, "scenario": {"agents": {"prover": REMOTE}}, "algorithm": {"num_rollout_workers": 2, "num_learners": 2}},
+            ["algorithm.num_rollout_workers: for models of this cluster, and remote", "algorithm.num_learners: for models of this cluster"],
         ),
         ({"scenario": {"agents": {"prover": {"temperature": 0}}}}, ["scenario.agents.prover.temperature: got 0"]),
         ({"scenario": {"agents": {"prover": {"max_invalid_replies": 20}}}}, ["agents.prover.max_invalid_replies: got 20", "set it to 1"]),

@@ -140,26 +140,31 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
     assert taken[1] < 0.6 * taken[0], taken
 
 
-def test_what_is_said_does_not_depend_on_where(ray_session: None, tmp_path: Path) -> None:
-    """With two rollout workers, one of which dies, and a learner: the dialogues of one process, and nearly its weights."""
-    for name, places in {"here": {}, "there": {"num_rollout_workers": 2, "num_learners": 1}}.items():
-        config = config_of(kl_coefficient=0.1, **places)
-        state = new_state(config)
-        with RunFolder.create(tmp_path / name, config_to_yaml(config)) as folder:
-            save_state(folder, state)
-            trainer = begin(config, folder, prepare(config), state)
-            try:
+@pytest.mark.parametrize("places", [{}, pytest.param({"num_learners": 2}, marks=pytest.mark.slow)], ids=["workers", "learners"])
+def test_what_is_said_does_not_depend_on_where(ray_session: None, tmp_path: Path, places: dict[str, int]) -> None:
+    """With two rollout workers, one of which dies: the dialogues of one process, and nearly its figures."""
+    here, there = (config_of(kl_coefficient=0.1, **given) for given in ({}, {"num_rollout_workers": 2, **places}))
+    trained(here, tmp_path / "here")
+    with RunFolder.create(tmp_path / "there", config_to_yaml(there)) as folder:
+        trainer: Any = begin(there, folder, prepare(there), new_state(there))
+        try:
+            while not trainer.state.over:
                 trainer.run_stage()
-                trainer.run_stage()
-                if places:
+                if trainer.state.iteration == 1:
                     ray.kill(trainer._playing.plays._actors[1], no_restart=False)
-                while not trainer.state.over:
-                    trainer.run_stage()
-            finally:
-                trainer.close()
-    here, there = rows(tmp_path / "here"), rows(tmp_path / "there")
+        finally:
+            trainer.close()
     for file in ("000001.jsonl", "000003.jsonl", "test-000003.jsonl"):
         assert (tmp_path / "here" / "rollouts" / file).read_bytes() == (tmp_path / "there" / "rollouts" / file).read_bytes()
-    for mine, theirs in zip(here, there, strict=True):
+    for mine, theirs in zip(rows(tmp_path / "here"), rows(tmp_path / "there"), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-    assert here[-1]["cost/tokens"] == there[-1]["cost/tokens"]
+
+
+@pytest.mark.slow
+def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path) -> None:
+    config = config_of(4, num_rollout_workers=2, num_learners=2, max_staleness=1, checkpoint_every=1)
+    trained(config, tmp_path / "whole")
+    trained(config, tmp_path / "killed", 3)
+    trained(config, tmp_path / "killed")
+    assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
+    assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
