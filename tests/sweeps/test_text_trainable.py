@@ -242,5 +242,7 @@ def test_a_trial_asks_for_all_that_its_main_process_starts(tmp_path: Path) -> No
     local = {"scenario": scenario("here"), "providers": {"here": LOCAL, "unused": LOCAL}, "runtime": runtime}
     assert resources(tmp_path, **local) == [main, {"CPU": 2, "GPU": 0.25}, {"CPU": 2, "GPU": 0.25}]
     assert resources(tmp_path, **local, algorithm={"name": "policy_gradient"}) == [{"CPU": 2, "GPU": 0.25}]
+    apart = {"name": "policy_gradient", "num_rollout_workers": 1, "num_learners": 1}  # of prover and verifier
+    assert resources(tmp_path, **local, algorithm=apart) == [main, *[{"CPU": 2, "GPU": 0.25}] * 3]
     with pytest.raises(UserError, match=r"providers\.here: got 2 workers for fine-tuning.*ask for 1"):
         resources(tmp_path, **{**local, "providers": {"here": {**LOCAL, "num_training_workers": 2}}})
