@@ -2,7 +2,7 @@
 
     python benchmarks/opponents.py rock_paper_scissors --seeds 0 1 2
     python benchmarks/opponents.py matching_pennies --seeds 0 1 2 --arms past plain
-    python benchmarks/opponents.py message_game --seeds 0 1 2
+    python benchmarks/opponents.py message_game --seeds 0 1 2 --arms past prioritised plain
 
 A line for each seed and arm. Of matrix games (`tune_configs/rock_paper_scissors.yaml`) the exact exploitability of the policies after every
 iteration but the first tenth (the largest, the last), and of their mean over these iterations. Of the message game the accuracy of the
@@ -32,6 +32,7 @@ ARMS = {
 }
 MESSAGE_ARMS = {
     "past": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30}",),
+    "prioritised": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30, sampling: prioritised, draws: 4}",),
     "plain": (),
 }
 
@@ -70,9 +71,11 @@ def main() -> None:
     """Run the arms that are asked for, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("game", choices=["rock_paper_scissors", "matching_pennies", "message_game"])
-    parser.add_argument("--arms", nargs="+", default=["past", "plain"], choices=[*ARMS])
+    parser.add_argument("--arms", nargs="+", default=["past", "plain"], choices=[*dict.fromkeys([*ARMS, *MESSAGE_ARMS])])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     args = parser.parse_args()
+    if unknown := set(args.arms) - {*(MESSAGE_ARMS if args.game == "message_game" else ARMS)}:
+        parser.error(f"{args.game} has no arm {', '.join(sorted(unknown))}")
     torch.set_num_threads(1)
     print(json.dumps({"machine": machine()}))
     for seed in args.seeds:
