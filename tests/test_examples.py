@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import pickle
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import ray.cloudpickle
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -17,6 +19,7 @@ from nip_ray.play.conformance import check_scenario
 from nip_ray.protocols import PROTOCOLS, build, check
 from nip_ray.scenarios.registry import build_scenario
 from nip_ray.storage.folder import RunFolder
+from nip_ray.text.training.rules import TEXT_ALGORITHMS
 from tests.conftest import forget_plugins
 from tests.text.ollama import ollama
 
@@ -143,7 +146,11 @@ def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_
     nobody = ("providers={nobody: {name: dummy}}", "scenario.agents._default.provider=nobody", "scenario.agents._default.model=nobody")
     nobody = (*nobody, "algorithm.format_warmup=0", "algorithm.fine_tuning.min_examples=1", "iterations=2")
     train("own_text_algorithm", tmp_path / "run", *nobody)
+    rule = TEXT_ALGORITHMS["best_of_group"]
+    packed = ray.cloudpickle.dumps((rule.settings(num_best=3), rule.examples))  # as actors are given settings and losses
     forget_plugins()
+    settings, function = pickle.loads(packed)
+    assert (settings.num_best, function.__name__) == (3, "best_of_group")
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["resume", "run", "--iterations", "3", "--quiet"])
     assert done.exit_code == 0, done.output
