@@ -11,10 +11,13 @@ import torch
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn, merge, parts_of
 from nip_ray.serving.generation import GenerationRequest
+from nip_ray.serving.model_folder import save_model
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.serving.scoring import Scorer
+from nip_ray.serving.word_model import word_tokenizer
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.settings.providers import LocalProvider
+from tests.docs.blocks import blocks_of
 
 SETTINGS = PolicyGradientSettings(learning_rate=1e-3, entropy_coefficient=0.01, clip_low=0.2, clip_high=0.3)
 Make = Callable[..., PolicyModel]
@@ -153,3 +156,39 @@ def test_what_cannot_be_learned(make: Make) -> None:
     assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
     with pytest.raises(TrainingError, match="frozen"):
         make("lora", trained=False).step(turns, SETTINGS, 4)
+
+
+def test_memory_is_as_documented(tmp_path: Path) -> None:
+    """Parameters, and what a forward pass keeps, of a small model with Qwen's layers, counted against the formulas of the page."""
+    import transformers
+
+    page = Path(__file__).resolve().parents[2] / "docs" / "policy-gradient.md"
+    (block,) = [block.text for block in blocks_of(page) if "def gigabytes" in block.text]
+    told: dict[str, Callable[..., list[float]]] = {"round": lambda number, _: number, "print": lambda *_: None}  # type: ignore[dict-item]
+    exec(block, told)
+    layers, d, kv_heads, heads, width, ff, rank = 3, 64, 2, 4, 24, 160, 4
+    tokenizer = word_tokenizer([f"w{number}" for number in range(60)], 512)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer), hidden_size=d, intermediate_size=ff, num_hidden_layers=layers, num_attention_heads=heads,
+        num_key_value_heads=kv_heads, head_dim=width, max_position_embeddings=512, tie_word_embeddings=True,
+    )  # fmt: skip
+    save_model(transformers.Qwen3ForCausalLM(config), tokenizer, tmp_path / "qwen")
+    model = PolicyModel(tmp_path / "qwen", LocalProvider(method="lora", lora_rank=rank, dtype="bfloat16"), trained=True)
+    reply = model.sample([GenerationRequest(list(range(6, 66)), 20, seed=1)])[0]
+    turn = Turn(list(range(6, 66)), reply.tokens, reply.logprobs, 1.0)
+    tokens = len(turn.prompt) + len(turn.reply) - 1
+    weights = {weight.untyped_storage().data_ptr() for weight in model._model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        if value.untyped_storage().data_ptr() not in weights and len(tokenizer) not in value.shape:
+            kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
+        model.step([turn], SETTINGS, 20)
+    sizes = dict(r=rank, tokens=tokens, replies=len(turn.reply) / tokens, batch=1, groups=1)
+    base, adapters, activations, *_ = told["gigabytes"](layers, d, heads * width, kv_heads * width, ff, len(tokenizer), **sizes)
+    assert adapters * 1e9 == 16 * sum(weight.numel() for weight in model._learned.values())
+    assert base * 1e9 == pytest.approx(2 * sum(weight.numel() for weight in model._model.parameters()) - adapters * 1e9 / 8, rel=0.02)
+    assert sum(value.untyped_storage().nbytes() for value in kept.values()) == pytest.approx(activations * 1e9, rel=0.03)
