@@ -141,7 +141,19 @@ def kind_of(data: Mapping[str, Any]) -> type[AnyConfig]:
     if any(name not in names_of(ExperimentConfig, key) + names_of(TextExperimentConfig, key) for key, name in named.items()):
         import_needed(data, ExperimentConfig)
     text = text_names()
-    return TextExperimentConfig if any(name in text[key] for key, name in named.items()) else ExperimentConfig
+    of_text = any(name in text[key] for key, name in named.items()) or _is_misspelt_text(data, named.get("algorithm"))
+    return TextExperimentConfig if of_text else ExperimentConfig
+
+
+def _is_misspelt_text(data: Mapping[str, Any], algorithm: Any) -> bool:
+    """Whether a learning rule that nobody knows is meant for language models: by keys that only these have, or by the nearest name."""
+    known = names_of(ExperimentConfig, "algorithm")
+    if algorithm is None or algorithm in known:
+        return False
+    near = get_close_matches(str(algorithm), [*known, *names_of(TextExperimentConfig, "algorithm")], 1)
+    return bool((keys_of(TextExperimentConfig).keys() - keys_of(ExperimentConfig).keys()) & data.keys()) or bool(
+        near and near[0] not in known
+    )
 
 
 def text_names() -> dict[str, list[str]]:

@@ -138,6 +138,8 @@ def test_numbers_with_an_exponent(text: str) -> None:
         ({"protocol": {"max_rounds": "8"}}, "protocol.max_rounds: got '8', expected integer >= 1 or null"),
         ({"scenario": {"data": {"graph_sizes": [7, "8"]}}}, "scenario.data.graph_sizes.1: got '8', expected integer"),
         ({"scenario": {"name": "graph_isomorfism"}}, "scenario.name: got 'graph_isomorfism', did you mean graph_isomorphism?"),
+        ({"algorithm": {"name": "policy_gradiend"}}, "algorithm.name: got 'policy_gradiend', did you mean policy_gradient?"),
+        ({"algorithm": {"name": "mine"}, "providers": {}}, "algorithm.name: got 'mine', expected one of expert_iteration, malt"),
         ({"name": "two words"}, "name: got 'two words', expected text matching"),
         ({"plugins": "mine.py"}, "plugins: got 'mine.py', expected list of text"),
     ],

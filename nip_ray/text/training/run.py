@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 
 AnyTrainer: TypeAlias = "TextTrainer | PolicyGradientTrainer"
-"""Of rules with fine-tuning jobs, or by policy gradient."""
+"""Of rules with fine-tuning jobs, or on tokens."""
 
 
 def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, state: TextState, quiet: bool) -> ExperimentResult:
