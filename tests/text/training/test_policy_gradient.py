@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,13 +14,19 @@ from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
+from nip_ray.learning.token_losses import turn_advantages
+from nip_ray.learning.token_rows import Turn as TokenTurn
+from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import prepare
+from nip_ray.text.training.credit import credit
+from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.run import begin, new_state
@@ -146,6 +153,15 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
     (run / "past" / f"{one:06d}" / "prover0.safetensors").write_bytes(b"damaged")
     with pytest.raises(UserError, match=r"prover0\.safetensors cannot be read"):
         snapshot_weights(run, one, "prover0")
+
+
+def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
+    """Of one item in one iteration twice: among the current agents, and against a snapshot that beats everyone."""
+    paid, item = (1.0, 0.0, -4.0, -5.0), SimpleNamespace(id=7, y=0)
+    dialogues = [Dialogue(item, 0, ((),), ({"verifier": own},), ended=True) for own in paid]
+    replies = [Reply(place, "verifier", 0, TokenTurn([1], [2]), 20 if place > 1 else None) for place in range(4)]
+    found = credit(turn_advantages, PolicyGradientSettings(), ["verifier"], dialogues, replies, {})
+    assert [turn.advantage for _, turn in found.replies] == [0.5, -0.5, 0.5, -0.5]
 
 
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
