@@ -198,6 +198,13 @@ def code_files(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.prompts: {prompts}: no such folder, name one with prompt templates"
 
 
+def overlap(config: TextExperimentConfig) -> Iterator[str]:
+    """There are tests to play while models are fine-tuned."""
+    rule = config.algorithm
+    if isinstance(rule, TextTrainingSettings) and rule.test_while_fine_tuning and rule.test_scheme == "none":
+        yield "algorithm.test_while_fine_tuning: test_scheme is none, so there is nothing to play, set it to false"
+
+
 def base_run(config: TextExperimentConfig) -> Iterator[str]:
     """The other run is there, and is one of language models."""
     base = config.base_run
@@ -246,5 +253,6 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
 
 
 TEXT_RULES = (
-    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, base_run, rule_settings, tree_sizes,
+    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, overlap, base_run, rule_settings,
+    tree_sizes,
 )  # fmt: skip

@@ -62,6 +62,9 @@ class TextTrainingSettings:
     test_scheme: Literal["none", "all", "last", "first_and_last"] = option("all", "In which iterations held-out items are played.")
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
+    test_while_fine_tuning: bool = option(
+        False, "Make an iteration's fine-tuning jobs first, and play its held-out items while they are worked at."
+    )
     fine_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of fine-tuning jobs.")
 
     replaces_guesses: ClassVar[bool] = True

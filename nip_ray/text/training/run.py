@@ -88,7 +88,7 @@ def finish(folder: RunFolder, trainer: AnyTrainer) -> ExperimentResult:
 
 def num_measured(state: TextState) -> int:
     """Iterations whose figures stand: no stage that is still to be done writes them again."""
-    return state.iteration + (state.stage in ("create_jobs", "await_jobs") and not state.over)
+    return state.iteration + (len(state.history) > state.iteration and state.stage != "test")
 
 
 def new_state(config: TextExperimentConfig) -> TextState:

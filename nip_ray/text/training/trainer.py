@@ -1,12 +1,13 @@
 """`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
 
     (format_warmup ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
+    (format_warmup ->) sample -> log -> create_jobs -> test -> await_jobs -> the next iteration    (test_while_fine_tuning)
 
 Decisions that matter here:
 - a stage can be done again: it reads what earlier stages left in the run folder, makes the same calls under the same keys (answered
   ones come from the records), and puts its results into place in one step. So a kill at any moment costs time and no money;
 - k iterations are k samplings and k - 1 fine-tunings, unless `fine_tune_after_last`; held-out items are played by the models that the
-  iteration sampled with, before they are fine-tuned;
+  iteration sampled with, before they are fine-tuned or (`test_while_fine_tuning`) while they are, with money held for the jobs;
 - with a base run of kind `rerun_tests` there is nothing but the test stage, by the models that the other run had in each iteration;
 - trackers are told of a row when it is in `metrics.jsonl`, and before the stage counts as done: so none is left out, and one that
   comes again after a crash is the trackers' to recognise. For them a checkpoint is the state and the config: the names of the models,
@@ -16,7 +17,7 @@ Decisions that matter here:
 import asyncio
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -148,6 +149,7 @@ class TextTrainer:
         if not self.rerun:
             row |= {f"train/{name}": value for name, value in self._figures("train").items()}
             row |= self._learning_figures()
+        await self._hold(self._under_way().values())
         if self._is_tested(iteration):
             await self._play_tests()
             row |= {f"eval_sampled/{name}": value for name, value in self._figures("test").items()}
@@ -175,9 +177,8 @@ class TextTrainer:
         return state
 
     async def _await_jobs(self) -> TextState:
-        keys = {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
         state = self.state
-        for group, job in (await self._finish({group: self._known_job(key) for group, key in keys.items()})).items():
+        for group, job in (await self._finish({group: self._known_job(key) for group, key in self._under_way().items()})).items():
             state = state.group(group, model=job.model, job_key=None)
         return state
 
@@ -185,17 +186,15 @@ class TextTrainer:
         """Save the state after a stage, with what is to be done next."""
         iteration = state.iteration
         last = iteration + 1 >= self.config.iterations
-        following: dict[Stage, Stage] = {
-            "format_warmup": "sample",
-            "sample": "log",
-            "log": "test",
-            "test": "create_jobs",
-            "create_jobs": "await_jobs",
-        }
-        if self.rerun or state.stage == "await_jobs" or (state.stage == "test" and not self._is_trained(last)):
-            state = replace(state, iteration=iteration + 1, stage="test" if self.rerun else "sample", over=last)
+        order = self._stages(last)
+        if state.stage == "format_warmup":
+            state = replace(state, stage="sample")
+        elif state.stage == order[-1]:
+            state = replace(state, iteration=iteration + 1, stage=order[0], over=last)
+        elif state.stage == "create_jobs" and len(state.history) > iteration:  # tested before: these jobs are made again, or come late
+            state = replace(state, stage="await_jobs")
         else:
-            state = replace(state, stage=following[state.stage])
+            state = replace(state, stage=order[order.index(state.stage) + 1])
         if self.rerun and not state.over:
             state = self.parts.base_models(state)
         save_state(self.folder, state)
@@ -214,6 +213,15 @@ class TextTrainer:
         """The groups that are fine-tuned."""
         settings = language_agents(self.config)
         return [group for group, agents in self.groups.items() if not settings[agents[0]].frozen]
+
+    def _stages(self, last: bool) -> list[Stage]:
+        """Those of an iteration, in order."""
+        if self.rerun:
+            return ["test"]
+        if not self._is_trained(last):
+            return ["sample", "log", "test"]
+        middle: list[Stage] = ["create_jobs", "test"] if self.rule.test_while_fine_tuning else ["test", "create_jobs"]
+        return ["sample", "log", *middle, "await_jobs"]
 
     def _is_trained(self, last: bool) -> bool:
         return bool(self.trained_groups()) and (not last or self.rule.fine_tune_after_last)
@@ -294,8 +302,7 @@ class TextTrainer:
     async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
         """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are over."""
         journal = self.parts.journal
-        intents = {job.key: intent for job in jobs.values() if (intent := journal.last("intent", key=job.key)) is not None}
-        await self._reserve({key: worst(intent) for key, intent in intents.items()})
+        await self._hold(job.key for job in jobs.values())
         waiting = (await_job(self.parts.backend(group), journal, job) for group, job in jobs.items())
         done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
         for job in jobs.values():
@@ -332,6 +339,15 @@ class TextTrainer:
         """A job that an earlier stage made, as far as the journal knows it."""
         entry = self.parts.journal.last("job", key=key)
         return FineTuneJob("" if entry is None else entry["id"], key, "pending")
+
+    def _under_way(self) -> dict[str, str]:
+        """Group -> the key of its job."""
+        return {group: key for group in self.trained_groups() if (key := self.state.groups[group].job_key) is not None}
+
+    async def _hold(self, keys: Iterable[str]) -> None:
+        """Set money aside for the jobs with these keys, which may have been made before this process was."""
+        intents = {key: intent for key in keys if (intent := self.parts.journal.last("intent", key=key)) is not None}
+        await self._reserve({key: worst(intent) for key, intent in intents.items()})
 
     async def _reserve(self, jobs: Mapping[str, Amount]) -> None:
         """Set money aside for all jobs that are not over, or for none. jobs: key -> what it can cost at most."""

@@ -4,19 +4,24 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nip_ray.config.load import load_config
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.bills import worst
 from nip_ray.text.dialogues.records import read_calls
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.jobs.exactly_once import ensure_job
 from nip_ray.text.jobs.journal import Journal, read_journal
+from nip_ray.text.parts import prepare
+from nip_ray.text.training.run import begin, new_state
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
 
@@ -105,10 +110,11 @@ FAULTS |= {"late": 0.02, "storm": 0.05, "server_error": 0.05, "registered_late":
 
 
 @pytest.mark.crash
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("rule", "kills"), [("expert_iteration", 8), pytest.param("malt", 8, marks=pytest.mark.slow)])
-def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int) -> None:
-    fine_tuning = {"num_epochs": 3, "min_examples": 1}
-    made = config(tmp_path, {**RULES[rule], "rollouts_per_iteration": 40, "fine_tuning": fine_tuning}, iterations=3)
+def test_kills_and_faults_cost_nothing(tmp_path: Path, rule: str, kills: int, overlap: bool) -> None:
+    changes = {"rollouts_per_iteration": 40, "fine_tuning": {"num_epochs": 3, "min_examples": 1}, "test_while_fine_tuning": overlap}
+    made = config(tmp_path, {**RULES[rule], **changes}, iterations=3)
     place = {"latency_s": 0.02, "job_s": 0.3, "skew_s": -7200.0, "honours_job_keys": True}  # or what is delivered twice is soon done twice
     with provider_process(tmp_path, roles=roles(), faults=FAULTS, **place, **OPTIONS) as provider:
         found = run_killed(tmp_path, provider, made, kills, seed=1)
@@ -239,23 +245,49 @@ def cost_of(run_dir: Path) -> dict[str, int]:
 def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     with provider_thread(tmp_path, roles=roles(), faults={fault: 1.0}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        made = config(tmp_path, RULES["expert_iteration"], iterations=2)
+        made = config(tmp_path, {**RULES["expert_iteration"], "test_while_fine_tuning": fault == "job_cancelled"}, iterations=2)
         with pytest.raises(TrainingError, match="resume"):
             run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         provider.set_faults()
         resume_text_experiment(tmp_path / "run", quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=2)
         assert len(provider.jobs()) == 4, "two that failed, two that did not"
+        assert len(accuracies(tmp_path / "run")) == 2
+
+
+def test_held_out_items_are_played_while_jobs_are_worked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs take as long as the tests: so both together about half of the time. The figures are those of one after the other."""
+    changes = {"rollouts_per_iteration": 8, "num_test_items": 11, "fine_tune_after_last": True, "fine_tuning": {"min_examples": 1}}
+    taken, found = [], []
+    with provider_thread(tmp_path, roles=roles(), latency_s=0.05, job_s=1.2, **OPTIONS) as provider:
+        point_to(provider, monkeypatch)
+        for overlap in (False, True):
+            rule = {"name": "expert_iteration", **changes, "test_while_fine_tuning": overlap}
+            made = load_config(write_config(tmp_path, config(tmp_path, rule, iterations=1, talk={"max_in_flight": 1})))
+            assert isinstance(made, TextExperimentConfig)
+            with RunFolder.create(tmp_path / str(overlap), config_to_yaml(made)) as folder:
+                trainer, spent = begin(made, folder, prepare(made), new_state(made)), {}
+                while not trainer.state.over:
+                    stage, began = trainer.state.stage, time.perf_counter()
+                    trainer.run_stage()
+                    spent[stage] = time.perf_counter() - began
+                trainer.close()
+                taken.append(spent["test"] + spent["await_jobs"])
+                found.append([{key: value for key, value in row.items() if key.startswith("eval")} for row in folder.metrics()])
+        assert len(provider.jobs()) == 4
+    assert found[0] == found[1]
+    assert taken[1] < 0.7 * taken[0], taken
 
 
 def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        made = config(tmp_path, RULES["expert_iteration"], iterations=2)
+        made = config(tmp_path, {**RULES["expert_iteration"], "test_scheme": "last", "test_while_fine_tuning": True}, iterations=2)
         run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.jobs()) == 2
         resume_text_experiment(tmp_path / "run", iterations=3, quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=4)
-        assert len(accuracies(tmp_path / "run")) == 3
+        rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+        assert ["eval_sampled/verifier/accuracy" in row for row in rows] == [False, True, True], "the second was the last at first"
         with pytest.raises(UserError, match="3 are done"):
             resume_text_experiment(tmp_path / "run", iterations=2, quiet=True)
