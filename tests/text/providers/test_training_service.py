@@ -22,7 +22,7 @@ from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.chat import ChatRequest
 from nip_ray.text.providers.fine_tuning import dpo_line, encode, supervised_line
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
-from tests.text import provider_steps
+from tests.text import provider_policy, provider_steps
 from tests.text.provider_steps import Server
 
 T = TypeVar("T")
@@ -192,9 +192,10 @@ def test_chats(tmp_path: Path) -> None:
 def test_the_stand_in_has_the_librarys_signatures() -> None:
     """Where the library is installed: every name and parameter that is used here exists there."""
     tinker = pytest.importorskip("tinker")
-    for name in ("ServiceClient", "TrainingClient", "SamplingClient"):
-        ours, theirs = getattr(provider_steps, name), getattr(tinker, name)
-        for method, function in inspect.getmembers(ours, inspect.isfunction):
-            if method.startswith("_") or method in ("logprobs",):
+    ours = {provider_steps: ("ServiceClient", "TrainingClient", "SamplingClient"), provider_policy: ("TrainingClient", "SamplingClient")}
+    pairs = [(getattr(module, name), getattr(tinker, name)) for module, names in ours.items() for name in names]
+    for stand_in, theirs in [*pairs, (provider_policy.Service, tinker.ServiceClient), (provider_policy.Service, tinker.RestClient)]:
+        for method, function in inspect.getmembers(stand_in, inspect.isfunction):
+            if method.startswith("_") or method == "logprobs" or (stand_in is provider_policy.Service and not hasattr(theirs, method)):
                 continue
             assert set(inspect.signature(function).parameters) <= set(inspect.signature(getattr(theirs, method)).parameters), method

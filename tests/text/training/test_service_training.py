@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,29 +110,35 @@ def points(*found: tuple[str, int]) -> list[tuple[str, int, bool]]:
 
 
 @pytest.mark.parametrize(
-    "chosen",
+    ("chosen", "staleness"),
     [
-        [("forward_backward", 4, True), ("optim_step", 5, False)],
+        ([("forward_backward", 4, True), ("optim_step", 5, False)], 0),
         pytest.param(
             points(
                 *(("create", 0), ("create", 1), ("create_sampler", 0), ("create_sampler", 5), ("compute_logprobs", 2), ("sample", 0)),
                 *(("sample", 9), ("forward_backward", 0), ("optim_step", 0), ("optim_step", 9), ("save_state", 0), ("save_state", 3)),
                 *(("save_weights_for_sampler", 0), ("save_weights_for_sampler", 3), ("save_weights_for_sampler", 8)),
             ),
+            0,
             marks=pytest.mark.crash,
         ),
+        pytest.param(points(("forward_backward", 6), ("optim_step", 7), ("save_weights_for_sampler", 5)), 1, marks=pytest.mark.crash),
     ],
-    ids=["steps", "all"],
+    ids=["steps", "all", "played_ahead"],
 )
-def test_killed_at_any_request_it_is_the_undisturbed_run(service: Service, tmp_path: Path, chosen: list[tuple[str, int, bool]]) -> None:
+def test_killed_at_any_request_it_is_the_undisturbed_run(
+    service: Service, tmp_path: Path, chosen: list[tuple[str, int, bool]], staleness: int
+) -> None:
     """Before it reaches the service, and after it was done there; what may have been billed before counts after."""
-    run_text_experiment(config_of(hosted=True), tmp_path / "straight", quiet=True)
+    config = config_of(hosted=True)
+    config = config.model_copy(update={"iterations": 2 + staleness, "algorithm": replace(config.algorithm, max_staleness=staleness)})
+    run_text_experiment(config, tmp_path / "straight", quiet=True)
     expected = weights(service, tmp_path / "straight")
     for number, point in enumerate(chosen):
         service.requests.clear()
         service.killed_at = point
         with pytest.raises(Killed):
-            run_text_experiment(config_of(hosted=True), tmp_path / str(number), quiet=True)
+            run_text_experiment(config, tmp_path / str(number), quiet=True)
         service.killed_at = None
         resume_text_experiment(tmp_path / str(number), quiet=True)
         assert equal(weights(service, tmp_path / str(number)), expected), point
