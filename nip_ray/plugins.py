@@ -14,6 +14,7 @@ Decisions that matter here:
 
 import sys
 from collections.abc import Callable
+from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_ray.config.members import add
@@ -91,7 +92,7 @@ def register_text_algorithm(rule: "TextRule") -> None:
 
     if not isinstance(rule, TextRule):
         raise UserError(f"register_text_algorithm: {rule!r} is no TextRule")
-    faults = list(rule.faults()) if isinstance(rule.settings, type) else []
+    faults = list(rule.faults()) if is_dataclass(rule.settings) and isinstance(rule.settings, type) else []
     if faults:
         raise UserError(f"register_text_algorithm: {rule.settings.__name__}: {'; '.join(faults)}")
     TEXT_ALGORITHMS[add("text_algorithm", rule.settings)] = rule

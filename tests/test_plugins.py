@@ -110,9 +110,10 @@ class Thawed:
     name: Literal["thawed"] = "thawed"
 
 
-def rule_settings(name: str, *bases: type) -> type:
-    """Those of a learning rule of language models."""
-    body = {"__annotations__": {"name": Literal[name]}, "name": option(name, "A rule."), "__module__": __name__}  # type: ignore[valid-type]
+def rule_settings(name: str, *bases: type, **kinds: Any) -> type:
+    """Those of a learning rule of language models. kinds: of further fields."""
+    body = {"__annotations__": {"name": Literal[name], **kinds}, "name": option(name, "A rule."), "__module__": __name__}  # type: ignore[valid-type]
+    body |= {key: option(kind, "More.") for key, kind in kinds.items()}
     return dataclass(frozen=True)(type("Odd", bases or (TextTrainingSettings,), body))
 
 
@@ -132,6 +133,8 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
         ("scenario", settings_class(name=NAME, agents=AGENTS, place=(Path, Path())), "place: a config cannot hold"),
         ("scenario", settings_class(name=NAME, agents=(dict[str, LrFactors], dict)), "LrFactors needs a field `kind"),
         ("language_scenario", settings_class(name=NAME, agents=AGENTS), r"needs a field `agents: dict\[str, LanguageAgentSettings\]"),
+        ("text_algorithm", settings_class(name=(Literal[3], 3)), "needs a field `name: Literal"),
+        ("scenario", settings_class(name=NAME, agents=AGENTS, size=(int, "3")), "size: its default is '3', expected integer"),
         ("text_algorithm", settings_class(name=NAME), "must derive from .*TextTrainingSettings"),
         ("text_algorithm", rule_settings("ppo"), "'ppo' is a learning rule of networks already"),
         ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
@@ -165,12 +168,19 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         ((TokenTrainingSettings,), {"advantages": len, "loss": len, "figures": len}, "figures is for"),
         ((), {"examples": len, "loss": len}, "loss is for"),
         ((), {"pairs": len}, "set `replaces_guesses = False`"),
+        ((), {"examples": 3}, "examples: 3 is no function"),
+        ((TokenTrainingSettings,), {"advantages": len, "loss": None}, "loss: None is no function"),
     ],
 )
 def test_a_rule_of_language_models_is_of_one_piece(bases: Any, given: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         register_text_algorithm(TextRule(rule_settings("odd", *bases), **given))
     assert "odd" not in known("text_algorithm")
+
+
+def test_how_many_are_played_is_a_whole_number() -> None:
+    with pytest.raises(UserError, match="group_size: how many are played, expected int"):
+        register_text_algorithm(TextRule(rule_settings("odd", TextTrainingSettings, group_size=str), examples=len))  # type: ignore[arg-type]
 
 
 def test_a_configs_plugin_is_imported_when_it_names_what_is_not_known() -> None:

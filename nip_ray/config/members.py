@@ -9,10 +9,12 @@ Decisions that matter here:
 """
 
 import dataclasses
+import reprlib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from nip_ray.config.experiment import Experiment, ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, tag_of, value_annotation, walk
@@ -58,7 +60,7 @@ def add(part: Part, settings: type) -> str:
     """
     faults = list(_class_faults(settings)) or list(_FAULTS[part](settings))
     if faults:
-        raise UserError(f"{_words(part)} settings {getattr(settings, '__name__', settings)}: " + "; ".join(faults))
+        raise UserError(f"{_words(part)} settings {getattr(settings, '__name__', reprlib.repr(settings))}: " + "; ".join(faults))
     name = tag_of(settings)
     if name in map(tag_of, _SHIPPED[part]) or not _same_place(ADDED[part].get(name, settings), settings):
         raise UserError(f"{_words(part)} {name!r} is registered already; choose another name")
@@ -100,7 +102,7 @@ def _class_faults(settings: Any) -> Iterator[str]:
         return
     keys = keys_of(settings)
     name = keys.get("name")
-    if name is None or get_origin(name.annotation) is not Literal or get_args(name.annotation) != (name.default,):
+    if name is None or get_origin(name.annotation) is not Literal or get_args(name.annotation) != (str(name.default),):
         yield "needs a field `name: Literal['mine'] = option('mine', ...)`, by which configs choose it"
     yield from _key_faults(settings)
 
@@ -113,6 +115,8 @@ def _key_faults(settings: type, prefix: str = "") -> Iterator[str]:
         if not _describable(key):
             yield f"{prefix}{key.name}: a config cannot hold {key.annotation}; use int, float, bool, str, Literal, tuple, dict or settings"
             continue
+        if not _takes(key, key.default):
+            yield f"{prefix}{key.name}: its default is {key.default!r}, expected {key.expects}"
         for member in branches(value_annotation(key.annotation) or key.annotation):
             yield from _key_faults(member, f"{prefix}{key.name}.")
 
@@ -122,6 +126,16 @@ def _describable(key: Key) -> bool:
         return bool(key.expects)
     except (KeyError, TypeError, IndexError):
         return False
+
+
+def _takes(key: Key, value: Any) -> bool:
+    """Whether a config may say so."""
+    try:
+        annotation: Any = Annotated[key.annotation, Field(**key.bounds)]
+        TypeAdapter(annotation).validate_json(to_json(value, inf_nan_mode="constants"), strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _scenario_faults(settings: type) -> Iterator[str]:

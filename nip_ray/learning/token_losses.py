@@ -11,6 +11,7 @@ Sources, by the names used below:
 - Schulman, "Approximating KL divergence", 2020 (joschu.net/blog/kl-approx.html): the estimators k2 and k3.
 """
 
+import reprlib
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,11 +19,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from nip_ray.errors import UserError
 from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
 
 _LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
 MAXIMUM = "_max"
 """How names of figures end of which the largest counts, and not the mean."""
+_TAKEN = frozenset(("tokens", "loss", "entropy", "kl", "logprob_difference", "grad_norm", "steps", "staleness", "return"))
+"""Figures of a step, and of the turns that it learns from, that do not come from the surrogate."""
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 
@@ -229,6 +233,23 @@ def is_ppo(settings: TokenTrainingSettings, surrogate: Surrogate) -> bool:
     return ratio == "token" and not settings.kl_coefficient
 
 
+def loss_of(
+    surrogate: Surrogate, log_prob_NT: Tensor, old_log_prob_NT: Tensor, advantage_N: Tensor, mask_NT: Tensor, settings: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """What `surrogate` gives. Raises UserError where that is not a loss with a gradient, and figures with names of their own."""
+    given = surrogate(log_prob_NT, old_log_prob_NT, advantage_N, mask_NT, settings)
+    place = f"algorithm {settings.name!r}: loss"
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
+        raise UserError(f"{place} gives {reprlib.repr(given)}, expected (loss_NT, figures by name)")
+    if any(not isinstance(value_NT, Tensor) or value_NT.shape != mask_NT.shape for value_NT in (given[0], *given[1].values())):
+        raise UserError(f"{place} and its figures must be a number for each token, of the shape of mask_NT")
+    if taken := sorted(given[1].keys() & _TAKEN):
+        raise UserError(f"{place} gives a figure {taken[0]}, which the run itself has, use another name")
+    if log_prob_NT.requires_grad and not given[0].requires_grad:
+        raise UserError(f"{place} has no gradient with respect to log_prob_NT, compute it from that without detach")
+    return given[0], dict(given[1])
+
+
 def token_loss(
     log_prob_NT: Tensor,
     entropy_NT: Tensor,
@@ -253,7 +274,7 @@ def token_loss(
     """
     drawn_NT = mask_NT > 0
     new_NT, old_NT = (torch.where(drawn_NT, value_NT, 0.0) for value_NT in (log_prob_NT, old_log_prob_NT))
-    loss_NT, told = surrogate(new_NT, old_NT, advantage_N, mask_NT, settings)
+    loss_NT, told = loss_of(surrogate, new_NT, old_NT, advantage_N, mask_NT, settings)
     loss_NT = torch.where(drawn_NT, loss_NT, 0.0)
     entropy_NT = torch.where(drawn_NT, entropy_NT, 0.0)
     if settings.entropy_coefficient:

@@ -11,6 +11,7 @@ Decisions that matter here:
 
 import copy
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from nip_ray.config.load import config_to_yaml, plain
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import groups
 from nip_ray.errors import UserError
-from nip_ray.learning.token_losses import AgentTurns, clipped_surrogate
+from nip_ray.learning.token_losses import AgentTurns, clipped_surrogate, loss_of
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
@@ -33,8 +34,9 @@ from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.rollouts import leaves
 from nip_ray.text.parts import Prepared, prepare
+from nip_ray.text.training.credit import advantages_of
 from nip_ray.text.training.fine_tuning_sets import fine_tuning_set, read_played
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.learning_agent import LearningAgent, Preferences
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 from nip_ray.text.training.run import begin, new_state
@@ -63,6 +65,8 @@ def check_text_algorithm(settings: Any) -> None:
 
     Takes some seconds. What the rule itself raises, and what its config is refused for, comes through.
     """
+    if isinstance(settings, type) or not hasattr(settings, "name"):
+        raise UserError(f"check_text_algorithm: got {reprlib.repr(settings)}, expected settings of a rule, such as MySettings()")
     rule = TEXT_ALGORITHMS.get(settings.name)
     if rule is None or rule.settings is not type(settings):
         raise UserError(f"algorithm {settings.name!r}: is not registered; call nip_ray.plugins.register_text_algorithm")
@@ -183,10 +187,10 @@ def _job_faults(rule: TextRule, settings: Any, prepared: Prepared, played: Seque
 
 def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent) -> list[tuple[Any, tuple[str, ...]]]:
     """(chat, replies) of what one agent learns."""
-    if rule.pairs is not None:
-        return [(pair.chat, (pair.preferred, pair.rejected)) for pair in rule.pairs(played, agent).pairs]
-    assert rule.examples is not None
-    return [(one.chat, (one.completion,)) for one in rule.examples(played, agent)]
+    found = rule.learned(played, agent)
+    if isinstance(found, Preferences):
+        return [(pair.chat, (pair.preferred, pair.rejected)) for pair in found.pairs]
+    return [(one.chat, (one.completion,)) for one in found]
 
 
 def _way(rule: TextRule) -> str:
@@ -218,15 +222,10 @@ def _token_faults(rule: TextRule, settings: Any) -> Iterator[str]:
     memory: dict[str, float] = {}
     for number, paid_N in enumerate((return_N, torch.where(group_N == 1, 0.1, return_N), torch.zeros(12))):
         turns, before = AgentTurns("verifier", paid_N, group_N, torch.arange(12)), dict(memory)
-        found, after = rule.advantages(turns, memory, settings)
-        again, after_again = rule.advantages(replace(turns, return_N=paid_N.clone()), dict(before), settings)
-        if found.advantage_N.shape != (12,) or not found.advantage_N.isfinite().all():
-            yield f"advantages must be one finite number for each turn (got {found.advantage_N.tolist()!r:.80})"
-            return
+        found, after = advantages_of(rule.advantages, turns, memory, settings)
+        again, after_again = advantages_of(rule.advantages, replace(turns, return_N=paid_N.clone()), dict(before), settings)
         if not torch.equal(found.advantage_N, again.advantage_N) or after != after_again or memory != before:
             yield "advantages depends on more than its arguments, or changes them; return the new memory"
-        if not all(isinstance(name, str) and isinstance(value, float) and math.isfinite(value) for name, value in after.items()):
-            yield f"advantages must remember finite numbers by name (got {after!r:.80})"
         if not number and not found.advantage_N.any():
             yield "advantages gives every turn 0"
         memory = dict(after)
@@ -242,10 +241,7 @@ def _loss_faults(rule: TextRule, settings: Any) -> Iterator[str]:
     for sign in (1.0, -1.0):
         log_prob_NT = (-torch.rand(4, 3, generator=torch.Generator().manual_seed(2)) * mask_NT).requires_grad_()
         advantage_N = sign * torch.tensor([1.0, -2.0, 0.5, 1.5])
-        loss_NT, figures = rule.loss(log_prob_NT, old_NT * mask_NT, advantage_N, mask_NT, settings)
-        if any(value_NT.shape != mask_NT.shape for value_NT in (loss_NT, *figures.values())):
-            yield "loss and its figures must be a number for each token, of the shape of mask_NT"
-            return
+        loss_NT, figures = loss_of(rule.loss, log_prob_NT, old_NT * mask_NT, advantage_N, mask_NT, settings)
         if not all(value_NT.isfinite().all() for value_NT in (loss_NT, *figures.values())):
             yield "loss is not finite where a token's probability has changed by far; clamp the ratio"
             return
@@ -299,5 +295,4 @@ def _use(rule: TextRule, settings: Any, prepared: Prepared, played: Sequence[Any
         return
     for name in prepared.scenario.protocol.agents:
         _taught(rule, played, LearningAgent(name, prepared.scenario, settings, 0, 1))
-    if rule.figures is not None:
-        rule.figures(played, prepared.scenario.protocol, settings)
+    rule.told(played, prepared.scenario.protocol, settings)

@@ -1,11 +1,15 @@
 """What every turn of an iteration was worth to its agent: returns from the protocol's payments, advantages by the rule."""
 
+import math
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from nip_ray.errors import UserError
 from nip_ray.learning.policy_gradient import returns_to_go
 from nip_ray.learning.token_losses import Advantages, AgentTurns, group_numbers
 from nip_ray.learning.token_rows import Turn
@@ -51,7 +55,7 @@ def credit(
             return_N = return_N - settings.invalid_penalty * torch.tensor([_is_invalid(dialogues[one.place], one) for one in own])
         group_N = group_numbers(*zip(*((dialogues[one.place].item.id, one.round, one.snapshot) for one in own), strict=True))
         turns = AgentTurns(agent, return_N, group_N, torch.tensor([reply.place for reply in own]))
-        found, memory = advantages(turns, made.memory, settings)
+        found, memory = advantages_of(advantages, turns, made.memory, settings)
         made.memory.update(memory)
         made.figures[f"learn/{agent}/return"] = float(return_N.mean())
         if found.num_groups:
@@ -59,6 +63,21 @@ def credit(
             made.figures[f"learn/{agent}/groups_alone"] = found.num_alone / found.num_groups
         made.replies.extend((one, replace(one.turn, advantage=value)) for one, value in zip(own, found.advantage_N.tolist(), strict=True))
     return made
+
+
+def advantages_of(
+    advantages: TurnAdvantages, turns: AgentTurns, memory: Mapping[str, float], settings: Any
+) -> tuple[Advantages, dict[str, float]]:
+    """What the rule of these settings gives. Raises UserError where that is not a finite number for each turn, and numbers to remember."""
+    place, given = f"algorithm {settings.name!r}: advantages", advantages(turns, memory, settings)
+    if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Advantages) and isinstance(given[1], Mapping)):
+        raise UserError(f"{place} gives {reprlib.repr(given)}, expected (Advantages(advantage_N), what to remember by name)")
+    advantage_N, new = given[0].advantage_N, given[1]
+    if not (isinstance(advantage_N, Tensor) and advantage_N.shape == turns.return_N.shape and advantage_N.isfinite().all()):
+        raise UserError(f"{place} must be one finite number for each turn (got {reprlib.repr(advantage_N)})")
+    if not all(isinstance(name, str) and isinstance(value, float | int) and math.isfinite(value) for name, value in new.items()):
+        raise UserError(f"{place} must remember finite numbers by name (got {reprlib.repr(dict(new))})")
+    return given[0], dict(new)
 
 
 def _is_invalid(dialogue: Dialogue, reply: Reply) -> bool:

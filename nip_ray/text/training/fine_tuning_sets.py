@@ -16,7 +16,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file
 from nip_ray.text.providers.fine_tuning import dpo_line, supervised_line
 from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.learning_agent import LearningAgent, Preferences
 from nip_ray.text.training.rules import TextRule, rule_of
 
 Line = dict[str, Any]
@@ -60,12 +60,11 @@ def read_played(rule: TextRule, run_dir: Path, items: Mapping[int, Any], iterati
 
 def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape) -> tuple[list[Line], Mapping[str, float]]:
     """One agent's lines and figures."""
-    if rule.pairs is not None:
-        found = rule.pairs(played, agent)
+    replaced, kept = ([], played) if rule.pairs is not None else replaced_guesses(played, agent)
+    found = rule.learned(kept, agent)
+    if isinstance(found, Preferences):
         return [dpo_line(shape_chat(pair.chat, shape), pair.preferred, pair.rejected) for pair in found.pairs], found.figures()
-    assert rule.examples is not None
-    replaced, kept = replaced_guesses(played, agent)
-    return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *rule.examples(kept, agent))], {}
+    return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *found)], {}
 
 
 def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:

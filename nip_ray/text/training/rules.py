@@ -1,10 +1,13 @@
 """The learning rules of language models: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+import reprlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any, TypeVar
 
 from nip_ray.config.keys import keys_of
+from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate, turn_advantages
 from nip_ray.protocols import Protocol
 from nip_ray.serving.fine_tuning_job import Method
@@ -12,8 +15,10 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSe
 from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
-from nip_ray.text.training.learning_agent import Example, LearningAgent, Preferences
+from nip_ray.text.training.learning_agent import Example, LearningAgent, Pair, Preferences
 from nip_ray.text.training.metrics import tree_figures
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,33 @@ class TextRule:
         """Whether trees are played, not dialogues."""
         return "num_responses" in keys_of(self.settings)
 
+    def learned(self, played: Sequence[Any], agent: LearningAgent) -> list[Example] | Preferences:
+        """What `agent` learns by `examples` or `pairs`. Raises UserError where they give something else."""
+        if self.pairs is None:
+            assert self.examples is not None
+            made = self.examples(played, agent)
+            return _all_of(Example, made, f"algorithm {agent.settings.name!r}: examples")
+        found = self.pairs(played, agent)
+        place = f"algorithm {agent.settings.name!r}: pairs"
+        if not isinstance(found, Preferences):
+            raise UserError(f"{place} gives {reprlib.repr(found)}, expected Preferences([Pair(...), ...])")
+        return replace(found, pairs=_all_of(Pair, found.pairs, place))
+
+    def told(self, played: Sequence[Any], protocol: Protocol, settings: Any) -> dict[str, float]:
+        """What `figures` gives, nothing without them. Raises UserError where that is no mapping from names to numbers."""
+        made = {} if self.figures is None else self.figures(played, protocol, settings)
+        if not (isinstance(made, Mapping) and all(isinstance(name, str) and isinstance(value, Real) for name, value in made.items())):
+            raise UserError(f"algorithm {settings.name!r}: figures gives {reprlib.repr(made)}, expected numbers by name")
+        return {name: float(value) for name, value in made.items()}
+
     def faults(self) -> Iterator[str]:
         """What does not fit together."""
+        given = {name: getattr(self, name) for name in ("examples", "pairs", "advantages", "loss", "figures")}
+        for name, way in given.items():
+            if not callable(way) and (way is not None or name == "loss"):
+                yield f"{name}: {way!r} is no function"
+        sizes = (keys_of(self.settings).get(name) for name in ("group_size", "num_responses"))
+        yield from (f"{key.name}: how many are played, expected int" for key in sizes if key is not None and key.annotation is not int)
         if sum(way is not None for way in (self.examples, self.pairs, self.advantages)) != 1:
             yield "give exactly one of examples, pairs and advantages"
         elif issubclass(self.settings, TokenTrainingSettings) != (self.advantages is not None):
@@ -65,6 +95,12 @@ class TextRule:
             yield "derive settings from RatioClipSettings too, which clipped_surrogate reads, or give a loss of your own"
         elif (self.pairs is not None or self.plays_trees) and getattr(self.settings, "replaces_guesses", False):
             yield "set `replaces_guesses = False` in the settings, since no guess is replaced where pairs or trees are learned from"
+
+
+def _all_of(kind: type[Made], made: Any, place: str) -> list[Made]:
+    if isinstance(made, Sequence) and all(isinstance(one, kind) for one in made):
+        return list(made)
+    raise UserError(f"{place} gives {reprlib.repr(made)}, expected a list of {kind.__name__}")
 
 
 TEXT_ALGORITHMS: dict[str, TextRule] = {

@@ -282,7 +282,7 @@ class TextTrainer:
         rule = rule_of(self.rule)
         if rule.figures is not None:
             played = read_played(rule, self.folder.path, self.parts.by_id["train"], self.state.iteration)
-            found |= {f"train/{name}": value for name, value in rule.figures(played, self.protocol, self.rule).items()}
+            found |= {f"train/{name}": value for name, value in rule.told(played, self.protocol, self.rule).items()}
         return found
 
     # ------------------------------------------------------------------------------------------------------------ jobs

@@ -114,6 +114,14 @@ def likelihood(log_prob_NT: Any, *rest: Any) -> tuple[Any, dict[str, Any]]:
     return -log_prob_NT, {}
 
 
+def untied(log_prob_NT: Any, *rest: Any) -> tuple[Any, dict[str, Any]]:
+    return -log_prob_NT.detach(), {}
+
+
+def renamed(log_prob_NT: Any, *rest: Any) -> tuple[Any, dict[str, Any]]:
+    return -log_prob_NT, {"tokens": log_prob_NT}
+
+
 def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tuple[Any, dict[str, Any]]:
     return -torch.exp(2 * (log_prob_NT - old_NT)) * advantage_N[:, None], {}
 
@@ -135,9 +143,43 @@ def unclamped(log_prob_NT: Any, old_NT: Any, advantage_N: Any, *rest: Any) -> tu
             "depends on the advantages",
         ),
         (TextRule(Lossy, advantages=plainly, loss=unclamped), "clamp the ratio"),
+        (TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: -log_prob_NT), "loss gives .*expected \\(loss_NT, figures"),  # type: ignore[arg-type,return-value]
+        (TextRule(Lossy, advantages=plainly, loss=lambda log_prob_NT, *rest: (-log_prob_NT.mean(), {})), "loss and its figures must be"),
+        (TextRule(Lossy, advantages=plainly, loss=untied), "loss has no gradient .*without detach"),
+        (TextRule(Lossy, advantages=plainly, loss=renamed), "loss gives a figure tokens, which the run itself has"),
+        (TextRule(Lossy, advantages=lambda turns, *rest: Advantages(turns.return_N), loss=likelihood), "advantages gives .*expected"),  # type: ignore[arg-type,return-value]
+        (
+            TextRule(Lossy, advantages=lambda turns, *rest: (Advantages(turns.return_N), {"mean": turns.return_N}), loss=likelihood),  # type: ignore[dict-item]
+            "advantages must remember finite numbers",
+        ),
+        (
+            TextRule(Lossy, advantages=lambda turns, *rest: (Advantages(turns.return_N.tolist()), {}), loss=likelihood),  # type: ignore[arg-type]
+            "advantages must be one finite number",
+        ),
     ],
 )
 def test_what_would_spoil_a_run_is_noticed(rule: TextRule, said: str) -> None:
     register_text_algorithm(rule)
     with pytest.raises(UserError, match=said):
         check_text_algorithm(rule.settings())
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ({"examples": [None]}, r"examples gives \[None\], expected a list of Example"),
+        ({"pairs": []}, r"pairs gives \[\], expected Preferences"),
+        ({"pairs": Preferences([("a", "b")])}, "pairs gives .*expected a list of Pair"),  # type: ignore[list-item]
+        ({"examples": [], "figures": {"mean": "0.5"}}, "figures gives .*expected numbers by name"),
+    ],
+)
+def test_what_a_rule_gives_is_looked_at_in_runs(made: dict[str, Any], said: str) -> None:
+    rule = TextRule(Jobs, **{name: lambda *given, value=value: value for name, value in made.items()})
+    agent: Any = LearningAgent("verifier", None, Jobs(), 0, 1)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"algorithm 'odd': {said}"):
+        rule.told([], rule.learned([], agent), Jobs())  # type: ignore[arg-type]
+
+
+def test_only_settings_can_be_checked() -> None:
+    with pytest.raises(UserError, match=r"expected settings of a rule, such as MySettings\(\)"):
+        check_text_algorithm(Jobs)
