@@ -31,6 +31,7 @@ from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, valu
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
 from nip_ray.config.plugins import import_needed
 from nip_ray.config.rules import check
+from nip_ray.config.text_rules import learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.storage.sources import config_file, is_artifact
 
@@ -129,7 +130,8 @@ def load_stored_config(path: Path | str) -> ExperimentConfig:
     """The config of a run of agents with networks, its data files unchecked. Raises UserError for one of language models."""
     config = load_config(path, checked=False)
     if isinstance(config, TextExperimentConfig):
-        hint = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
+        rerun = "a config with base_run: {run_dir: ..., kind: rerun_tests} tests its models again"
+        hint = f"nip-ray cross-play {Path(path).parent} --checkpoints plays its models" if learns_from_tokens(config) else rerun
         raise UserError(f"{path}: the agents of this run are language models, which have no networks; {hint}")
     return config
 

@@ -207,14 +207,14 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
     attempt: how many answers of this turn could not be used before.
     """
     channels = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
-    raw = ""
+    raw, truncated = "", answer.finish_reason == "length"
     if answer.content is not None and answer.finish_reason not in _UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
         reasoning = "\n".join(filter(None, (encodable(answer.reasoning), inside)))
         with suppress(InvalidReply):
             turn = read_turn(scenario, dialogue, agent, raw)
-            return replace(turn, retries=attempt, truncated=answer.finish_reason == "length", reasoning=reasoning)
-    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, invalid=True)
+            return replace(turn, retries=attempt, truncated=truncated, reasoning=reasoning)
+    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, truncated=truncated, invalid=True)
 
 
 def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:

@@ -111,6 +111,10 @@ class TokenTrainingSettings:
         }
         return replace(self, **given)
 
+    def follows_start(self, agent: str) -> bool:
+        """Whether a KL divergence to the start model is in the loss of `agent`, in some iteration."""
+        return bool(self.seen_by(agent).kl_coefficient or self.final_kl_coefficient)
+
     def learns(self, agent: str, iteration: int) -> bool:
         """Whether `agent` learns in this iteration (from 0), as far as its first and last iteration say."""
         own = self.of_agent(agent)

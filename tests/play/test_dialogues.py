@@ -173,8 +173,13 @@ def test_reasoning_is_private_and_kept() -> None:
     assert transcript_record(made, dialogue)["rounds"][1]["turns"][0]["reasoning"] == "I lie."
     assert dialogue_metrics([dialogue], made.protocol)["prover/reasoning_words"] == 2
     assert "prover/reasoning_words" not in dialogue_metrics([replace(dialogue, rounds=dialogue.rounds[:1])], made.protocol)
-    unfinished = talk(scenario(replies=1), lambda *_: Answer("<think>Decision: accept", "length"))
-    assert unfinished.rounds[0][0].invalid
+
+
+def test_a_reply_that_is_cut_and_cannot_be_used_counts_as_both_and_not_as_asked_again() -> None:
+    made = scenario(replies=1)
+    dialogue = talk(made, lambda *_: Answer("<think>Decision: accept", "length"))
+    figures = dialogue_metrics([dialogue], made.protocol)
+    assert [figures[f"verifier/{name}_share"] for name in ("invalid", "truncated", "retry")] == [1.0, 1.0, 0.0]
 
 
 def test_attempts_share_one_counter_and_have_their_own_numbers() -> None:

@@ -137,7 +137,7 @@ def _rule(config: TextExperimentConfig, agents: tuple[str, ...], num_test_items:
         return replace(
             rule,
             agents={agent: replace(rule.of_agent(agent), from_iteration=1, until_iteration=None) for agent in agents},
-            kl_estimator=rule.kl_estimator if any(rule.seen_by(agent).kl_coefficient for agent in agents) else unset.kl_estimator,
+            kl_estimator=rule.kl_estimator if any(map(rule.follows_start, agents)) else unset.kl_estimator,
             format_warmup=0,
             warmup_steps=0,
             warmup_batch_size=unset.warmup_batch_size,

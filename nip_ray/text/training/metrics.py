@@ -138,7 +138,7 @@ def _turn_ratios(dialogues: Sequence[Dialogue], agent: str) -> dict[str, Ratio]:
     reasoned = [[turn for turn in own if turn.reasoning] for own in turns]
     words_B = _array(sum(len(turn.reasoning.split()) for turn in own) for own in reasoned)
     return {
-        f"{agent}/retry_share": Ratio(_array(sum(turn.retries > 0 for turn in own) for own in turns), n_B),
+        f"{agent}/retry_share": Ratio(_array(sum(turn.retries > turn.invalid for turn in own) for own in turns), n_B),
         f"{agent}/truncated_share": Ratio(_array(sum(turn.truncated for turn in own) for own in turns), n_B),
         f"{agent}/invalid_share": Ratio(_array(sum(turn.invalid for turn in own) for own in turns), n_B),
         f"{agent}/reasoning_words": Ratio(words_B, _array(map(len, reasoned)), share=False),

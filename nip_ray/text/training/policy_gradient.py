@@ -283,7 +283,7 @@ class PolicyGradientTrainer:
             if self.progress is not None:
                 self.progress(step + 1, rule.warmup_steps)
         for group in self._learners():
-            if self.models[group].steps and self.rule.seen_by(self.groups[group][0]).kl_coefficient:
+            if self.models[group].steps and self.rule.follows_start(self.groups[group][0]):
                 self._written(group, _start_name(group))
 
     def _learners(self) -> list[str]:

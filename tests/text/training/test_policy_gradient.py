@@ -14,6 +14,7 @@ from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
+from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
 from nip_ray.play.dialogue import Dialogue
@@ -196,6 +197,8 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
     config: Any = config_from_dict({**raw, "iterations": 2, "opponents": {"every": 1, "latest": 0.5}})
     run_text_experiment(config, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"nip-ray cross-play .*/run --checkpoints"):
+        rerun_tests(tmp_path / "run")
     chosen = ["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=3"]
     found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
     assert [(row["name"], row["iterations"]) for row in found["attackers"]] == [("own", 0), ("continued", 3)]
@@ -227,6 +230,14 @@ def test_what_ends_a_run_leaves_the_last_checkpoint(make: Make, tmp_path: Path) 
     assert 0 < len(rows(tmp_path / "spent")) < 4
     resume_text_experiment(tmp_path / "spent", settings=["budget.tokens=1000000"], quiet=True)
     assert len(rows(tmp_path / "spent")) == 4
+
+
+def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp_path: Path) -> None:
+    run_text_experiment(
+        make(kl_coefficient=0.1, final_kl_coefficient=0.2, agents={"prover0": {"kl_coefficient": 0}}), tmp_path / "run", quiet=True
+    )
+    assert ["learn/prover0/kl" in row for row in rows(tmp_path / "run")] == [False, True, True, True]
+    assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
 
 
 def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[s
         for agent in agents:
             sums.setdefault(f"{agent}/return", []).append(slow_reward(d, agent))
             for turn in (t for r in d.rounds for t in r if t.agent == agent):
-                count(f"{agent}/retry_share", True, turn.retries >= 1)
+                count(f"{agent}/retry_share", True, turn.retries - (1 if turn.invalid else 0) >= 1)
                 count(f"{agent}/truncated_share", True, turn.truncated)
                 count(f"{agent}/invalid_share", True, turn.invalid)
     figures = {key: float(Fraction(k, n)) for key, (k, n) in counts.items() if n}
