@@ -80,8 +80,8 @@ def turn_advantages(
 def group_numbers(*keys: Sequence[Hashable]) -> Tensor:
     """(N,): the number of each turn's group, from 0 in the order of first appearance; turns with the same keys are of one group.
 
-    keys: a value for each turn. Turns are comparable when they answer the same item, by the same agent, as its own turn of the same number:
-    so the keys are item, agent and own turn number. A turn that only some dialogues of an item have is compared with those that have it.
+    keys: a value for each turn. Turns of one agent are comparable when they answer the same item, in the same round, against the same
+    opponents. A turn that only some dialogues of an item have is compared with those that have it.
     """
     numbers: dict[tuple[Hashable, ...], int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in zip(*keys, strict=True)], dtype=torch.long)

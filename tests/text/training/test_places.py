@@ -129,9 +129,10 @@ def test_dialogues_are_played_ahead_and_played_again_after_a_crash(
         trained(stale(1, 5, monkeypatch, max_logprob_difference=1e-12), tmp_path / "bound")
 
 
+@pytest.mark.slow
 def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An answer takes as long as a step, and an iteration has one of each."""
-    monkeypatch.setattr(Apart, "delay", 0.2)
+    monkeypatch.setattr(Apart, "delay", 0.4)
     taken = []
     for staleness in (0, 1):
         trained(stale(staleness, 12, monkeypatch, rollouts_per_iteration=4, num_test_items=1), tmp_path / str(staleness))
