@@ -63,6 +63,9 @@ def register_language_scenario(kind: LanguageScenarioKind) -> None:
     """
     if not isinstance(kind, LanguageScenarioKind):
         raise UserError(f"register_language_scenario: {kind!r} is no LanguageScenarioKind")
+    for name in ("build", "items", "read_item", "write_item"):
+        if not callable(given := getattr(kind, name)):
+            raise UserError(f"register_language_scenario: {name}: {given!r} is no function")
     LANGUAGE_SCENARIOS[add("language_scenario", kind.settings)] = kind
 
 

@@ -15,6 +15,7 @@ from nip_ray.config.members import add, known
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.plugins import register_algorithm, register_language_scenario, register_scenario, register_text_algorithm
+from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.scenarios.message_game.scenario import build_message_game
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
@@ -151,6 +152,8 @@ def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
         register_algorithm(PolicyGradientSettings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no LanguageScenarioKind"):
         register_language_scenario(Mine)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="items: 3 is no function"):
+        register_language_scenario(LanguageScenarioKind(Mine, len, 3, len))  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no TextRule"):
         register_text_algorithm(Mine)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="no function of"):

@@ -18,8 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from nip_ray.errors import UserError
 from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, TextScenario, Turn
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogue_rules import Stances, rulebook
 from nip_ray.protocols import CONTINUE, NUM_SEEDS
@@ -218,8 +219,13 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
 
 
 def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
-    """What `agent` says in the next round by this reply; a decision without a confidence is a sure one. Raises InvalidReply."""
+    """What `agent` says in the next round by this reply; a decision without a confidence is a sure one.
+
+    Raises InvalidReply, and UserError where the scenario's `parse` gives something else.
+    """
     parsed = scenario.parse(dialogue, agent, raw)
+    if not isinstance(parsed, Parsed):
+        raise UserError(f"scenario: parse gives {parsed!r:.60} for a reply of {agent!r}, expected Parsed(...), or raise InvalidReply")
     sure = parsed.confidence is None and parsed.decision != CONTINUE
     return Turn(agent, raw, dict(parsed.messages), parsed.decision, float(parsed.decision) if sure else parsed.confidence)
 

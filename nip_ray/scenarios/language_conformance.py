@@ -40,6 +40,8 @@ def check_language_scenario(settings: Any, protocol: Protocol) -> None:
     """
     kind = language_kind(settings)
     scenario = kind.build(protocol, settings)
+    if not isinstance(scenario, LanguageScenario):
+        raise UserError(f"scenario {settings.name!r}: build gives {scenario!r:.60}, expected a LanguageScenario")
     items = kind.items(settings, 0)
     stages = (
         lambda: _item_faults(kind, settings, protocol, items),
@@ -56,6 +58,9 @@ def check_language_scenario(settings: Any, protocol: Protocol) -> None:
 
 def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, items: dict[str, list[Any]]) -> Iterator[str]:
     """Splits, labels, seeds, records."""
+    if not isinstance(items, dict):
+        yield f"items(settings, seed) gives {items!r:.60}, expected a mapping of {' and '.join(SPLITS)} to items"
+        return
     if set(items) != set(SPLITS) or not all(items.values()):
         found = ", ".join(f"{len(of)} for {split}" for split, of in items.items())
         yield f"items(settings, seed) must give items for {' and '.join(SPLITS)} (got {found})"
@@ -93,8 +98,14 @@ def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
             speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
             turns = []
             for agent, channels in speakers.items():
+                if not _is_chat(chat := scenario.chat(dialogue, agent)):
+                    form = f"a list of messages, each with a role ({', '.join(_ROLES)}), content and perhaps a name, none empty"
+                    yield f"chat({agent!r}) must be {form} (got {chat!r:.90})"
+                    return
                 yield from _chat_faults(scenario, dialogue, agent)
-                reply = scenario.invent(dialogue, agent, number)
+                if not isinstance(reply := scenario.invent(dialogue, agent, number), str):
+                    yield f"invent({agent!r}) gives {reply!r:.60}, expected a reply as text"
+                    return
                 said[agent].add(reply)
                 try:
                     turn = read_turn(scenario, dialogue, agent, reply)
@@ -120,9 +131,6 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
     """Form, purity, privacy."""
     before = copy.deepcopy(dialogue)
     chat = scenario.chat(dialogue, agent)
-    if not chat or not all(map(_is_message, chat)):
-        yield f"chat({agent!r}): a message has a role ({', '.join(_ROLES)}), content and may have a name, none empty (got {chat!r:.90})"
-        return
     if chat[0]["role"] == "assistant":
         yield f"chat({agent!r}) begins with the assistant; let a system message or a user's come first"
     if scenario.chat(dialogue, agent) != chat or dialogue != before:
@@ -134,6 +142,10 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
         object.__setattr__(other, "y", 1 - other.y)
         if scenario.chat(replace(dialogue, item=other), agent) != chat:
             yield f"chat({agent!r}) tells the label to one who is to find it out"
+
+
+def _is_chat(chat: Any) -> bool:
+    return isinstance(chat, list) and bool(chat) and all(map(_is_message, chat))
 
 
 def _is_message(message: Any) -> bool:

@@ -65,6 +65,7 @@ COUNT = iter(range(10**6))
         (lambda chat, dialogue, agent: [*chat, *({"role": "user", "content": t[0].raw} for t in dialogue.rounds)], "others' raw replies"),
         (lambda chat, dialogue, agent: [{"role": "assistant", "content": "Hm."}, *chat], "begins with the assistant"),
         (lambda chat, dialogue, agent: [*chat, {"role": "user", "content": ""}], "none empty"),
+        (lambda chat, dialogue, agent: None, "must be a list of messages"),
     ],
 )
 def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,6 +85,8 @@ def test_chats_that_break_a_promise(chat: Any, said: str, claim: Any, monkeypatc
     [
         ("parse", lambda made, reply: Parsed({"elsewhere": reply}), "parse puts messages of 'verifier' into elsewhere"),
         ("parse", lambda made, reply: made() if reply else {}["x"], "parse raises KeyError for the reply ''"),
+        ("parse", lambda made, reply: None, "parse gives None for a reply of 'verifier'"),
+        ("invent", lambda made, seed: 3, r"invent\('verifier'\) gives 3"),
         ("parse", lambda made, reply: replace(made(), decision=2), r"parse reads verdict_text\(0\), 'reject', as decision 2"),
         ("invent", lambda made, seed: "reject", "invent makes the same reply of 'verifier' every time"),
         ("invent", lambda made, seed: "perhaps", "parse refuses what invent made for 'verifier'"),
@@ -105,6 +108,7 @@ def test_replies_that_break_a_promise(method: str, change: Any, said: str, claim
 @pytest.mark.parametrize(
     ("change", "said"),
     [
+        (lambda items, n: items["train"], "expected a mapping of train and test"),
         (lambda items, n: {"train": items["train"]}, "must give items for train and test"),
         (lambda items, n: {**items, "train": items["test"]}, "4 items stand in train and in test"),
         (lambda items, n: {**items, "test": items["test"][1::2]}, "the test items all have one label"),
