@@ -167,10 +167,17 @@ class PolicyGradientTrainer:
         return {**row, **{f"time/{name}_s": spent for name, spent in seconds.items()}}
 
     def _easier(self, stage: CurriculumStage) -> tuple[LanguageScenario, list[Any]]:
-        """The scenario of a stage of the curriculum, and its training items."""
+        """The scenario of a stage of the curriculum, and its training items, without those that the run holds out."""
         config = stage_config(self.config, stage)
         scenario = self.kind.build(from_settings(config.protocol), config.scenario)
-        return scenario, self.kind.items(config.scenario, self.config.seed)["train"]
+        held_out = {self._question(item) for item in self.items["test"] if self.kind.held_out}
+        items = [item for item in self.kind.items(config.scenario, self.config.seed)["train"] if self._question(item) not in held_out]
+        if not items:
+            raise UserError(f"algorithm.curriculum: all training items with {', '.join(stage.changes)} are held out; change the task more")
+        return scenario, items
+
+    def _question(self, item: Any) -> str:
+        return str({**self.kind.write_item(item), "id": None})
 
     def _task_of(self, iteration: int) -> tuple[LanguageScenario, list[Any]]:
         """(scenario, training items) of an iteration (from 0)."""

@@ -240,6 +240,17 @@ def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp
     assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
 
 
+def test_a_curriculum_teaches_nothing_that_is_held_out(make: Make, tmp_path: Path) -> None:
+    """Of the same length, so that chains of a stage are, but for numbers, held-out ones of the run."""
+    config = make(curriculum=[{"until_iteration": 2, "changes": ["scenario.num_train=1200", "scenario.num_test=40"]}])
+    with RunFolder.create(tmp_path / "run", config_to_yaml(config)) as folder:
+        trainer = begin(config, folder, prepare(config), new_state(config))
+        assert isinstance(trainer, PolicyGradientTrainer)
+        (_, taught), held_out = trainer._task_of(0), trainer.items["test"]
+    assert not {replace(item, id=0) for item in taught} & {replace(item, id=0) for item in held_out}
+    assert 1190 < len(taught) < 1200
+
+
 def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_path: Path) -> None:
     agents = {"prover0": {"group": "provers"}, "prover1": {"group": "provers"}, "verifier": {"frozen": True}}
     raw = make().model_dump(mode="json")
