@@ -25,8 +25,9 @@ from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSe
 _LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
 MAXIMUM = "_max"
 """How names of figures end of which the largest counts, and not the mean."""
-_TAKEN = frozenset(("tokens", "loss", "entropy", "kl", "logprob_difference", "grad_norm", "steps", "staleness", "return"))
-"""Figures of a step, and of the turns that it learns from, that do not come from the surrogate."""
+_TAKEN = {"tokens", "loss", "entropy", "kl", "logprob_difference", "grad_norm", "steps", "staleness"}
+"""Figures of a step that do not come from the surrogate."""
+_TAKEN |= {"return", "groups_equal", "groups_alone"}  # of an agent, after whom its group may be called
 _EPSILON = 1e-6  # added to a group's deviation, by which its advantages are divided
 
 

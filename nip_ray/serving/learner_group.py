@@ -47,35 +47,9 @@ class PolicyLearner:
         torch.set_num_threads(settings.threads)
         self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
 
-    def keep_start(self, folder: Path) -> None:
-        """Load the model that KL divergences are to."""
-        self._model.keep_start(folder)
-
-    def step(
-        self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
-    ) -> dict[str, float]:
-        """See `PolicyModel.step`."""
-        return self._model.step(turns, settings, max_tokens, surrogate)
-
-    def supervised_step(self, turns: Sequence[Turn], settings: TokenTrainingSettings) -> dict[str, float]:
-        """See `PolicyModel.supervised_step`."""
-        return self._model.supervised_step(turns, settings)
-
-    def weights(self) -> dict[str, Tensor]:
-        """See `PolicyModel.weights`."""
-        return self._model.weights()
-
-    def save(self, folder: Path) -> None:
-        """See `PolicyModel.save`."""
-        self._model.save(folder)
-
-    def state(self) -> dict[str, Any]:
-        """See `PolicyModel.state`."""
-        return self._model.state()
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        """See `PolicyModel.set_state`."""
-        self._model.set_state(state)
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What this method of its `PolicyModel` gives."""
+        return getattr(self._model, method)(*arguments)
 
 
 class LearnerGroup:
@@ -91,8 +65,8 @@ class LearnerGroup:
         self.take, self.steps = self._sampler.take, 0
         kind: Any = ray.remote(PolicyLearner).options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus)
         self._actors = [kind.remote(rank, count) for rank in range(count)]
-        address = self._first("address")
-        self._all("begin", address, folder.resolve(), settings, seed)
+        address = self._results([self._actors[0].address.remote()])
+        self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
 
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""
@@ -137,10 +111,10 @@ class LearnerGroup:
             ray.kill(actor)
 
     def _first(self, method: str, *arguments: Any) -> Any:
-        return self._results([getattr(self._actors[0], method).remote(*arguments)])
+        return self._results([self._actors[0].call.remote(method, *arguments)])
 
     def _all(self, method: str, *arguments: Any) -> Any:
-        return self._results([getattr(actor, method).remote(*arguments) for actor in self._actors])
+        return self._results([actor.call.remote(method, *arguments) for actor in self._actors])
 
     def _results(self, calls: list[Any]) -> Any:
         """What the first gives back, once all are done. Raises, and ends all, as soon as one fails."""

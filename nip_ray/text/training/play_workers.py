@@ -49,13 +49,7 @@ class PlayWorker:
         self._past = None if opponents is None else PastAgents(self._config, opponents, run_dir).load
 
     def play(
-        self,
-        weights: Mapping[str, Any],
-        scenario: LanguageScenario,
-        tasks: Sequence[Task],
-        split: str,
-        iteration: int,
-        allowed: int | None,
+        self, weights: Mapping[str, Any], scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int, allowed: int | None
     ) -> Talk:
         """See `ModelPlay.play`. weights: by group, of those who learn. allowed: the most tokens that this may take."""
         self._take(weights)
@@ -76,13 +70,7 @@ class PlayWorkers:
 
     apart = True
 
-    def __init__(
-        self,
-        config: TextExperimentConfig,
-        run_dir: Path,
-        models: Mapping[str, Policy],
-        bills: TokenBills,
-    ) -> None:
+    def __init__(self, config: TextExperimentConfig, run_dir: Path, models: Mapping[str, Policy], bills: TokenBills) -> None:
         """models: of the driver, which learn."""
         rule, bundle = config.algorithm, worker_bundle(config)
         assert isinstance(rule, TokenTrainingSettings)

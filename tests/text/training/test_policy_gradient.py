@@ -91,7 +91,10 @@ def weights(path: Path) -> dict[str, bytes]:
             "kl_coefficient": 0.1,
         },
         {"curriculum": [{"until_iteration": 2, "changes": ["scenario.length=2", "scenario.num_train=30", "protocol.max_rounds=3"]}]},
-        {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
+        pytest.param(
+            {"advantage": "leave_one_out", "agents": {"verifier": {"from_iteration": 3}}, "warmup_steps": 0, "format_warmup": 5},
+            marks=pytest.mark.slow,
+        ),
         {"opponents": PAST, "keep_checkpoints": 2, "checkpoint_every": 1},
     ],
     ids=["role", "curriculum", "leave_one_out", "past"],
