@@ -103,10 +103,9 @@ def _dialogue_groups(rule: TokenTrainingSettings) -> Iterator[str]:
 def _without_effect(rule: TokenTrainingSettings) -> Iterator[str]:
     """Keys that are set and that nothing reads. (Clipping on-policy, where all ratios are 1, is the ordinary case and no fault.)"""
     keys, own = keys_of(TokenTrainingSettings), rule.agents.values()
-    if rule.kl_estimator != keys["kl_estimator"].default and not rule.kl_coefficient and not any(one.kl_coefficient for one in own):
-        yield "algorithm.kl_estimator: kl_coefficient is 0, leave it out or raise that"
-    if rule.final_kl_coefficient is not None and not rule.kl_coefficient:
-        yield "algorithm.final_kl_coefficient: kl_coefficient is 0, leave it out or raise that"
+    for key in ("kl_estimator", "final_kl_coefficient"):
+        if getattr(rule, key) != keys[key].default and not rule.kl_coefficient and not any(one.kl_coefficient for one in own):
+            yield f"algorithm.{key}: kl_coefficient is 0, leave it out or raise that"
     for key in ("warmup_batch_size", "warmup_learning_rate"):
         if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):
             yield f"algorithm.{key}: there is no warm-up (warmup_steps, format_warmup), leave it out"

@@ -35,7 +35,7 @@ from nip_ray.tracking.base import RunInfo, Tracker
 KEY = "tracking.mirror.url"
 OWN, CHECKPOINTS, STATE = ".mirror", "checkpoints", "state.json"
 
-_OURS = re.compile(r"(checkpoints|transcripts)/.+")
+_OURS = re.compile(r"(checkpoints|past|transcripts)/.+")
 _FINISH_S, _TELL_S = 300.0, 5.0
 _LOOKS = 10
 

@@ -3,9 +3,9 @@
 Decisions that matter here:
 - a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state, place and move: so
   a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
-- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the true states
-  between its ends, which provers know (who commits also those from which the claim would follow: a lie has to be prepared), the ends with
-  their committed states, the middle, and for the verifier one move and two states;
+- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the ends with their
+  committed states and the middle, with its true state, which provers know (who commits is also shown the one from which the claim would
+  follow: a lie has to be prepared); for the verifier one move and two states;
 - what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
 """
 
@@ -40,7 +40,7 @@ STATES = ("a", "b", "c", "d", "e")
 HALVES = ("left", "right")
 VERDICTS = DECISIONS[:2]
 MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
-_KEYS = ("states", "claim", "middle", "move", "start", "moves", "committed", "pass")
+_KEYS = ("states", "claim", "middle", "true", "needed", "move", "start", "moves", "committed", "pass")
 _PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
 
 
@@ -93,7 +93,7 @@ class StateTrackingInWords(LanguageScenario):
             return self._chat_about(dialogue.item, agent, _dispute(dialogue))
         item, committed = dialogue.item, self._committed(dialogue)
         if agent != self.protocol.verifier:
-            said = [*_known(item, 0, len(item.moves), agent == self.seats.committer), "claim", STATES[item.claim]]
+            said = [*_known(item, agent == self.seats.committer), "claim", STATES[item.claim]]
             if agent == self.seats.pointer:
                 said += ["committed", *(STATES[state] for state in committed or ())]
             return _message(said)
@@ -134,19 +134,18 @@ class StateTrackingInWords(LanguageScenario):
 
     def warm_example(self, item: ChainItem, agent: str, seed: int) -> tuple[Chat, str]:
         """A random turn of `agent` where all points and halves are random. Who commits says the true states; about a false claim as often
-        those that lead to it, and at times any. The verifier says the item's label in its last turn. An opponent that chooses halves is
-        mostly asked for the true state in the middle instead, which it has to know before it can compare."""
+        those that lead to it, and at times any. The verifier says the item's label in its last turn; so that this is about the move
+        which it is shown, the halves before are those with the lie."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
             turns = []
             for speaker, channels in rules.speakers(r, dialogue.seed).items():
                 said = self._warm_reply(dialogue, speaker, random, last=False)
+                if self.seats.bisects and speaker == self.seats.pointer and agent == self.protocol.verifier:
+                    said = HALVES[_is_true(dialogue)]
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
-        if self.seats.bisects and agent == self.seats.pointer != self.protocol.verifier and random.random() < 0.75:
-            at = replace(_dispute(dialogue), middle=None)
-            return self._chat_about(item, agent, at), STATES[item.states[(at.low + at.high) // 2]]
         last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]
         return self.chat(dialogue, agent), self._warm_reply(dialogue, agent, random, last)
 
@@ -210,9 +209,13 @@ class StateTrackingInWords(LanguageScenario):
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
             return _message(_move(item, at))
-        said = [] if agent == self.protocol.verifier else _known(item, at.low, at.high, agent == self.seats.committer)
-        said += ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str((at.low + at.high) // 2)]
-        return _message(said if at.middle is None else [*said, STATES[at.middle]])
+        middle = (at.low + at.high) // 2
+        said = ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str(middle)]
+        if agent == self.seats.committer:
+            said = ["true", *(STATES[item.states[place]] for place in (at.low, at.high)), *said, "needed", STATES[_needed(item, at)]]
+        if agent != self.protocol.verifier:
+            said += ["true", STATES[item.states[middle]]]
+        return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
         """What the verifier is shown but under bisection: the chain, with committed states between its moves, or with one of its moves."""
@@ -230,8 +233,12 @@ class StateTrackingInWords(LanguageScenario):
         if agent == self.seats.committer:
             at = _dispute(dialogue) if self.seats.bisects else None
             places = range(1, len(item.moves)) if at is None else [(at.low + at.high) // 2]
-            chains = (item.states, _claimed(item)) * 2
-            said = [random.choice([*(chain[place] for chain in chains), random.randrange(len(STATES))]) for place in places]
+            needed = [_claimed(item)[place] for place in places] if at is None else [_needed(item, at)]
+            lies = at is not None and at.low_state != item.states[at.low]
+            said = []
+            for place, state in zip(places, needed, strict=True):
+                likely = [item.states[place], state] * 4
+                said.append(state if lies else random.choice([*likely, random.randrange(len(STATES))]))
             return " ".join(STATES[item.states[place] if item.y else state] for place, state in zip(places, said, strict=True))
         if last and agent == self.protocol.verifier:
             return VERDICTS[item.y]
@@ -265,10 +272,10 @@ def _said_by(dialogue: Dialogue, agent: str | None) -> list[str]:
     return [next(iter(turn.messages.values()), "") for turns in dialogue.rounds for turn in turns if turn.agent == agent]
 
 
-def _known(item: ChainItem, low: int, high: int, with_claimed: bool) -> list[str]:
+def _known(item: ChainItem, with_claimed: bool) -> list[str]:
     """Places with their true states and, for who commits, the states from which the claim would follow (the true ones of a true claim)."""
-    chains = [item.states, _claimed(item)] if with_claimed else [item.states]
-    return ["states", *(word for place in range(low, high + 1) for word in (str(place), *(STATES[chain[place]] for chain in chains)))]
+    chains = zip(item.states, _claimed(item), strict=True) if with_claimed else zip(item.states, strict=True)
+    return ["states", *(word for place, states in enumerate(chains) for word in (str(place), *(STATES[state] for state in states)))]
 
 
 @lru_cache(maxsize=4096)
@@ -278,6 +285,20 @@ def _claimed(item: ChainItem) -> tuple[int, ...]:
     for move in reversed(item.moves):
         states.append(GENERATORS[move].index(states[-1]))
     return tuple(reversed(states))
+
+
+def _is_true(dialogue: Dialogue) -> bool:
+    """Whether the state that is committed in the middle is the true one."""
+    at = _dispute(dialogue)
+    return at.middle == dialogue.item.states[(at.low + at.high) // 2]
+
+
+def _needed(item: ChainItem, at: Dispute) -> int:
+    """The state in the middle from which the one committed at the upper end follows."""
+    state = at.high_state
+    for move in reversed(item.moves[(at.low + at.high) // 2 : at.high]):
+        state = GENERATORS[move].index(state)
+    return state
 
 
 def _move(item: ChainItem, at: Dispute) -> list[str]:

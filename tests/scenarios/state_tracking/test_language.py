@@ -17,8 +17,9 @@ from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.language import (
     STATES,
     ChainItem,
+    Dispute,
     StateTrackingInWords,
-    _claimed,
+    _needed,
     build_language_state_tracking,
     chain_items,
     read_chain_item,
@@ -90,15 +91,14 @@ def test_what_each_is_shown() -> None:
         scenario().chat(Dialogue(item, 0, rounds[:r]), agent)[0]["content"]
         for r, agent in enumerate(["prover1", "prover0", "prover1", "prover0"])
     ]
-    claimed = _claimed(item)
-    assert [GENERATORS[move][state] for move, state in zip(item.moves, claimed)] == list(claimed[1:])
-    assert claimed[-1] == item.claim
-    two = [f"{place} {STATES[item.states[place]]} {STATES[claimed[place]]}" for place in range(5)]
+    needed = [_needed(item, Dispute(0, 4, 0, 4)), _needed(item, Dispute(2, 4, 3, 4))]
+    assert GENERATORS[3][needed[1]] == 4
+    assert GENERATORS[2][needed[0]] == needed[1]
     assert shown == [
-        f"states {' '.join(two)} claim 0 a 4 e middle 2",
-        "states 0 a 1 b 2 d 3 c 4 a claim 0 a 4 e middle 2 d",
-        f"states {' '.join(two[2:])} claim 2 d 4 e middle 3",
-        "states 2 d 3 c 4 a claim 2 d 4 e middle 3 b",
+        f"true a a claim 0 a 4 e middle 2 needed {STATES[needed[0]]} true d",
+        "claim 0 a 4 e middle 2 true d committed d",
+        f"true d a claim 2 d 4 e middle 3 needed {STATES[needed[1]]} true c",
+        "claim 2 d 4 e middle 3 true c committed b",
     ]
     assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
     chain = (Turn("prover", "b c a", {"main": "b c a"}),)
@@ -135,10 +135,8 @@ def read(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list
             move, before, after = said[said.index("move") + 1 :]
             right.append(("reject", "accept")[GENERATORS[int(move[1:])][STATES.index(before)] == STATES.index(after)])
         else:
-            width = 3 if agent == "prover1" else 2  # its own lie, after the truth
-            known = dict(zip(said[1 : said.index("claim") : width], said[2 : said.index("claim") : width], strict=True))
-            place, *middle = said[said.index("middle") + 1 :]
-            right.append(known[place] if agent == "prover1" else "right" if known[place] == middle[0] else "left")
+            truth = said[said.index("middle") + 3 + 2 * (agent == "prover1")]
+            right.append(truth if agent == "prover1" else "right" if truth == said[-1] else "left")
     return [[0.9 * (reply == one) for reply in replies] for one in right]
 
 
@@ -161,10 +159,9 @@ def test_warm_examples_are_chains_and_labels() -> None:
             chat, reply = made.warm_example(item, agent, 0)
             assert made.warm_example(item, agent, 0) == (chat, reply)
             seen.add((agent, len(chat[0]["content"].split())))
-            if agent == "prover0" and reply not in ("left", "right"):
-                assert reply == STATES[item.states[_middle(chat)]]
-            elif agent == "prover0":
-                assert chat[0]["content"].split()[-1] in STATES, "a committed state to compare with"
+            if agent == "prover0":
+                assert reply in ("left", "right")
+                assert chat[0]["content"].split()[-2:][0] == "committed", "a state to compare with"
             elif agent == "verifier":
                 assert reply == ("reject", "accept")[item.y]
             else:
@@ -172,7 +169,7 @@ def test_warm_examples_are_chains_and_labels() -> None:
                 assert reply == STATES[item.states[place]] or not item.y
                 lies += reply != STATES[item.states[place]]
     assert 0 < lies < len([item for item in ITEMS["train"] if not item.y])
-    assert len(seen) == 7, "two nodes of each prover, with and without a committed state of prover0's, and one of the verifier"
+    assert len(seen) == 3, "the chats of an agent have one form"
 
 
 def _middle(chat: Chat) -> int:
