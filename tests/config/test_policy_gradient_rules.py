@@ -32,7 +32,8 @@ def config(change: dict[str, Any]) -> Any:
     [
         {},
         {"algorithm": {"advantage": "role", "role_baseline_decay": 0.9, "group_size": 1, "clip_low": None, "clip_high": None}},
-        {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "final_kl_coefficient": 0.05, "agents": {"prover": {"kl_coefficient": 0.1}}}},
+        {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "agents": {"prover": {"kl_coefficient": 0.1}}}},
+        {"algorithm": {"final_kl_coefficient": 0.05, "agents": {"prover": {"kl_coefficient": 0.1}}}},
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
