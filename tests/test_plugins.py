@@ -137,6 +137,11 @@ AGENTS = (dict[str, MessageAgentSettings], dict)
         ("text_algorithm", settings_class(name=(Literal[3], 3)), "needs a field `name: Literal"),
         ("scenario", settings_class(name=NAME, agents=AGENTS, size=(int, "3")), "size: its default is '3', expected integer"),
         ("text_algorithm", settings_class(name=NAME), "must derive from .*TextTrainingSettings"),
+        (
+            "text_algorithm",
+            rule_settings("odd", type("Base", (TextTrainingSettings,), {"faults": lambda self: "no"})),
+            r"faults\(\) gives 'no'",
+        ),
         ("text_algorithm", rule_settings("ppo"), "'ppo' is a learning rule of networks already"),
         ("algorithm", settings_class(name=NAME, lr=(float, 0.1)), "lacks minibatch_size, num_epochs, max_grad_norm, clip_gradients"),
     ],

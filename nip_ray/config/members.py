@@ -10,7 +10,7 @@ Decisions that matter here:
 
 import dataclasses
 import reprlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, TypeAdapter, ValidationError
@@ -169,6 +169,8 @@ def _text_algorithm_faults(settings: type) -> Iterator[str]:
             "must derive from nip_ray.settings.text_training.TextTrainingSettings (fine-tuning jobs) or "
             "nip_ray.settings.policy_gradient.TokenTrainingSettings (gradients on tokens)"
         )
+    elif isinstance(found := settings().faults(), str) or not isinstance(found, Iterable):
+        yield f"faults() gives {reprlib.repr(found)}, expected texts, yield each"
     if tag_of(settings) in known("algorithm"):  # by which a config would be one of networks
         yield f"{tag_of(settings)!r} is a learning rule of networks already; choose another name"
 
