@@ -115,7 +115,8 @@ def test_dialogues_are_played_ahead_and_played_again_after_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opponents: dict[str, Any] | None
 ) -> None:
     """By the weights of one iteration before, against which they are checked; ratios are to the recorded log-probabilities."""
-    config = stale(1, 5, monkeypatch, opponents=opponents, kl_coefficient=0.1)
+    form = {"format_warmup": 40, "warmup_batch_size": 8, "warmup_learning_rate": 1e-2}  # without it no reply may be paid
+    config = stale(1, 5, monkeypatch, opponents=opponents, kl_coefficient=0.1, **form)
     trained(config, tmp_path / "whole")
     trained(config, tmp_path / "killed", 4)  # the warm-up and three iterations, the last of which is not in a checkpoint
     trained(config, tmp_path / "killed")
