@@ -12,13 +12,12 @@ Decisions that matter here:
   pickled by value.
 """
 
-import sys
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from nip_ray.config.members import add
-from nip_ray.config.plugins import is_plugin_file
+from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import UserError
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
@@ -82,7 +81,7 @@ def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     if not (isinstance(config, type) and issubclass(config, ProtocolAlgorithmConfig) and hasattr(config, "settings_class")):
         raise UserError(f"register_algorithm: {config!r} is no subclass of ProtocolAlgorithmConfig with a settings_class")
     ALGORITHMS[add("algorithm", config.settings_class)] = config
-    _travels(config)
+    send_by_value(config)
 
 
 def register_text_algorithm(rule: "TextRule") -> None:
@@ -99,7 +98,7 @@ def register_text_algorithm(rule: "TextRule") -> None:
     if faults:
         raise UserError(f"register_text_algorithm: {rule.settings.__name__}: {'; '.join(faults)}")
     TEXT_ALGORITHMS[add("text_algorithm", rule.settings)] = rule
-    _travels(rule.settings)
+    send_by_value(rule.settings)
 
 
 def register_provider(
@@ -122,11 +121,3 @@ def register_provider(
     if getattr(settings, "fine_tunes", False) != (fine_tuning is not None):
         raise UserError("register_provider: set `fine_tunes = True` in the settings and give `fine_tuning`, or leave both out")
     PROVIDERS[add("provider", settings)] = Provider(chat, fine_tuning)
-
-
-def _travels(kind: type) -> None:
-    """Have Ray pickle what stands in the same plugin file by value."""
-    if is_plugin_file(kind.__module__):
-        import ray.cloudpickle
-
-        ray.cloudpickle.register_pickle_by_value(sys.modules[kind.__module__])

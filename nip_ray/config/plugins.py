@@ -65,10 +65,10 @@ def is_plugin_file(module: str) -> bool:
 
 def send_by_value(*made: Any) -> None:
     """Let Ray's actors have these classes and functions whole where a plugin's file defines them: no actor has read that file."""
-    import ray.cloudpickle
-
     for module in {one.__module__ for one in made}:
         if is_plugin_file(module):
+            import ray.cloudpickle
+
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
 
 

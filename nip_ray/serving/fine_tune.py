@@ -25,7 +25,7 @@ from nip_ray.serving.compat import preference_trainer
 from nip_ray.serving.distributed import train_on_workers
 from nip_ray.serving.extras import check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
-from nip_ray.serving.model_folder import context_of, load_model, name_base, save_model
+from nip_ray.serving.model_folder import context_of, load_model, lora_config, name_base, save_model
 from nip_ray.serving.recipe import Cancelled, OnStep, Recipe, ShouldStop, Trained
 from nip_ray.serving.training_data import parse_examples, preference_rows, supervised_rows
 from nip_ray.settings.providers import LocalProvider
@@ -179,10 +179,7 @@ def _checkpointing_option() -> str:
 
 def _adapters(recipe: Recipe) -> Any:
     """PEFT's settings of the adapters, None where all weights are trained."""
-    if recipe.adaptation == "full":
-        return None
-    rank = recipe.lora_rank
-    return local_llm("peft").LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    return None if recipe.adaptation == "full" else lora_config(recipe.lora_rank)
 
 
 def _watcher(on_step: OnStep, should_stop: ShouldStop) -> Any:

@@ -77,6 +77,13 @@ def name_base(written: Path, home: Path, base: Path) -> None:
     (written / BASE).write_text(json.dumps({"base": where}) + "\n", encoding="utf-8")
 
 
+def lora_config(rank: int, target_modules: str | list[str] = "all-linear", **options: Any) -> Any:
+    """How PEFT makes our adapters."""
+    return local_llm("peft").LoraConfig(
+        r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules=target_modules, task_type="CAUSAL_LM", **options
+    )
+
+
 def write_adapters(weights: Mapping[str, Any], folder: Path, rank: int, base: Path) -> None:
     """Write low-rank adapters to `folder`, which is made, in the form of PEFT. weights: their tensors by name, as `base` has them in it
     (`nip_ray.serving.policy_model.PolicyModel.weights`).
@@ -85,8 +92,7 @@ def write_adapters(weights: Mapping[str, Any], folder: Path, rank: int, base: Pa
 
     folder.mkdir(parents=True)
     modules = sorted({name.rpartition(".lora_")[0].rpartition(".")[2] for name in weights})
-    options: dict[str, Any] = {"r": rank, "lora_alpha": 2 * rank, "lora_dropout": 0.0, "target_modules": modules, "task_type": "CAUSAL_LM"}
-    local_llm("peft").LoraConfig(**options, base_model_name_or_path=str(base), inference_mode=True).save_pretrained(folder)
+    lora_config(rank, modules, base_model_name_or_path=str(base), inference_mode=True).save_pretrained(folder)
     named = {f"base_model.model.{name.replace('.default.', '.')}": weight.contiguous() for name, weight in weights.items()}
     save_file(named, folder / "adapter_model.safetensors")
 

@@ -43,7 +43,7 @@ from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.generation import Generation, GenerationRequest
-from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, name_base, save_model
+from nip_ray.serving.model_folder import ADAPTER, base_of, context_of, load_model, lora_config, name_base, save_model
 from nip_ray.serving.training_data import completion_tokens
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
@@ -272,11 +272,9 @@ def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, devic
     if adapters_of is not None:
         adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
     else:
-        rank = settings.lora_rank
-        options = peft.LoraConfig(r=rank, lora_alpha=2 * rank, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stable_seed(seed, "adapters"))
-            adapted = peft.get_peft_model(model, options)
+            adapted = peft.get_peft_model(model, lora_config(settings.lora_rank))
     return base, adapted, adapted.get_base_model().eval()
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.providers import LocalProvider
-from tests.text.provider_steps import APIConnectionError, AuthenticationError, Future
+from tests.text.provider_steps import APIConnectionError, AuthenticationError, Future, ModelInput
 
 T = TypeVar("T")
 MODEL, KEY = "words-1", "tml-canary-8c2d"
@@ -48,19 +48,6 @@ class TensorData:
 
     def to_torch(self) -> Tensor:
         return torch.tensor(self.data, dtype=getattr(torch, self.dtype)).view(self.shape)
-
-
-@dataclass(frozen=True)
-class ModelInput:
-    tokens: list[int]
-
-    @classmethod
-    def from_ints(cls, tokens: list[int]) -> "ModelInput":
-        assert all(type(token) is int for token in tokens)
-        return cls(tokens)
-
-    def to_ints(self) -> list[int]:
-        return self.tokens
 
 
 @dataclass(frozen=True)

@@ -79,6 +79,9 @@ class ModelInput:
         assert all(type(token) is int for token in tokens)
         return cls(tokens)
 
+    def to_ints(self) -> list[int]:
+        return self.tokens
+
 
 @dataclass(frozen=True)
 class TensorData:

@@ -65,13 +65,17 @@ class Dispute:
     high_state: int
     middle: int | None = None
 
+    @property
+    def halfway(self) -> int:
+        """The place of the middle."""
+        return (self.low + self.high) // 2
+
     def half(self, right: bool) -> "Dispute":
         """The half that is kept."""
-        place = (self.low + self.high) // 2
         assert self.middle is not None
         if right:
-            return Dispute(place, self.high, self.middle, self.high_state)
-        return Dispute(self.low, place, self.low_state, self.middle)
+            return Dispute(self.halfway, self.high, self.middle, self.high_state)
+        return Dispute(self.low, self.halfway, self.low_state, self.middle)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,12 +213,11 @@ class StateTrackingInWords(LanguageScenario):
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
             return _message(_move(item, at))
-        middle = (at.low + at.high) // 2
-        said = ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str(middle)]
+        said = ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str(at.halfway)]
         if agent == self.seats.committer:
             said = ["true", *(STATES[item.states[place]] for place in (at.low, at.high)), *said, "needed", STATES[_needed(item, at)]]
         if agent != self.protocol.verifier:
-            said += ["true", STATES[item.states[middle]]]
+            said += ["true", STATES[item.states[at.halfway]]]
         return _message(said if at.middle is None else [*said, "committed", STATES[at.middle]])
 
     def _overview(self, item: ChainItem, at: Dispute | None, committed: tuple[int, ...] | None) -> Chat:
@@ -232,7 +235,7 @@ class StateTrackingInWords(LanguageScenario):
         item = dialogue.item
         if agent == self.seats.committer:
             at = _dispute(dialogue) if self.seats.bisects else None
-            places = range(1, len(item.moves)) if at is None else [(at.low + at.high) // 2]
+            places = range(1, len(item.moves)) if at is None else [at.halfway]
             needed = [_claimed(item)[place] for place in places] if at is None else [_needed(item, at)]
             lies = at is not None and at.low_state != item.states[at.low]
             said = []
@@ -278,11 +281,21 @@ def _known(item: ChainItem, with_claimed: bool) -> list[str]:
     return ["states", *(word for place, states in enumerate(chains) for word in (str(place), *(STATES[state] for state in states)))]
 
 
-@lru_cache(maxsize=4096)
 def _claimed(item: ChainItem) -> tuple[int, ...]:
     """The states that lead to the claim by the item's moves."""
-    states = [item.claim]
-    for move in reversed(item.moves):
+    return _leading_to(item.claim, item.moves)
+
+
+def _needed(item: ChainItem, at: Dispute) -> int:
+    """The state in the middle from which the one committed at the upper end follows."""
+    return _leading_to(at.high_state, item.moves[at.halfway : at.high])[0]
+
+
+@lru_cache(maxsize=4096)
+def _leading_to(state: int, moves: tuple[int, ...]) -> tuple[int, ...]:
+    """The states, one more than moves, of which the last is `state`."""
+    states = [state]
+    for move in reversed(moves):
         states.append(GENERATORS[move].index(states[-1]))
     return tuple(reversed(states))
 
@@ -290,15 +303,7 @@ def _claimed(item: ChainItem) -> tuple[int, ...]:
 def _is_true(dialogue: Dialogue) -> bool:
     """Whether the state that is committed in the middle is the true one."""
     at = _dispute(dialogue)
-    return at.middle == dialogue.item.states[(at.low + at.high) // 2]
-
-
-def _needed(item: ChainItem, at: Dispute) -> int:
-    """The state in the middle from which the one committed at the upper end follows."""
-    state = at.high_state
-    for move in reversed(item.moves[(at.low + at.high) // 2 : at.high]):
-        state = GENERATORS[move].index(state)
-    return state
+    return at.middle == dialogue.item.states[at.halfway]
 
 
 def _move(item: ChainItem, at: Dispute) -> list[str]:
