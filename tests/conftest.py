@@ -146,6 +146,10 @@ def forget_plugins() -> None:
             forget(part, name)
             if module in sys.modules:
                 getattr(sys.modules[module], table).pop(name, None)
+    from nip_ray.protocols.tables import PROTOCOLS, SHIPPED
+
+    for name in set(PROTOCOLS) - set(SHIPPED):
+        del PROTOCOLS[name]
     for name in [name for name in sys.modules if is_plugin_file(name)]:
         del sys.modules[name]
 

@@ -61,7 +61,7 @@ def test_own_protocol_passes_the_check() -> None:
     protocol = build("criticised")
     check(protocol)
     assert protocol.provers == ("prover", "critic")
-    assert build("criticised", max_rounds=5, verifier_reward=2.0).payment.verifier_reward == 2.0
+    assert build("criticised", max_rounds=5, verifier_reward=2.0).payment.payoff["verifier"][1][1] == 2.0
 
 
 def test_own_protocol_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import typer
 from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
+from nip_ray.progress import say
 
 
 @app.command(cls=ConfigCommand)
@@ -32,6 +33,7 @@ def train(
     folder: Path | None = None
     with errors(lambda: folder), interruptible():
         from nip_ray.config.load import config_to_yaml, differences, load_config, to_yaml
+        from nip_ray.config.rules import warnings_of
 
         if diff and not dry_run:
             raise UserError("--diff: goes with --dry-run")
@@ -46,6 +48,8 @@ def train(
             typer.echo(full_yaml(checked), nl=False)
             return
         if dry_run:
+            for text in warnings_of(checked):
+                say(f"warning: {text}")
             typer.echo(to_yaml(differences(checked)) if diff else config_to_yaml(checked), nl=False)
             return
         from nip_ray.storage.folder import only_begun

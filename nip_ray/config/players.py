@@ -2,7 +2,7 @@
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
-from nip_ray.protocols.tables import SHIPPED, table_of
+from nip_ray.protocols.tables import PROTOCOLS, table_of
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
 from nip_ray.settings.image_classification import ImageAgentSettings
@@ -19,19 +19,19 @@ DEFAULT = "_default"
 
 
 def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] | None:
-    """The agents of the protocol, None for one that does not ship: its agents are not known before plugins are imported."""
-    return table_of(config.protocol.name, config.protocol).agents if config.protocol.name in SHIPPED else None
+    """The agents of the protocol, None where its plugin is not imported (`rules.check` imports it): they are not known then."""
+    return table_of(config.protocol.name, config.protocol).agents if config.protocol.name in PROTOCOLS else None
 
 
 def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
     """Whether the protocol is known to be a game without a verifier."""
-    return config.protocol.name in SHIPPED and table_of(config.protocol.name, config.protocol).verifier is None
+    return config.protocol.name in PROTOCOLS and table_of(config.protocol.name, config.protocol).verifier is None
 
 
 def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:
     """Agent -> (the key that its settings come from, these settings), for every agent that plays.
 
-    Under a protocol that does not ship the agents are not known here: then those that the config names.
+    Where its plugin is not imported, those that the config names.
     """
     known = playing(config)
     names = (*config.scenario.agents, DEFAULT) if known is None else known
@@ -50,9 +50,9 @@ def agent_settings(config: ExperimentConfig, agent: str) -> AgentSettings:
 
 
 def rounds_of(config: ExperimentConfig | TextExperimentConfig) -> int | None:
-    """The most rounds of an episode, None for a protocol that does not ship and has no max_rounds set."""
+    """The most rounds of an episode, None for one of a plugin that is not imported and has no max_rounds set."""
     if isinstance(config.scenario, HironakaSettings):
         return 2 * config.scenario.max_rounds  # the host's and the agent's
-    if config.protocol.name in SHIPPED:
+    if config.protocol.name in PROTOCOLS:
         return table_of(config.protocol.name, config.protocol).max_rounds
     return config.protocol.max_rounds

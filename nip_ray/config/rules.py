@@ -1,7 +1,7 @@
 """What no experiment can be: every illegal combination of settings, refused with a reason before torch or Ray is loaded.
 
 Each rule is a generator of faults over the whole config; `check` collects them all. What a single key takes (its type and
-bounds) is not checked here but by the models themselves. Protocols that a plugin registers are checked when they are built.
+bounds) is not checked here but by the models themselves. For a protocol that does not ship the config's plugins are imported.
 """
 
 import difflib
@@ -14,14 +14,15 @@ from typing import Any
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest
-from nip_ray.config.learning_rules import LEARNING_RULES, nothing_to_train
+from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
 from nip_ray.config.players import players, playing, rounds_of, without_verifier
+from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
-from nip_ray.config.text_rules import TEXT_RULES, nobody_to_fine_tune
+from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
-from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED, parameter_faults, table_of
+from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 from nip_ray.settings.heads import LrFactors
@@ -48,6 +49,8 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
 
     training: also refuse an experiment in which nobody learns.
     """
+    if config.protocol.name not in PROTOCOLS and config.plugins and not any(plugins(config)):
+        import_plugins(config.plugins)
     text = isinstance(config, TextExperimentConfig)
     rules: list[Callable[[Any], Iterator[str]]] = [*_SHARED_RULES, *TEXT_RULES, policy_gradient] if text else [*_RULES]
     if training:
@@ -57,14 +60,36 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
         raise UserError(*dict.fromkeys(faults))
 
 
+def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
+    """What an experiment can be, and hardly is meant to be."""
+    if config.protocol.name not in PROTOCOLS or isinstance(config.algorithm, SoloSettings):
+        return
+    table = table_of(config.protocol.name, config.protocol)
+    if table.verifier is None:
+        return
+    if isinstance(config, TextExperimentConfig):
+        learning = [agent for agent, settings in language_agents(config).items() if not settings.frozen]
+    else:
+        learning = [agent for agent, (_, settings) in players(config).items() if learns(settings)]
+    unpaid = [agent for agent in (table.verifier, *table.provers) if agent in learning and not table.payment.is_paid(agent)]
+    if table.zero_knowledge is not None and table.zero_knowledge.prover_reward and table.zero_knowledge.simulator_reward:
+        unpaid = [agent for agent in unpaid if agent == table.verifier]
+    if unpaid:
+        yield (
+            f"protocol {config.protocol.name}: {', '.join(unpaid)} {'learn' if unpaid[1:] else 'learns'}, but no verdict and no turn pays "
+            "(protocol.payoff, or the payment of a protocol of your own)"
+        )
+
+
 # ------------------------------------------------------------------------------------------------------------ protocol
 
 
 def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     """It must ship or come from a plugin, and be at home in the scenario."""
     name, scenario = config.protocol.name, config.scenario.name
-    if name not in SHIPPED and not config.plugins:
-        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, list(SHIPPED))} (one of your own needs `plugins`)"
+    if name not in PROTOCOLS and not any(plugins(config)):
+        hint = "none of `plugins` registers it" if config.plugins else "one of your own needs `plugins`"
+        yield f"protocol.name: unknown protocol {name!r}, {suggest(name, list(PROTOCOLS))} ({hint})"
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
@@ -76,11 +101,14 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
 def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     """Parameters must have a use, and limits must leave the verifier a turn in which it can decide."""
     protocol, name = config.protocol, config.protocol.name
-    for key in _REWARDS:
-        value = getattr(protocol, key)
-        if not math.isfinite(value) or abs(value) > _FLOAT32_MAX:
+    amounts = {key: getattr(protocol, key) for key in _REWARDS}
+    for agent, entries in protocol.payoff.items():
+        amounts |= {f"payoff.{agent}.{field.name}": getattr(entries, field.name) for field in fields(entries) if field.name != "turns"}
+        amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
+    for key, value in amounts.items():
+        if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX):
             yield f"protocol.{key}: got {value}, expected a finite number within float32"
-    if name not in SHIPPED:
+    if name not in PROTOCOLS:
         return
     for fault in parameter_faults(name, protocol):
         yield f"protocol.{fault}"
@@ -331,7 +359,7 @@ def _made_scores(data: GraphDataSettings, both: float) -> Iterator[str]:
         yield f"scenario.data.min_wl_score: got {data.min_wl_score}, but no made negative has that score, lower it"
 
 
-def plugins(config: ExperimentConfig) -> Iterator[str]:
+def plugins(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """Plugin files and modules exist (they are imported later)."""
     for number, name in enumerate(config.plugins):
         if name.endswith(".py"):

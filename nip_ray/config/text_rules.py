@@ -12,14 +12,14 @@ from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, playing, source_of, without_verifier
 from nip_ray.errors import UserError
 from nip_ray.play.chats import Shape
-from nip_ray.protocols.tables import SHIPPED, table_of
+from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 
-PROTOCOLS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
+WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
 """Those with prompts of code validation."""
 WORDS = "words"
 """The local model whose tokens are the words of the scenario."""
@@ -89,9 +89,9 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
         yield f"algorithm.guess_replacement: got {share}, but {name} has no verifier whose guesses could be replaced, leave it out"
     if not isinstance(config.scenario, CodeValidationSettings):
         return
-    if name in SHIPPED and name not in PROTOCOLS:
-        yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, PROTOCOLS)}"
-    if config.scenario.randomize_prover_stance and name in SHIPPED and table_of(name, config.protocol).fixed_stances:
+    if name in SHIPPED and name not in WITH_PROMPTS:
+        yield f"protocol.name: got {name}, but there are no prompts for it, {suggest(name, WITH_PROMPTS)}"
+    if config.scenario.randomize_prover_stance and name in PROTOCOLS and table_of(name, config.protocol).fixed_stances:
         yield f"scenario.randomize_prover_stance: {name} fixes who argues for what (nip, adp and mnip do not), set it to false"
 
 
@@ -234,7 +234,7 @@ def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:
     branches = getattr(config.algorithm, "num_responses", None)
     if branches is None:
         return
-    known = config.protocol.name in SHIPPED
+    known = config.protocol.name in PROTOCOLS
     longest = table_of(config.protocol.name, config.protocol).max_rounds if known else config.protocol.max_rounds or 1
     leaves = branches**longest
     if leaves > 100_000:

@@ -5,7 +5,7 @@ Decisions that matter here:
   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
 - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
 - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
-  of a verdict drawn with that probability, for verifier and provers alike.
+  of a verdict drawn with that probability, for verifier and provers alike. A payment function is given the confidence itself.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Ends, Protocol, start, step
+from nip_ray.protocols.batched_step import certainty, function_pays
 
 Stances = tuple[tuple[str, int], ...]
 """Pairs of a prover and the decision that it is paid for."""
@@ -53,7 +54,7 @@ class Rulebook:
         return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
 
     def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
-        """What the step function says of `round` for label `y` when the verifier's decision is `decision`."""
+        """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
         seeds = len(self._speakers)
@@ -61,6 +62,16 @@ class Rulebook:
 
     def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
         """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
+        outcome = self._by_tables(round, seed, y, confidence, stances)
+        if self.protocol.payment.function is None or not outcome.ended:
+            return outcome
+        given = certainty(torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]))
+        more = function_pays(self.protocol, ends)[0].tolist()
+        return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
+
+    def _by_tables(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
+        """`settle` without what the payment function pays."""
         if confidence is None:
             return self.outcome(round, seed, y, CONTINUE, stances)
         accept = self.outcome(round, seed, y, ACCEPT, stances)
@@ -100,7 +111,7 @@ def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[st
 
 def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     """Outcomes over (round, seed class, label, decision), the last varying fastest."""
-    paid = replace(protocol, payment=replace(protocol.payment, goals=dict(stances)))
+    paid = replace(protocol, payment=replace(protocol.payment.arguing(dict(stances)), function=None))
     axes = (range(protocol.max_rounds), range(len(protocol.turns)), (0, 1), range(NUM_DECISIONS))
     round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
     state = replace(start(paid, y_B, seed_B), round_B=round_B)

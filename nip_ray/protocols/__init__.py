@@ -5,6 +5,7 @@ The tables need no torch; what plays them (`step`, `check`) is imported when it 
 
 from typing import TYPE_CHECKING, Any
 
+from nip_ray.protocols.payment import Ends, Payment, for_being_right, for_verdict
 from nip_ray.protocols.spec import (
     ACCEPT,
     CONTINUE,
@@ -13,7 +14,6 @@ from nip_ray.protocols.spec import (
     NUM_SEEDS,
     REJECT,
     VERDICTS,
-    Payment,
     Protocol,
     ProtocolParams,
     ZeroKnowledge,
@@ -34,6 +34,7 @@ __all__ = [
     "PROTOCOLS",
     "REJECT",
     "VERDICTS",
+    "Ends",
     "Judgement",
     "Payment",
     "Protocol",
@@ -43,6 +44,8 @@ __all__ = [
     "ZeroKnowledge",
     "build",
     "check",
+    "for_being_right",
+    "for_verdict",
     "from_settings",
     "register",
     "start",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from nip_ray.protocols.payment import Ends
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Protocol
 from nip_ray.protocols.zero_knowledge import pay
 
@@ -91,7 +92,7 @@ def step(
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != CONTINUE
     exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
-    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA[:, verifier])
+    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA)
     agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
     if protocol.zero_knowledge is not None:
         if similarity_B is None:
@@ -156,21 +157,30 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
     return torch.full_like(decision_B, ACCEPT if protocol.force_guess == "one" else REJECT)
 
 
-def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, may_guess_B: Tensor) -> Tensor:
+def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor) -> Tensor:
     """(B, A) float32 rewards of one step; decision_B is CONTINUE where no decision counted."""
-    payment = protocol.payment
-    decided_B = decision_B != CONTINUE
-    verifier_B = torch.zeros(decision_B.shape, dtype=torch.float32, device=decision_B.device)
-    verifier_B = torch.where(decided_B & (decision_B == state.y_B), payment.verifier_reward, verifier_B)
-    verifier_B = torch.where(decided_B & (decision_B != state.y_B), payment.verifier_incorrect_penalty, verifier_B)
-    verifier_B = torch.where(exhausted_B, payment.verifier_terminated_penalty, verifier_B)
-    verifier_B = torch.where(may_guess_B & ~decided_B & ~exhausted_B, payment.verifier_no_guess_reward, verifier_B)
-    columns = []
-    for agent in protocol.agents:
-        if agent == protocol.verifier or (payment.shared_reward and agent in protocol.provers):
-            columns.append(verifier_B)
-        elif agent in payment.goals:
-            columns.append((decision_B == payment.goals[agent]).float() * payment.prover_reward)
-        else:
-            columns.append(torch.zeros_like(verifier_B))
-    return torch.stack(columns, 1)
+    payoff_YVA, turns_AA = protocol.amounts_on(decision_B.device)
+    over_B = (decision_B != CONTINUE) | exhausted_B
+    reward_BA = torch.where(over_B[:, None], payoff_YVA[state.y_B, decision_B], 0.0)
+    if turns_AA is not None:
+        counts_BA = turn_BA.clone()
+        counts_BA[:, protocol.verifier_index] &= ~over_B
+        paid_BA = (counts_BA[:, None] * turns_AA).sum(-1)
+        reward_BA = reward_BA + torch.where(state.agent_done_BA, 0.0, paid_BA)
+    if protocol.payment.function is not None:
+        ends = Ends(state.y_B, decision_B, certainty(decision_B), state.round_B + 1)
+        reward_BA = reward_BA + torch.where(over_B[:, None], function_pays(protocol, ends), 0.0)
+    return reward_BA
+
+
+def certainty(decision_B: Tensor) -> Tensor:
+    """(B,) float32: the probability of acceptance that a verdict without a grade stands for."""
+    return torch.where(decision_B == CONTINUE, 0.5, decision_B.float())
+
+
+def function_pays(protocol: Protocol, ends: Ends) -> Tensor:
+    """(B, A) float32: what the payment function of `protocol` pays for these ends; zero for whom it does not name."""
+    assert protocol.payment.function is not None
+    paid = protocol.payment.function(ends)
+    nothing_B = torch.zeros_like(ends.confidence_B)
+    return torch.stack([paid.get(agent, nothing_B).to(nothing_B) for agent in protocol.agents], 1)

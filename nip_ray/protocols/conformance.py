@@ -1,13 +1,17 @@
 """One call that says whether a protocol table makes sense."""
 
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import fields
 
 import torch
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.batched_step import start, step
-from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ZeroKnowledge
+from nip_ray.protocols.payment import Ends, PaymentFunction
+from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
+
+_NUMBER = "must be a finite number within float32"
 
 
 def check(protocol: Protocol) -> None:
@@ -15,7 +19,8 @@ def check(protocol: Protocol) -> None:
 
     Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
     the verifier has a turn in which its decision counts, under every seed; round limits make sense; rewards are finite, in the
-    table and in play; under zero knowledge also that the two extra agents exist and have the verifier's turns.
+    tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents exist and have the
+    verifier's turns.
     """
     faults = _shape_faults(protocol) or _name_faults(protocol)
     if not faults:
@@ -69,19 +74,61 @@ def _limit_faults(protocol: Protocol) -> list[str]:
 
 
 def _payment_faults(protocol: Protocol) -> list[str]:
-    amounts = {key: value for key, value in asdict(protocol.payment).items() if isinstance(value, float | int)}
+    payment, faults = protocol.payment, []
     largest = torch.finfo(torch.float32).max
-    faults = [
-        f"{key} must be a finite number within float32 (got {value})"
-        for key, value in amounts.items()
-        if not math.isfinite(value) or abs(value) > largest
-    ]
+    for agent, table in payment.payoff.items():
+        if agent not in protocol.agents:
+            faults.append(f"payoff[{agent!r}]: no agent, expected some of {list(protocol.agents)} (is the verifier called otherwise?)")
+        elif [len(row) for row in table] != [NUM_DECISIONS, NUM_DECISIONS]:
+            faults.append(f"payoff[{agent!r}] must have a row for each label (reject, accept) of amounts for reject, accept, undecided")
+        else:
+            amounts = [amount for row in table for amount in row]
+            faults += [f"payoff[{agent!r}]: {_NUMBER} (got {a})" for a in amounts if not math.isfinite(a) or abs(a) > largest]
+    for agent, speakers in payment.turns.items():
+        for speaker, amount in speakers.items():
+            if agent not in protocol.agents or speaker not in protocol.agents:
+                faults.append(f"turns[{agent!r}][{speaker!r}] must name two agents of {list(protocol.agents)}")
+            elif not math.isfinite(amount) or abs(amount) > largest:
+                faults.append(f"turns[{agent!r}][{speaker!r}]: {_NUMBER} (got {amount})")
     if protocol.force_guess not in (None, "zero", "one", "y"):
         faults.append(f"force_guess must be zero, one, y or None (got {protocol.force_guess!r})")
-    for agent, goal in protocol.payment.goals.items():
+    for agent, goal in payment.goals.items():
         if agent not in protocol.provers or goal not in (REJECT, ACCEPT):
             faults.append(f"goals[{agent!r}] = {goal}: must map a prover to reject (0) or accept (1)")
+    if payment.function is not None and not faults:
+        faults += _function_faults(protocol, payment.function)
     return faults
+
+
+def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]:
+    """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves what it is given."""
+    if protocol.verifier is None:
+        return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
+    axes = (torch.arange(2), torch.arange(3), torch.arange(5), torch.arange(protocol.min_rounds, protocol.max_rounds + 1))
+    y_B, verdict_B, grade_B, rounds_B = torch.cartesian_prod(*axes).T
+    graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
+    ends = Ends(y_B, verdict_B, torch.where(verdict_B == CONTINUE, 0.5, graded_B), rounds_B)
+    kept = [getattr(ends, field.name).clone() for field in fields(ends)]
+    paid, again = function(ends), function(ends)
+    if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
+        return [f"payment.function must give a mapping of some of {list(protocol.agents)} to (B,) tensors (gave {paid!r:.60})"]
+    faults = []
+    for agent, paid_B in paid.items():
+        if not isinstance(paid_B, torch.Tensor) or paid_B.shape != y_B.shape:
+            faults.append(f"payment.function: {agent!r} must be paid a tensor of shape (B,), one amount a copy")
+        elif not bool(paid_B.float().isfinite().all()):
+            faults.append(f"payment.function: what {agent!r} is paid must be finite")
+        elif not torch.equal(paid_B, again[agent]):
+            faults.append(f"payment.function: {agent!r} is paid something else at the second call, let it depend on the ends alone")
+        elif not torch.allclose(paid_B[::7], function(_some(ends, slice(None, None, 7)))[agent]):
+            faults.append(f"payment.function: what {agent!r} is paid for a copy depends on other copies of the batch")
+    if any(not torch.equal(getattr(ends, field.name), old) for field, old in zip(fields(ends), kept)):
+        faults.append("payment.function must not change the tensors that it is given")
+    return faults
+
+
+def _some(ends: Ends, index: slice) -> Ends:
+    return Ends(*(getattr(ends, field.name)[index] for field in fields(ends)))
 
 
 def _zero_knowledge_faults(protocol: Protocol, extra: ZeroKnowledge | None) -> list[str]:

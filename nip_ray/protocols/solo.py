@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from nip_ray.errors import UserError
+from nip_ray.protocols.payment import Payment, for_being_right
 from nip_ray.protocols.spec import Protocol
 
 
@@ -15,13 +16,15 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
     if agent not in protocol.agents:
         raise UserError(f"agent {agent!r} does not play {protocol.name!r}; its agents are {list(protocol.agents)}")
     writes = tuple(protocol.channels[c] for c in protocol.writes[agent]) or tuple(protocol.sees[agent])
+    verifier, paid = protocol.verifier or "", protocol.payment
+    judged, asking = paid.payoff.get(verifier, for_being_right(1, -1, -1)), paid.turns.get(verifier, {}).get(verifier, 0.0)
     return replace(
         protocol,
         agents=(agent,),
         sees={agent: protocol.sees[agent]},
         turns=((tuple((agent, channel) for channel in writes),),),
         min_rounds=1,
-        payment=replace(protocol.payment, goals={}, shared_reward=False),
+        payment=Payment({agent: judged}, {agent: {agent: asking}} if asking else {}),
         verifier=agent,
         force_guess=None,
         zero_knowledge=None,

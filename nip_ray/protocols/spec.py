@@ -4,7 +4,7 @@ Decisions that matter here:
 - who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
   seed class, so "which prover speaks" can be random without any code;
 - a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
-- payment is data too: each prover has a goal (the decision it is paid for) or none;
+- payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
 - a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
 - torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
@@ -13,10 +13,11 @@ Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from nip_ray.protocols.payment import NOTHING, Payment
 from nip_ray.settings.protocol import ProtocolParams
 
 if TYPE_CHECKING:
@@ -32,35 +33,6 @@ NUM_DECISIONS = 3
 NUM_SEEDS = 2**16  # an episode's seed is uniform in [0, NUM_SEEDS)
 
 Turn = tuple[str, str]  # (agent, channel)
-
-
-@dataclass(frozen=True)
-class Payment:
-    """Who is paid for what.
-
-    goals: prover -> the decision (REJECT or ACCEPT) that it is paid for; a prover left out gets nothing.
-    """
-
-    goals: Mapping[str, int] = field(default_factory=dict)
-    prover_reward: float = 1.0
-    verifier_reward: float = 1.0
-    verifier_incorrect_penalty: float = -1.0
-    verifier_terminated_penalty: float = -1.0
-    verifier_no_guess_reward: float = 0.0
-    shared_reward: bool = False
-
-    @classmethod
-    def from_params(cls, params: ProtocolParams, goals: Mapping[str, int]) -> Payment:
-        """The amounts of `params` with these goals; what would pay nobody stays as by default."""
-        names = [
-            "verifier_reward",
-            "verifier_incorrect_penalty",
-            "verifier_terminated_penalty",
-            "verifier_no_guess_reward",
-            "shared_reward",
-        ]
-        names += ["prover_reward"] if goals and not params.shared_reward else []
-        return cls(goals=dict(goals), **{name: getattr(params, name) for name in names})
 
 
 @dataclass(frozen=True)
@@ -184,16 +156,26 @@ class Protocol:
         """How many turns the verifier has before the rounds run out (the fewest over episode seeds)."""
         return int(self.turn_table_SKAC[:, :, self.verifier_index].any(-1).sum(1).min())
 
-    def reward_mid_point(self, agent: str) -> float:
-        """Half way between an agent's good and bad outcome: the threshold that tells positive from negative examples.
+    def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
+        """(label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
+        found = self._amounts.get(device)
+        if found is None:
+            import torch
 
-        Provers who share the verifier's reward are measured on its scale; in a game without a verifier it is 0.
-        """
-        if self.verifier is None:
-            return 0.0
-        if agent == self.verifier or (self.payment.shared_reward and agent in self.provers):
-            return (self.payment.verifier_reward + self.payment.verifier_incorrect_penalty) / 2
-        return self.payment.prover_reward / 2 if agent in self.provers else 0.0
+            payoff = [[[self.payment.payoff.get(agent, NOTHING)[y][v] for agent in self.agents] for v in range(3)] for y in range(2)]
+            turns = [[self.payment.turns.get(agent, {}).get(speaker, 0.0) for speaker in self.agents] for agent in self.agents]
+            turns_AA = torch.tensor(turns, device=device) if any(map(any, turns)) else None
+            found = self._amounts[device] = torch.tensor(payoff, device=device), turns_AA
+        return found
+
+    @cached_property
+    def _amounts(self) -> dict[torch.device, tuple[Tensor, Tensor | None]]:
+        """The tables of `amounts_on` by device."""
+        return {}
+
+    def reward_mid_point(self, agent: str) -> float:
+        """The threshold that tells positive from negative examples, see `Payment.mid_point`; in a game without a verifier it is 0."""
+        return 0.0 if self.verifier is None else self.payment.mid_point(agent)
 
 
 ProtocolBuilder = Callable[[ProtocolParams], Protocol]

@@ -9,7 +9,8 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.spec import ACCEPT, REJECT, Payment, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.protocols.payment import Payment
+from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
 
@@ -98,7 +99,7 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
         turns=(((("verifier", "main"),),),),
         max_rounds=1,
         min_rounds=1,
-        payment=Payment.from_params(replace(params, shared_reward=False), {}),
+        payment=Payment.from_params(params, {}),
         force_guess=params.force_guess,
     )
 
@@ -125,7 +126,7 @@ def multi_channel_test(params: ProtocolParams) -> Protocol:
         ),
         max_rounds=8,
         min_rounds=2,
-        payment=Payment.from_params(params, {}),
+        payment=Payment.from_params(params, dict.fromkeys(provers)),
         force_guess=params.force_guess,
     )
 
@@ -142,7 +143,7 @@ def message_game(params: ProtocolParams) -> Protocol:
         turns=((tuple((agent, f"{agent}_channel") for agent in agents),),),
         max_rounds=max_rounds,
         min_rounds=max_rounds,
-        payment=replace(Payment.from_params(params, {}), shared_reward=True),
+        payment=Payment.from_params(replace(params, shared_reward=True), {"prover": None}),
         force_guess=params.force_guess,
     )
 
@@ -245,9 +246,10 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
         if asked not in (None, own):
             always = _LENGTHS.get(name, own) if key == "max_rounds" else own
             yield f"{key}: got {asked}, but {name} always has {always}, leave it out"
+    yield from _payoff_faults(name, params, table)
     for field in fields(ProtocolParams):
         key = field.name
-        if key in _LIMITS or getattr(params, key) == getattr(defaults, key):
+        if key in (*_LIMITS, "payoff") or getattr(params, key) == getattr(defaults, key):
             continue
         if table.verifier is not None and key == "zero_knowledge":
             continue
@@ -256,6 +258,19 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
                 yield f"{key}: counts with zero_knowledge only, set protocol.zero_knowledge to true or leave this out"
         elif build_table(replace(params, **{key: getattr(defaults, key)})) == table:
             yield f"{key}: {name} has {'no use' if table.verifier else 'no verifier and no use'} for it, leave it out"
+
+
+def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterator[str]:
+    """Entries for nobody, for turns of nobody, or that the protocol does not heed."""
+    for agent, entries in params.payoff.items():
+        if table.verifier is None:
+            yield f"payoff.{agent}: {name} has no verifier, and its scenario pays, leave it out"
+            continue
+        for other, place in ((agent, ""), *((speaker, ".turns") for speaker in entries.turns)):
+            if other not in table.agents:
+                yield f"payoff.{agent if place else other}{place}: no agent {other!r} of {name}, expected one of {', '.join(table.agents)}"
+        if agent in table.agents and not table.payment.grants(agent, entries):
+            yield f"payoff.{agent}: {name} has no use for it, leave it out"
 
 
 def _params(settings: ProtocolParams) -> dict[str, Any]:

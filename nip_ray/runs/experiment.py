@@ -38,7 +38,7 @@ def run_experiment(
 
         return run_text_experiment(config, run_dir, quiet=quiet)
     from nip_ray.config.load import config_to_yaml
-    from nip_ray.config.rules import check
+    from nip_ray.config.rules import check, warnings_of
 
     check(config)
     check_trackers(config.tracking)
@@ -49,6 +49,8 @@ def run_experiment(
         folder.write_json("environment.json", environment())
         say_stage(f"run {folder.path}", quiet)
         session = Session(config, folder, quiet=quiet)
+        for text in warnings_of(config):
+            session.warn(text)
         try:
             session.start()
             return ExperimentResult(folder.path, to_the_end(session), config.iterations)

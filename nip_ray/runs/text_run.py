@@ -10,7 +10,7 @@ from nip_ray.config.changes import resumed_config
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.config.paths import with_absolute_paths
-from nip_ray.config.rules import check
+from nip_ray.config.rules import check, warnings_of
 from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.progress import say
@@ -40,6 +40,8 @@ def run_text_experiment(config: TextExperimentConfig, run_dir: Path | str | None
     prepared = prepare(config)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
+        for text in warnings_of(config):
+            say(f"warning: {text}")
         store_abilities(folder.path / PROVIDERS, abilities)
         save_state(folder, state)
         return train(config, folder, prepared, state, quiet)

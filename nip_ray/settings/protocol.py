@@ -7,6 +7,23 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
+class PayoffSettings:
+    """Entries of one agent's table of payments; none leaves an entry as the other parameters make it."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    true_accept: float | None = option(None, "Paid for the acceptance of a true claim.")
+    false_accept: float | None = option(None, "Paid for the acceptance of a false claim.")
+    true_reject: float | None = option(None, "Paid for the rejection of a false claim.")
+    false_reject: float | None = option(None, "Paid for the rejection of a true claim.")
+    undecided: float | None = option(None, "Paid when the rounds run out without a verdict.")
+    turns: dict[str, float] = option(
+        dict,
+        "Agent -> paid for each of that agent's turns (negative: a cost); of the verifier's, those with no verdict but the last.",
+    )
+
+
+@dataclass(frozen=True)
 class ProtocolParams:
     """The parameters that protocols are built from; one that a protocol has no use for is refused when it is set."""
 
@@ -25,7 +42,8 @@ class ProtocolParams:
     verifier_incorrect_penalty: float = option(-1.0, "Paid to the verifier for a wrong decision.")
     verifier_terminated_penalty: float = option(-1.0, "Paid to the verifier when the rounds run out undecided.")
     verifier_no_guess_reward: float = option(0.0, "Paid to the verifier for each of its turns without a registered decision.")
-    shared_reward: bool = option(False, "Provers receive the verifier's reward instead of their own.")
+    shared_reward: bool = option(False, "Provers are paid by the verifier's table instead of their own, as message_game always does.")
+    payoff: dict[str, PayoffSettings] = option(dict, "Agent -> what it is paid instead: entries of its table of payments.")
     force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")
     zero_knowledge: bool = option(
         False, "Adds an adversarial verifier, who tries to learn more than the verdict, and a simulator, who must do without the provers."

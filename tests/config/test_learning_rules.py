@@ -167,22 +167,18 @@ LEGAL: list[Data] = [
     learning("solo", minibatch_size=1)
     | agents(verifier={"agent_lr_factor": {"actor": 1, "critic": 1}, "body_lr_factor": FROZEN["agent_lr_factor"]}),
     learning("solo", minibatch_size=5) | schedules(verifier=CONTIGUOUS),
-    learning("solo", agent="player0") | {"plugins": [__file__], "protocol": {"name": "mine"}},
     schedules(prover={}),
     schedules(prover=ALTERNATING, verifier={**ALTERNATING, "first_agent": False}),
     schedules(prover=CONTIGUOUS) | {"iterations": 2},
-    schedules(anybody=CONTIGUOUS) | {"plugins": [__file__], "protocol": {"name": "mine"}},
     weights(prover={"run_dir": "RUN"}),
     weights(prover={"run_dir": "RUN", "checkpoint": 50, "agent": "verifier"}) | pretrained("verifier"),
     pretrained("prover", "verifier"),
     pretrained("prover") | agents(prover={"body_lr_factor": {"actor": 0, "critic": 0}}),
     pretrained("prover") | agents(prover=FROZEN),
-    pretrained("anybody") | {"plugins": [__file__], "protocol": {"name": "mine"}},
     probe(),
     probe(agents=["verifier"]),
     past(agents=["verifier"]),
     KUHN | past(sampling="prioritised", priority="even", draws=4),
-    past(agents=["anybody"]) | {"plugins": [__file__], "protocol": {"name": "mine"}},
     KUHN,
 ]
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nip_ray.config.load import config_from_dict
-from nip_ray.config.rules import check, protocol_name, protocol_parameters
+from nip_ray.config.rules import check, protocol_name, protocol_parameters, warnings_of
 from nip_ray.errors import UserError
 from nip_ray.protocols import build
 from nip_ray.protocols.tables import BOUND_TO_SCENARIO, SHIPPED
@@ -54,6 +54,7 @@ def spoken_in_json(provider: Data) -> Data:
 
 
 UNEQUAL = {"actor": 1, "critic": 0.5}
+OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
 
 
@@ -81,6 +82,11 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (protocol("nip", min_rounds=8), "protocol.min_rounds", "last turn is round 7 (counted from 1)"),
         (protocol("nip", max_rounds=1, verifier_first=False), "protocol.max_rounds", "never has a turn"),
         (protocol("nip", verifier_reward=float("inf")), "protocol.verifier_reward", "finite"),
+        (protocol("nip", payoff={"prover": {"true_accept": float("inf")}}), "protocol.payoff.prover.true_accept", "finite"),
+        (protocol("nip", payoff={"judge": {}}), "protocol.payoff.judge", "expected one of prover, verifier"),
+        (OWN | protocol("criticised", sequential=True), "protocol.sequential", "criticised has no use for it"),
+        (OWN | protocol("criticised") | agents(judge={}), "scenario.agents.judge", "no agent of criticised"),
+        (OWN | protocol("criticized"), "protocol.name", "did you mean criticised? (none of `plugins` registers it)"),
         ({"protocol": {"name": "message_game"}}, "scenario.name", "played in message_game only"),
         ({"scenario": {"name": "message_game"}}, "protocol.name", "under the protocol message_game only"),
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "sequential": True}}, "protocol.sequential", "no use"),
@@ -158,11 +164,29 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
         {"plugins": [__file__, "json.decoder"]},
-        {"plugins": [__file__], "protocol": {"name": "mine"}} | agents(somebody={"kind": "random"}),
+        protocol("nip", payoff={"verifier": {"false_accept": -5, "turns": {"prover": -0.1}}, "prover": {"undecided": -1}}),
+        OWN | protocol("criticised", max_rounds=5) | agents(critic={"kind": "random"}),
     ],
 )
+@pytest.mark.usefixtures("no_plugins")
 def test_legal(data: Data) -> None:
     check(config_from_dict(data))
+
+
+def test_who_learns_for_nothing_is_named() -> None:
+    """Not those who do not learn, nor where a table, or the similarity of zero knowledge, pays."""
+    many, paid = protocol("multi_channel_test"), {"prover1": {"turns": {"prover1": -1.0}}}
+    for data, said in (
+        (many, ["protocol multi_channel_test: prover0, prover1, prover2 learn, but"]),
+        (many | agents(prover0={"kind": "random"}), ["protocol multi_channel_test: prover1, prover2 learn, but"]),
+        (protocol("multi_channel_test", payoff=paid) | agents(prover0={"kind": "random"}), [": prover2 learns, but"]),
+        (protocol("multi_channel_test", zero_knowledge=True), []),
+        (protocol("nip"), []),
+        (MESSAGE_GAME, []),
+    ):
+        found = list(warnings_of(config_from_dict(data)))
+        assert len(found) == len(said)
+        assert all(part in text for part, text in zip(said, found, strict=True))
 
 
 def test_all_faults_come_at_once() -> None:

@@ -28,7 +28,7 @@ from nip_ray.play.dialogues import (
     start_dialogue,
     transcript_record,
 )
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Ends, build, check, start, step
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario
 from nip_ray.seeding import stable_seed
@@ -93,7 +93,7 @@ def test_payment_and_endings_are_those_of_the_tensor_step(
     about = item(y, stance)
     paid = made.protocol
     if made.settings.randomize_prover_stance:
-        paid = replace(paid, payment=replace(paid.payment, goals=dict.fromkeys(paid.provers, stance)))
+        paid = replace(paid, payment=paid.payment.arguing(dict.fromkeys(paid.provers, stance)))
     state = start(paid, torch.tensor([y]), torch.tensor([seed]))
     dialogue = start_dialogue(about, seed)
     while not dialogue.ended:
@@ -128,6 +128,29 @@ def test_payment_is_linear_in_confidence(chosen: tuple[str, dict[str, Any]], see
     assert ends[share].confidence == share
     assert ends[share].verdict == (CONTINUE if percent == 50 else int(percent > 50))
     assert ends[share].ended
+
+
+def brier(ends: Ends) -> dict[str, torch.Tensor]:
+    return {"verifier": -((ends.y_B - ends.confidence_B) ** 2), "prover": ends.rounds_B.float()}
+
+
+@pytest.mark.parametrize(("confidence", "pays"), [(1.0, -1.0), (0.75, -0.5625), (0.0, 0.0), (None, -0.25)])
+def test_a_payment_function_is_given_the_confidence_and_the_rounds(confidence: float | None, pays: float) -> None:
+    plain = scenario("nip", scale="percent")
+    own = replace(plain, protocol=replace(plain.protocol, payment=replace(plain.protocol.payment, function=brier)))
+    check(own.protocol)
+    ends = []
+    for made in (plain, own):
+        dialogue = start_dialogue(item(0), 0)
+        while not dialogue.ended:
+            dialogue = advance(made, dialogue, turns_of(made, dialogue, confidence))
+        ends.append(dialogue)
+    rounds = len(ends[0].rounds)
+    assert {agent: ends[1].total(agent) - ends[0].total(agent) for agent in ("prover", "verifier")} == {"prover": rounds, "verifier": pays}
+    if confidence in (None, 0.0, 1.0):
+        state = replace(start(own.protocol, torch.tensor([0]), torch.tensor([0])), round_B=torch.tensor([rounds - 1]))
+        _, outcome = step(own.protocol, state, torch.tensor([[CONTINUE, CONTINUE if confidence is None else int(confidence)]]))
+        assert dict(zip(own.protocol.agents, outcome.reward_BA[0].tolist())) == ends[1].rewards[-1], "as in tensor play"
 
 
 Script = Callable[[str, int, int], "Answer | None"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, Payment, Protocol, ProtocolParams, build, check, register, start, step
+from nip_ray.protocols import ACCEPT, PROTOCOLS, REJECT, Payment, Protocol, ProtocolParams, build, check, for_verdict, register, start, step
 
 
 def cross_examination(params: ProtocolParams) -> Protocol:
@@ -32,7 +32,7 @@ def cross_examination(params: ProtocolParams) -> Protocol:
         turns=(tuple(accuser + defender + bench), tuple(defender + accuser + bench)),
         max_rounds=params.max_rounds or 7,
         min_rounds=params.min_rounds or 7,
-        payment=Payment.from_params(params, {"accuser": REJECT, "defender": ACCEPT}),
+        payment=Payment.from_params(params, {"accuser": REJECT, "defender": ACCEPT}, "judge"),
         verifier="judge",
         force_guess=params.force_guess,
     )
@@ -53,7 +53,7 @@ def test_own_protocol_registers_in_forty_lines() -> None:
     assert len(inspect.getsource(cross_examination).splitlines()) + 2 <= 40  # one line to import, one to register
     register("cross_examination", cross_examination)
     built = build("cross_examination", prover_reward=3.0)
-    assert built.payment.prover_reward == 3.0
+    assert built.payment.payoff["accuser"] == for_verdict(REJECT, 3.0)
     assert built == replace(GOOD, payment=built.payment)
     with pytest.raises(UserError, match="cross_examination"):
         build("no such protocol")
@@ -85,8 +85,23 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "silent round": ({"turns": (SILENT_FOURTH, GOOD.turns[1])}, r"nobody speaks in round 4 \(seed class 0\)"),
     "mute verifier": ({"turns": (JUDGE_NEVER,)}, r"the verifier has no turn.*never decide \(seed class 0\)"),
     "decides too early": ({"turns": (GOOD.turns[0][:6],), "max_rounds": 6, "min_rounds": 6}, "the verifier has no turn from round 5 on"),
-    "not a number": ({"payment": replace(GOOD.payment, verifier_reward=float("nan"))}, "verifier_reward must be a finite number"),
-    "too large for float32": ({"payment": replace(GOOD.payment, prover_reward=1e39)}, "prover_reward|not finite"),
+    "not a number": ({"payment": Payment({"judge": for_verdict(ACCEPT, float("nan"))})}, r"payoff\['judge'\]: must be a finite number"),
+    "too large for float32": ({"payment": Payment({"accuser": for_verdict(ACCEPT, 1e39)})}, r"payoff\['accuser'\].*float32"),
+    "paid for no verdict": ({"payment": Payment({"judge": ((0, 0), (0, 0))})}, r"payoff\['judge'\] must have a row"),  # type: ignore[dict-item]
+    "payment for nobody": ({"payment": Payment({"verifier": for_verdict(ACCEPT, 1)})}, r"payoff\['verifier'\]: no agent"),
+    "turns of nobody": ({"payment": Payment(turns={"judge": {"clerk": 1.0}})}, r"turns\['judge'\]\['clerk'\] must name two agents"),
+    "turns without a price": ({"payment": Payment(turns={"judge": {"judge": float("inf")}})}, "must be a finite number"),
+    **{
+        f"function {what}": ({"payment": replace(GOOD.payment, function=function)}, f"payment.function.*{said}")
+        for what, function, said in (
+            ("of nobody", lambda ends: {"clerk": ends.confidence_B}, "mapping of some of"),
+            ("of one amount", lambda ends: {"judge": ends.confidence_B.sum()}, "shape"),
+            ("of batches", lambda ends: {"judge": ends.confidence_B.cumsum(0)}, "depends on other copies"),
+            ("of chance", lambda ends: {"judge": torch.rand(len(ends.y_B))}, "second call"),
+            ("without end", lambda ends: {"judge": 1 / ends.confidence_B}, "finite"),
+            ("with traces", lambda ends: {"judge": ends.confidence_B.mul_(0)}, "must not change"),
+        )
+    },
     "unknown channel in sees": ({"sees": {**GOOD.sees, "judge": (*GOOD.channels, "gallery")}}, "channel 'gallery', which does not exist"),
     "unknown channel in turns": ({"turns": ((JUDGE, (("judge", "gallery"),)),)}, r"\('judge', 'gallery'\), which is not an agent and"),
     "unknown agent in turns": ({"turns": ((JUDGE, (("clerk", "stand"),)),)}, r"\('clerk', 'stand'\), which is not an agent and"),

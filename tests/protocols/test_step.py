@@ -1,6 +1,7 @@
 """The batched step against a slow one: plain Python, one copy at a time, every rule spelled out per protocol, no tables, no tensors."""
 
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from nip_ray.errors import UserError
 from nip_ray.protocols import Protocol, ProtocolState, StepOutcome, build, start, step
+from nip_ray.settings.protocol import PayoffSettings
 
 ORDERED = ("nip", "debate", "mnip")
 FIXED_LIMITS = {"adp": (2, 1), "merlin_arthur": (2, 1), "solo_verifier": (1, 1), "multi_channel_test": (8, 2)}
@@ -36,6 +38,7 @@ class Rules:
     amounts: tuple[float, ...] = DEFAULT_AMOUNTS
     shared_reward: bool = False
     force_guess: str | None = None
+    payoff: Mapping[str, PayoffSettings] = field(default_factory=dict)
 
     def agents(self) -> list[str]:
         if self.name in ("nip", "adp"):
@@ -108,7 +111,7 @@ class Rules:
     def params(self) -> dict[str, Any]:
         """What to hand to `build`: only what the protocol has a use for."""
         made: dict[str, Any] = dict(zip(AMOUNTS, self.amounts, strict=True))
-        made["force_guess"] = self.force_guess
+        made |= {"force_guess": self.force_guess, "payoff": self.payoff}
         if self.name != "solo_verifier":
             made["shared_reward"] = self.shared_reward
         if self.name in ("solo_verifier", "multi_channel_test") or self.shared_reward:
@@ -163,13 +166,31 @@ class Copy:
                 rewards.append(prover_pay)
             else:
                 rewards.append(0.0)
+        verdict = decision if made else 2
+        rewards = [self.corrected(agent, paid, verdict, out_of_rounds) for agent, paid in zip(rules.agents(), rewards, strict=True)]
         self.round += 1
         if made:
             self.done = True
             self.agents_done = True
         if out_of_rounds:
             self.terminated = True
-        return rewards, made, out_of_rounds, decision if made else 2
+        return rewards, made, out_of_rounds, verdict
+
+    def corrected(self, agent: str, paid: float, verdict: int, out_of_rounds: bool) -> float:
+        """What this round pays an agent whose payoff has entries, where `paid` is what it would pay without."""
+        entries = self.rules.payoff.get(agent, PayoffSettings())
+        if verdict != 2:
+            given = getattr(entries, f"{'true' if verdict == self.y else 'false'}_{'accept' if verdict else 'reject'}")
+        else:
+            given = entries.undecided if out_of_rounds else None
+        more = 0.0
+        for speaker, amount in entries.turns.items():
+            if any(self.rules.speaks(speaker, channel, self.round, self.seed) for channel in self.rules.channels()):
+                if speaker != "verifier":
+                    more += amount
+                elif verdict == 2 and not out_of_rounds:
+                    given = amount
+        return (paid if given is None else given) + more
 
     def wants(self, agent: str) -> int | None:
         """The verdict that a prover is paid for."""
@@ -178,6 +199,15 @@ class Copy:
         if self.rules.name in ("debate", "merlin_arthur"):
             return 0 if agent == "prover0" else 1
         return None
+
+
+@st.composite
+def random_payoff(draw: st.DrawFn, agents: list[str]) -> dict[str, PayoffSettings]:
+    """Entries of some agents' tables; amounts add up without rounding."""
+    amount = st.integers(-8, 8).map(lambda eighths: eighths / 8)
+    entries = {key: st.none() | amount for key in ("true_accept", "false_accept", "true_reject", "false_reject", "undecided")}
+    turns = st.dictionaries(st.sampled_from(agents), amount, max_size=2)
+    return draw(st.dictionaries(st.sampled_from(agents), st.builds(PayoffSettings, **entries, turns=turns), max_size=2))
 
 
 @st.composite
@@ -190,6 +220,11 @@ def random_rules(draw: st.DrawFn) -> Rules:
         shared_reward=draw(st.booleans()),
         force_guess=draw(st.sampled_from([None, None, None, "zero", "one", "y"])),
     )
+    made = replace(made, payoff=draw(random_payoff(made.agents())))
+    try:
+        build(made.name, **made.params())
+    except UserError as error:  # entries may leave another amount without a use
+        made = replace(made, payoff={}) if "has no use for it" in str(error) else made
     if made.name in FIXED_LIMITS:
         max_rounds, min_rounds = FIXED_LIMITS[made.name]
         return replace(made, max_rounds=max_rounds, min_rounds=min_rounds)

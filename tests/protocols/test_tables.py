@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import PROTOCOLS, Payment, Protocol, ProtocolParams, build, register
+from nip_ray.protocols import PROTOCOLS, Payment, Protocol, ProtocolParams, build, for_being_right, for_verdict, register
+from nip_ray.settings.protocol import PayoffSettings
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +38,8 @@ def test_names_limits_goals_and_amounts(name: str, agents: str, channels: str, l
     assert protocol.force_guess is None
     assert (protocol.agents, protocol.channels) == (tuple(agents.split()), tuple(channels.split()))
     assert (protocol.max_rounds, protocol.min_rounds) == limits
-    assert protocol.payment == Payment(goals, 1.0, 1.0, -1.0, -1.0, 0.0, False)
+    payoff = {"verifier": for_being_right(1, -1, -1), **{agent: for_verdict(goal, 1) for agent, goal in goals.items()}}
+    assert protocol.payment == Payment(payoff, goals=goals)
     assert protocol.provers == tuple(agent for agent in agents.split() if agent != "verifier")
     assert protocol.agents[protocol.verifier_index] == "verifier"
 
@@ -45,6 +47,8 @@ def test_names_limits_goals_and_amounts(name: str, agents: str, channels: str, l
 def test_reward_mid_points() -> None:
     protocol = build("debate", prover_reward=3.0, verifier_reward=2.0, verifier_incorrect_penalty=-5.0)
     assert [protocol.reward_mid_point(agent) for agent in protocol.agents] == [1.5, 1.5, -1.5]
+    unequal = build("nip", payoff={"verifier": PayoffSettings(false_accept=-9.0)})
+    assert unequal.reward_mid_point("verifier") == 0.0, "between the worst right verdict and the best wrong one"
     assert build("nip").reward_mid_point("verifier") == build("kuhn_poker").reward_mid_point("player0") == 0.0
 
 
@@ -82,7 +86,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("bisection", {"min_rounds": 3}, "min_rounds: got 3, but bisection always has 9"),
     ("debate", {"half_chosen_by": "verifier"}, "half_chosen_by: debate has no use"),
     *((name, {"sequential": True}, f"sequential: {name} has no use") for name in ("nip", "adp", "merlin_arthur", "solo_verifier")),
-    *(("nip", {key: value}, f"{key}|not finite") for key in AMOUNTS for value in (float("nan"), float("-inf"), 1e39)),
+    ("nip", {"payoff": {"referee": PayoffSettings()}}, "payoff.referee: no agent 'referee' of nip, expected one of prover, verifier"),
+    ("nip", {"payoff": {"prover": PayoffSettings(turns={"x": 1.0})}}, "payoff.prover.turns: no agent 'x' of nip"),
+    ("nip", {"payoff": {"prover": PayoffSettings(undecided=float("nan"))}}, r"payoff\['prover'\]: must be a finite number"),
+    ("matrix_game", {"payoff": {"player0": PayoffSettings()}}, "payoff.player0: matrix_game has no verifier"),
+    *(("nip", {key: value}, "must be a finite number|not finite") for key in AMOUNTS for value in (float("nan"), float("-inf"), 1e39)),
 ]
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import ACCEPT, Protocol, ProtocolParams, build, check, start, step, wrap
+from nip_ray.protocols import ACCEPT, Payment, Protocol, ProtocolParams, build, check, start, step, wrap
 from tests.builders import PROTOCOLS, protocol_id
 
 NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier", "multi_channel_test")
@@ -85,7 +85,7 @@ def test_what_cannot_be_wrapped() -> None:
         agents=("simulator", "verifier"),
         sees=dict.fromkeys(("simulator", "verifier"), ("main",)),
         turns=(((("verifier", "main"),), (("simulator", "main"),)),),
-        payment=replace(base.payment, goals={"simulator": ACCEPT}),
+        payment=Payment.from_params(ProtocolParams(), {"simulator": ACCEPT}),
     )
     check(renamed)
     with pytest.raises(UserError, match=r"agents called \['simulator'\]"):

@@ -1,10 +1,13 @@
 """What a run is about, in two sentences: the task, and who is paid for what. Read from its config alone, without torch."""
 
 from collections.abc import Mapping
+from dataclasses import fields, replace
 from typing import Any
 
-from nip_ray.protocols.spec import ProtocolParams
+from nip_ray.protocols.payment import NOTHING, for_being_right
+from nip_ray.protocols.spec import Protocol, ProtocolParams
 from nip_ray.protocols.tables import SHIPPED, table_of
+from nip_ray.settings.protocol import PayoffSettings
 
 TASKS = {
     "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
@@ -66,31 +69,63 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
         return f"The {str(learning.get('agent', 'verifier'))[:40]} learns the labels alone, by supervised training; nobody is paid."
     if name not in SHIPPED:
         return f"Who is paid for what is defined by the protocol {name}, of a plugin." if protocol else "Who is paid for what is unknown."
-    table = table_of(name, ProtocolParams())
+    table = table_of(name, _params(protocol))
     if table.verifier is None:
         return "The rules of the game say what each player is paid."
-    right, wrong = (protocol.get(f"verifier_{key}", amount) for key, amount in (("reward", 1), ("incorrect_penalty", -1)))
-    if table.payment.shared_reward or (protocol.get("shared_reward") is True and table.provers):
-        who = ", ".join(["The verifier", *map(_the, table.provers[:-1])])
-        return (
-            f"{who} and {_the(table.provers[-1])} are each paid {_amount(right)} for a correct verdict, {_amount(wrong)} for a wrong one."
-        )
-    parts = [f"The verifier is paid {_amount(right)} for a correct verdict and {_amount(wrong)} for a wrong one"]
-    parts += [
-        f"{_the(agent)} {_amount(protocol.get('prover_reward', 1))} for {_DECISIONS[table.payment.goals[agent]]}, right or wrong"
-        if agent in table.payment.goals
-        else f"{_the(agent)} nothing"
-        for agent in table.provers
-    ]
+    judged = _paid(table.verifier, table)
+    parts = [f"{_the(table.verifier)} is paid {judged}"]
+    parts += [f"{_the(agent)} {'the same' if paid == judged else paid}" for agent in table.provers if (paid := _paid(agent, table))]
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
-    return "; ".join(parts) + "."
+    said = "; ".join(parts) + "."
+    return said[0].upper() + said[1:]
+
+
+def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
+    """The parameters of a config that have to do with payment, as far as they are what they should be."""
+    unset = ProtocolParams()
+    found: dict[str, Any] = {
+        field.name: value
+        for field in fields(ProtocolParams)
+        if _is_number(value := protocol.get(field.name)) and isinstance(getattr(unset, field.name), float)
+    }
+    found["shared_reward"] = protocol.get("shared_reward") is True
+    if protocol.get("half_chosen_by") == "verifier":
+        found["half_chosen_by"] = "verifier"
+    names = [field.name for field in fields(PayoffSettings) if field.name != "turns"]
+    found["payoff"] = {
+        str(agent): PayoffSettings(
+            **{name: entries[name] for name in names if _is_number(entries.get(name))},
+            turns={str(speaker): amount for speaker, amount in section(entries, "turns").items() if _is_number(amount)},
+        )
+        for agent, entries in section(protocol, "payoff").items()
+        if isinstance(entries, Mapping)
+    }
+    return replace(unset, **found)
+
+
+def _paid(agent: str, table: Protocol) -> str:
+    """What an agent is paid, and for what."""
+    payment = table.payment
+    (right, wrong, end), (missed, found, also) = rows = payment.payoff.get(agent, NOTHING)
+    if rows == for_being_right(right, wrong, end):
+        for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
+    elif rows[0] == rows[1] and 0 in (right, wrong):
+        for_what = f"{right + wrong:g} for {_DECISIONS[right == 0]}, right or wrong"
+    else:
+        for_what = f"{found:g} for a true acceptance, {wrong:g} for a false one, {right:g} for a true rejection, {missed:g} for a false one"
+    if end != also or (end and rows != for_being_right(right, wrong, end)):
+        for_what += f", {end:g} for no verdict" if end == also else f", {also:g} or {end:g} for no verdict on a true or a false claim"
+    for speaker, amount in payment.turns.get(agent, {}).items():
+        if amount and speaker != table.verifier:
+            for_what += f", {amount:g} for each turn of {_the(speaker)}"
+    return for_what
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _the(agent: str) -> str:
     """An agent in a sentence: with an article unless it has a number."""
     return agent if agent[-1:].isdigit() else f"the {agent}"
-
-
-def _amount(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else "?"

@@ -113,7 +113,9 @@ def attack_config(
         update={
             "name": f"{config.name}-attack",
             "iterations": _iterations(config, settings),
-            "protocol": replace(config.protocol, shared_reward=False),
+            "protocol": replace(
+                config.protocol, shared_reward=False, payoff={a: own for a, own in config.protocol.payoff.items() if a not in agents}
+            ),
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
             "algorithm": _rule(config, agents, _least(config.algorithm.num_test_items, settings.max_instances)),
             "base_run": None,

@@ -22,6 +22,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import read_reply
+from nip_ray.scenarios.code_validation.pay import rewards_of
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
 from nip_ray.scenarios.code_validation.scales import MARK, SCALES, Scale
@@ -205,7 +206,8 @@ def check_prompts(scenario: CodeValidation) -> None:
 
 def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> dict[str, Any]:
     """What the template of `agent` may use; see `nip_ray.scenarios.code_validation.prompts.VARIABLES`."""
-    protocol, roles, payment = scenario.protocol, scenario.roles, scenario.protocol.payment
+    protocol, roles = scenario.protocol, scenario.roles
+    names = {other: role.name for other, role in roles.items()}
     stance = scenario.stance(item, agent)
     is_random = scenario.settings.randomize_prover_stance
     return {
@@ -215,7 +217,7 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "protocol": protocol.name,
         "agent": agent,
         "name": roles[agent].name,
-        "names": {other: role.name for other, role in roles.items()},
+        "names": names,
         "verifier_name": roles[protocol.verifier or ""].name,
         "max_questions": protocol.verifier_turns - 1,
         "min_questions": _turns_too_early(protocol),
@@ -230,14 +232,7 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "scale": scenario.scale.name,
         "accept_decision": scenario.verdict_text(ACCEPT),
         "reject_decision": scenario.verdict_text(REJECT),
-        "rewards": {
-            "prover": payment.prover_reward,
-            "verifier": payment.verifier_reward,
-            "incorrect": payment.verifier_incorrect_penalty,
-            "terminated": payment.verifier_terminated_penalty,
-            "no_guess": payment.verifier_no_guess_reward,
-            "shared": payment.shared_reward,
-        },
+        "rewards": rewards_of(protocol, agent, stance, names, scenario.scale.name != "accept_reject"),
     }
 
 

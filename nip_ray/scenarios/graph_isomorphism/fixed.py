@@ -50,13 +50,13 @@ class ManualAgent(nn.Module):
     """The hand-made nip agents: an untrained graph network whose representations are compared, never trained.
 
     The verifier asks about random nodes and decides in its last two rounds: accept iff the mean absolute difference of the two
-    graph representations is below 1e-6. The prover answers with the node most like the one asked about; with shared reward and
-    graphs that differ, with the node least like it.
+    graph representations is below 1e-6. The prover answers with the node most like the one asked about; if it is paid for
+    truth and the graphs differ, with the node least like it.
     """
 
-    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_reward: bool = False) -> None:
+    def __init__(self, settings: GraphAgentSettings, seat: Seat, wants_truth: bool = False) -> None:
         super().__init__()
-        self.seat, self.shared_reward = seat, shared_reward
+        self.seat, self.wants_truth = seat, wants_truth
         self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
         self.output = nn.Linear(settings.d_gnn, settings.d_representation)
         # Biases keep torch's random values whatever the settings say: with zero biases and no messages every node looks like nothing.
@@ -78,7 +78,7 @@ class ManualAgent(nn.Module):
             asked_ND = (nodes_NGVD * asked_NGV[..., None]).sum((1, 2))
             distance = (nodes_NGVD - asked_ND[:, None, None]).norm(dim=-1).float()
             liking_N = torch.full_like(distance[:, 0, 0], -_SHARP)
-            if self.shared_reward:  # it wants the verifier to be right: where the graphs differ it shows the difference
+            if self.wants_truth:  # where the graphs differ it shows the difference
                 liking_N = torch.where(_look_equal(nodes_NGVD), -_SHARP, _SHARP)
             message = (liking_N[:, None, None] * distance)[:, None]
             policy = Policy(message.masked_fill(~allowed, FORBIDDEN).flatten(2), None, None, obs["speaks"], None)

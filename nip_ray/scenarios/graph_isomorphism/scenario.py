@@ -100,7 +100,7 @@ class GraphIsomorphism(Scenario):
             if settings.kind == "random":
                 return RandomAgent(at, self.num_symbols)
             if settings.kind == "manual":
-                return ManualAgent(settings, at, self.protocol.payment.shared_reward)
+                return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             return GraphAgent(settings, at, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
 
     def group_I(self) -> Mapping[str, Tensor]:

@@ -23,7 +23,20 @@ from nip_ray.scenarios.registry import SCENARIOS
         (
             load_config("tune_configs/message_game.yaml").model_dump(mode="json"),
             "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
-            "The verifier and the prover are each paid 1 for a correct verdict, -1 for a wrong one.",
+            "The verifier is paid 1 for a correct verdict and -1 for a wrong one; the prover the same.",
+        ),
+        (
+            {
+                "scenario": {"name": "message_game"},
+                "protocol": {
+                    "name": "nip",
+                    "prover_reward": "much",
+                    "payoff": {"verifier": {"false_accept": -5, "turns": {"prover": -0.25}}, "prover": {"undecided": -2}, "x": 1},
+                },
+            },
+            "Task: does a secret that only the prover sees lie in the upper half (accept) or in the lower one (reject)?",
+            "The verifier is paid 1 for a true acceptance, -5 for a false one, 1 for a true rejection, -1 for a false one, "
+            "-1 for no verdict, -0.25 for each turn of the prover; the prover 1 for acceptance, right or wrong, -2 for no verdict.",
         ),
         (
             {"scenario": {"name": "own"}, "protocol": {"name": "own"}},

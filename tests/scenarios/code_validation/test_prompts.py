@@ -17,6 +17,7 @@ from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.settings.protocol import PayoffSettings
 
 NAMES = tuple(ROLES)
 PACKAGE = Path(prompts_module.__file__).parent / "prompts"
@@ -115,6 +116,12 @@ def test_rewards_are_told() -> None:
     assert "1 for a correct decision and -2.5 for a wrong one" in prompts["verifier"]
     assert "without a decision is paid -0.1" in prompts["verifier"]
     assert "Without a decision in the end" not in prompts["verifier"]
+    payoff = {"verifier": PayoffSettings(false_accept=-5.0, turns={"prover": -0.25}), "prover": PayoffSettings(undecided=-2.0)}
+    prompts = prompts_of(made("nip", {"payoff": payoff}))
+    assert "1 when a wrong one is rejected, -5 when it is accepted. Without" in prompts["verifier"]
+    assert 'Each of the turns of "Expert" is paid to you with -0.25.' in prompts["verifier"]
+    assert "You are paid 1 when a correct solution is accepted, 0 when it is rejected" in prompts["prover"]
+    assert "Without a decision in the end you are paid -2." in prompts["prover"]
 
 
 def test_nothing_in_an_item_is_run_and_no_fence_is_broken() -> None:
