@@ -40,6 +40,7 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("adp", {}),
     *ORDERS,
     ("merlin_arthur", {}),
+    ("consultancy", dict(max_rounds=4)),
     ("solo_verifier", {}),
     ("multi_channel_test", {}),
 ]

@@ -50,19 +50,16 @@ def mnip(params: ProtocolParams) -> Protocol:
 
 def merlin_arthur(params: ProtocolParams) -> Protocol:
     """One of two provers, picked by the episode seed (even: prover0), sends one message; then the verifier decides."""
-    agents = ("prover0", "prover1", "verifier")
-    decide: Round = (("verifier", "main"),)
-    return Protocol(
-        name="merlin_arthur",
-        agents=agents,
-        channels=("main",),
-        sees=dict.fromkeys(agents, ("main",)),
-        turns=(((("prover0", "main"),), decide), ((("prover1", "main"),), decide)),
-        max_rounds=2,
-        min_rounds=1,
-        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
-        force_guess=params.force_guess,
-    )
+    return _drawn_prover("merlin_arthur", params, False, 2, 1)
+
+
+def consultancy(params: ProtocolParams) -> Protocol:
+    """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which (even: prover0).
+
+    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. Source: Khan et al.,
+    "Debating with more persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
+    """
+    return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
 
 def bisection(params: ProtocolParams) -> Protocol:
@@ -173,7 +170,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, merlin_arthur, mnip, bisection, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka
+    nip, adp, debate, merlin_arthur, consultancy, mnip, bisection, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker,
+    hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
@@ -314,6 +312,23 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
         max_rounds=max_rounds,
         min_rounds=min_rounds,
         payment=Payment.from_params(params, {"prover": ACCEPT}),
+        force_guess=params.force_guess,
+    )
+
+
+def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int) -> Protocol:
+    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance."""
+    agents, listen = ("prover0", "prover1", "verifier"), (("verifier", "main"),)
+    turns = tuple((((prover, "main"),), listen) for prover in agents[:2])
+    return Protocol(
+        name=name,
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=tuple(table[::-1] for table in turns) if verifier_first else turns,
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
         force_guess=params.force_guess,
     )
 

@@ -31,7 +31,7 @@ class ProtocolParams:
 
     max_rounds: int | None = option(None, "Rounds after which an undecided episode ends (none: the protocol's own).", ge=1)
     min_rounds: int | None = option(None, "First round, counted from 1, whose decision counts (none: the protocol's own).", ge=1)
-    verifier_first: bool = option(True, "The verifier moves in round 0 (nip, debate, mnip).")
+    verifier_first: bool = option(True, "The verifier moves in round 0 (nip, debate, mnip, consultancy).")
     sequential: bool = option(False, "Provers speak one after the other instead of at once (debate, mnip).")
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
     half_chosen_by: Literal["opponent", "verifier"] = option(
@@ -64,5 +64,6 @@ class ProtocolSettings(ProtocolParams):
     __pydantic_config__ = FORBID_UNKNOWN
 
     name: str = option(
-        "nip", "A protocol that ships (nip, adp, debate, merlin_arthur, mnip, bisection, solo_verifier) or one that a plugin registers."
+        "nip",
+        "One that ships (nip, adp, debate, merlin_arthur, consultancy, mnip, bisection, solo_verifier) or one that a plugin registers.",
     )

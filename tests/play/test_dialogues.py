@@ -36,8 +36,8 @@ from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.text.training.metrics import dialogue_metrics
 
-NAMES = ("nip", "adp", "debate", "merlin_arthur", "mnip", "solo_verifier")
-ORDERED = ("nip", "debate", "mnip")
+NAMES = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "mnip", "solo_verifier")
+ORDERED = ("nip", "debate", "mnip", "consultancy")
 SETTINGS = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 amounts = st.sampled_from((-1.0, -0.3, 0.0, 0.1, 1.0, 2.5))
 BOTH = "Question for Expert_1: why?\nQuestion for Expert_2: how?"

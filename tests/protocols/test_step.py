@@ -15,12 +15,12 @@ from nip_ray.errors import UserError
 from nip_ray.protocols import Protocol, ProtocolState, StepOutcome, build, start, step
 from nip_ray.settings.protocol import PayoffSettings
 
-ORDERED = ("nip", "debate", "mnip")
+ORDERED = ("nip", "debate", "mnip", "consultancy")
 FIXED_LIMITS = {"adp": (2, 1), "merlin_arthur": (2, 1), "solo_verifier": (1, 1), "multi_channel_test": (8, 2)}
 NAMES = (*ORDERED, *FIXED_LIMITS)
 AMOUNTS = ("prover_reward", "verifier_reward", "verifier_incorrect_penalty", "verifier_terminated_penalty", "verifier_no_guess_reward")
 DEFAULT_AMOUNTS = (1.0, 1.0, -1.0, -1.0, 0.0)
-ORDERS = [("nip", first, False, True) for first in (True, False)]
+ORDERS = [(name, first, False, True) for name in ("nip", "consultancy") for first in (True, False)]
 ORDERS += [(n, v, s, p) for n in ("debate", "mnip") for v in (True, False) for s in (True, False) for p in (True, False)]
 SETTINGS = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
 
@@ -69,6 +69,9 @@ class Rules:
         if self.name == "nip":
             verifiers_move = round % 2 == (0 if self.verifier_first else 1)
             return verifiers_move == (agent == "verifier")
+        if self.name == "consultancy":
+            verifiers_move = round % 2 == (0 if self.verifier_first else 1)
+            return agent == ("verifier" if verifiers_move else f"prover{seed % 2}")
         if self.name == "adp":
             return agent == ("prover" if round == 0 else "verifier")
         if self.name == "merlin_arthur":
@@ -196,7 +199,7 @@ class Copy:
         """The verdict that a prover is paid for."""
         if self.rules.name in ("nip", "adp", "mnip"):
             return 1
-        if self.rules.name in ("debate", "merlin_arthur"):
+        if self.rules.name in ("debate", "merlin_arthur", "consultancy"):
             return 0 if agent == "prover0" else 1
         return None
 

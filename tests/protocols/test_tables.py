@@ -27,6 +27,7 @@ def registry_as_it_was() -> Iterator[None]:
         ("debate", "prover0 prover1 verifier", "prover0_channel prover1_channel", (8, 1), {"prover0": 0, "prover1": 1}),
         ("mnip", "prover0 prover1 verifier", "prover0_channel prover1_channel", (8, 1), {"prover0": 1, "prover1": 1}),
         ("merlin_arthur", "prover0 prover1 verifier", "main", (2, 1), {"prover0": 0, "prover1": 1}),
+        ("consultancy", "prover0 prover1 verifier", "main", (8, 1), {"prover0": 0, "prover1": 1}),
         ("bisection", "prover0 prover1 verifier", "main", (9, 9), {"prover0": 0, "prover1": 1}),
         ("solo_verifier", "verifier", "main", (1, 1), {}),
         ("multi_channel_test", "prover0 prover1 prover2 verifier", "main prover0_verifier prover_chat", (8, 2), {}),

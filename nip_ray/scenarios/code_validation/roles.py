@@ -40,19 +40,19 @@ _ASKS_BOTH = Role(
     last_notice=True,
 )
 
+_UNNAMED = {"prover0": Role("Expert_1", anonymous=True), "prover1": Role("Expert_2", anonymous=True)}
+_ASKS_ONE = Role("Verifier", {"main": "Question for Expert:"}, last_notice=True)
+
 ROLES: dict[str, dict[str, Role]] = {
-    "nip": {"verifier": Role("Verifier", {"main": "Question for Expert:"}, last_notice=True), "prover": Role("Expert")},
+    "nip": {"verifier": _ASKS_ONE, "prover": Role("Expert")},
     "adp": {"verifier": Role("Verifier"), "prover": Role("Expert")},
     "debate": {
         "verifier": _ASKS_BOTH,
         "prover0": Role("Expert_1", reads=(_SECOND, _FIRST)),  # the other's channel first, so that its own ends the round
         "prover1": Role("Expert_2", reads=(_FIRST, _SECOND)),
     },
-    "merlin_arthur": {
-        "verifier": Role("Verifier"),
-        "prover0": Role("Expert_1", anonymous=True),
-        "prover1": Role("Expert_2", anonymous=True),
-    },
+    "merlin_arthur": {"verifier": Role("Verifier"), **_UNNAMED},
+    "consultancy": {"verifier": _ASKS_ONE, **_UNNAMED},
     "mnip": {
         "verifier": _ASKS_BOTH,
         "prover0": Role("Expert_1", reads=(_FIRST,)),

@@ -8,7 +8,7 @@ Decisions that matter here:
   how many there were stands beside every mean;
 - what is judged was written by others, so it stands between markers with a random code, drawn from the seed, that does not occur in it;
 - means have the intervals of `nip_ray.evaluation.clusters`: plays of one item, and one verdict per dialogue, are no more than they are;
-- judges know agents by name, so the dialogues of merlin_arthur, whose provers are anonymous, are refused.
+- judges know agents by name, so dialogues with anonymous provers (merlin_arthur, consultancy) are refused.
 """
 
 import re
@@ -23,6 +23,7 @@ from nip_ray.play.chats import split_reasoning
 from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, beginning
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
+from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
 from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
@@ -125,7 +126,7 @@ class JudgePlan:
 
 
 def fitting(protocol: Rules) -> list[str]:
-    """The judges that can have something to judge under `protocol`. Raises UserError for merlin_arthur."""
+    """The judges that can have something to judge under `protocol`. Raises UserError where provers are anonymous."""
     _check(protocol, list(JUDGES))
     return [name for name in JUDGES if pairs(protocol, name) or (name == FORMAT and protocol.verifier is not None)]
 
@@ -144,7 +145,7 @@ def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
 def questions(
     dialogues: Sequence[Dialogue], scenario: JudgedScenario, names: Sequence[str], model: str, options: JudgeOptions
 ) -> list[Question]:
-    """All questions that the judges `names` have of a model. Raises UserError for unknown judges and for merlin_arthur."""
+    """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are anonymous."""
     _check(scenario.protocol, names)
     return list(_questions(dialogues, names, _Asking(scenario, model, options)))
 
@@ -327,5 +328,5 @@ def _check(protocol: Rules, names: Sequence[str]) -> None:
     if unknown or not names:
         wrong = f"unknown judge {unknown[0]!r}" if unknown else "no judge named"
         raise UserError(f"judges: {wrong}, expected one of {', '.join(JUDGES)}")
-    if protocol.name == "merlin_arthur":
-        raise UserError("judges: not for protocol 'merlin_arthur', whose provers are anonymous; judge runs of another protocol")
+    if any(role.anonymous for role in ROLES.get(protocol.name, {}).values()):
+        raise UserError(f"judges: not for protocol {protocol.name!r}, whose provers are anonymous; judge runs of another protocol")

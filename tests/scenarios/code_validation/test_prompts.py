@@ -57,7 +57,7 @@ def test_every_prompt_has_the_problem_and_the_limit(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "solo_verifier"])
 def test_provers_are_told_their_side(name: str) -> None:
-    """mnip: both accept; debate and merlin_arthur: prover0 rejects, prover1 accepts."""
+    """mnip: both accept; debate, merlin_arthur and consultancy: prover0 rejects, prover1 accepts."""
     scenario = made(name)
     prompts = prompts_of(scenario)
     for prover in scenario.protocol.provers:
@@ -67,7 +67,7 @@ def test_provers_are_told_their_side(name: str) -> None:
         assert f"to {other} it." not in prompts[prover]
         assert f'You are paid 1 if "Verifier" decides to {word} the solution' in prompts[prover]
         assert "Never give up your side" in prompts[prover]
-        assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip"))
+        assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip", "consultancy"))
 
 
 @pytest.mark.parametrize("name", NAMES)

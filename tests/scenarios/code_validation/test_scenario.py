@@ -88,10 +88,11 @@ def test_the_notice_comes_before_the_last_turn_of_the_verifier_even_if_a_prover_
     assert ("notice", LAST_NOTICE) not in short(scenario.chat(talked(scenario, 6), "prover0"))
 
 
-def test_merlin_arthur_hides_who_speaks() -> None:
-    scenario = made("merlin_arthur")
+@pytest.mark.parametrize(("name", "rounds"), [("merlin_arthur", 1), ("consultancy", 2)])
+def test_a_drawn_prover_is_not_named(name: str, rounds: int) -> None:
+    scenario = made(name)
     for seed, speaker in ((2, "prover0"), (3, "prover1")):
-        assert short(scenario.chat(talked(scenario, 1, seed), "verifier")) == [("user", f"{speaker} 0 main")]
+        assert short(scenario.chat(talked(scenario, rounds, seed), "verifier"))[-1] == ("user", f"{speaker} {rounds - 1} main")
 
 
 def test_the_verifier_reads_two_channels_in_a_seeded_order() -> None:
@@ -120,7 +121,7 @@ def test_a_decision_that_comes_too_early_is_silence_to_others() -> None:
 
 @SETTINGS
 @given(
-    st.sampled_from(("nip", "adp", "debate", "merlin_arthur", "mnip")),
+    st.sampled_from(("nip", "adp", "debate", "merlin_arthur", "consultancy", "mnip")),
     st.booleans(),
     st.booleans(),
     st.integers(0, 65535),
