@@ -128,6 +128,12 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
+def scoring(config: ExperimentConfig) -> Iterator[str]:
+    """Networks accept or reject, and do not say how sure they are."""
+    if not without_verifier(config) and (given := config.protocol.verifier_scoring) != "linear":
+        yield f"protocol.verifier_scoring: got {given}, but verdicts of networks have no confidence, leave it out"
+
+
 def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
     """It is for proofs, in scenarios whose agents can hold two conversations at once."""
     protocol, scenario = config.protocol, config.scenario.name
@@ -388,6 +394,7 @@ _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
+    scoring,
     zero_knowledge,
     games,
     state_tracking,

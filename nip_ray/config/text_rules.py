@@ -17,6 +17,7 @@ from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
+from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 
 WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "mnip", "solo_verifier")
@@ -87,6 +88,12 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
         yield "protocol.zero_knowledge: not available for language models, set it to false"
     if without_verifier(config) and (share := getattr(config.algorithm, "guess_replacement", 0)):
         yield f"algorithm.guess_replacement: got {share}, but {name} has no verifier whose guesses could be replaced, leave it out"
+    sure = isinstance(config.scenario, ChainSettings)
+    if isinstance(config.scenario, CodeValidationSettings):
+        sure = config.scenario.verdict_scale == "accept_reject"
+    if sure and (scoring := config.protocol.verifier_scoring) != "linear":
+        graded = "set scenario.verdict_scale to one_to_seven or percent, or " if isinstance(config.scenario, CodeValidationSettings) else ""
+        yield f"protocol.verifier_scoring: got {scoring}, but verdicts have no confidence here, {graded}leave it out"
     if not isinstance(config.scenario, CodeValidationSettings):
         return
     if name in SHIPPED and name not in WITH_PROMPTS:

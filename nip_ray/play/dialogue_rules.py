@@ -5,7 +5,8 @@ Decisions that matter here:
   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
 - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
 - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
-  of a verdict drawn with that probability, for verifier and provers alike. A payment function is given the confidence itself.
+  of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is another for
+  those who are paid for being right. A payment function is given the confidence itself.
 """
 
 from collections.abc import Mapping
@@ -80,7 +81,8 @@ class Rulebook:
             return accept
         if confidence == 0:
             return reject
-        mixed = {agent: confidence * paid + (1 - confidence) * reject.rewards[agent] for agent, paid in accept.rewards.items()}
+        shares = {agent: self.protocol.payment.share(agent, y, confidence) for agent in accept.rewards}
+        mixed = {agent: share * accept.rewards[agent] + (1 - share) * reject.rewards[agent] for agent, share in shares.items()}
         return Outcome(mixed, verdict_of(confidence), confidence, accept.ended)
 
 

@@ -95,6 +95,13 @@ def _payment_faults(protocol: Protocol) -> list[str]:
     for agent, goal in payment.goals.items():
         if agent not in protocol.provers or goal not in (REJECT, ACCEPT):
             faults.append(f"goals[{agent!r}] = {goal}: must map a prover to reject (0) or accept (1)")
+    if payment.scoring != "linear":
+        for agent, ((reject, wrong, _), (missed, accept, _)) in () if faults else payment.payoff.items():
+            if payment.wants_truth(agent) and abs((reject - wrong) - (accept - missed)) > 1e-9:
+                faults.append(
+                    f"verifier_scoring {payment.scoring} is honest only where right and wrong are as far apart for either label, "
+                    f"and payoff[{agent!r}] has {reject - wrong:g} and {accept - missed:g}; use linear"
+                )
     if payment.function is not None and not faults:
         faults += _function_faults(protocol, payment.function)
     return faults

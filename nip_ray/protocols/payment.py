@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from math import log
+from typing import TYPE_CHECKING, Literal
 
 from nip_ray.settings.protocol import PayoffSettings, ProtocolParams
 
@@ -21,6 +22,9 @@ Row = tuple[float, float, float]
 Table = tuple[Row, Row]
 """``table[label][verdict]``: what an agent is paid at the end; verdict 2 (CONTINUE) stands for an end without one."""
 NOTHING: Table = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+Scoring = Literal["linear", "brier", "log"]
+LEAST = 0.001
+"""The probability of the truth from which downwards the logarithmic score pays a wrong verdict's amount."""
 _ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0), "true_accept": (1, 1)}
 
 
@@ -49,13 +53,15 @@ class Payment:
 
     payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent for each turn of the
     speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict (REJECT or ACCEPT) that it
-    argues for; a prover left out argues for none. function: pays at the end what no table says.
+    argues for; a prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those
+    who are paid for being right, between their two amounts; everybody else's share of acceptance is its confidence.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
     turns: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     goals: Mapping[str, int] = field(default_factory=dict)
     function: PaymentFunction | None = None
+    scoring: Scoring = "linear"
 
     @classmethod
     def from_params(cls, params: ProtocolParams, goals: Mapping[str, int | None], verifier: str = "verifier") -> Payment:
@@ -78,7 +84,8 @@ class Payment:
                 payoff[agent] = _laid_over(payoff.get(agent, NOTHING), entries)
                 if entries.turns:
                     turns[agent] = {**turns.get(agent, {}), **entries.turns}
-        return cls(payoff, turns, {prover: goal for prover, goal in goals.items() if goal is not None})
+        stated = {prover: goal for prover, goal in goals.items() if goal is not None}
+        return cls(payoff, turns, stated, scoring=params.verifier_scoring)
 
     def grants(self, agent: str, entries: PayoffSettings) -> bool:
         """Whether the agent is paid what these entries of a config say."""
@@ -95,6 +102,14 @@ class Payment:
             if agent in goals and goals[agent] != self.goals.get(agent, goals[agent]) and table[0] == table[1]
         }
         return replace(self, payoff={**self.payoff, **turned}, goals=dict(goals))
+
+    def share(self, agent: str, label: int, confidence: float) -> float:
+        """How much of what acceptance pays this agent a verdict of this confidence pays; the rest is of what rejection pays."""
+        if self.scoring == "linear" or not self.wants_truth(agent):
+            return confidence
+        truth = confidence if label else 1 - confidence
+        right = 1 - (1 - truth) ** 2 if self.scoring == "brier" else 1 - log(max(truth, LEAST)) / log(LEAST)
+        return right if label else 1 - right
 
     def wants_truth(self, agent: str) -> bool:
         """Whether the right verdict pays this agent more than the wrong one, whatever the label."""

@@ -38,7 +38,7 @@ class CodeValidationSettings:
     prompts: str | None = option(None, "A folder of prompt templates laid over those of the package (none: the package's).", meaning=FILE)
     prompt_version: int = option(1, "Version of the package's prompts.", ge=1)
     verdict_scale: Literal["accept_reject", "one_to_seven", "percent"] = option(
-        "accept_reject", "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; rewards are linear in its confidence."
+        "accept_reject", "How the verifier states its verdict: accept or reject, 1 to 7, or 0 to 100; see protocol.verifier_scoring."
     )
     decision_format: Literal["text", "json"] = option(
         "text", "How the verifier replies: in lines of text, or in JSON that the provider holds to a schema (openai and local)."

@@ -42,6 +42,11 @@ class ProtocolParams:
     verifier_incorrect_penalty: float = option(-1.0, "Paid to the verifier for a wrong decision.")
     verifier_terminated_penalty: float = option(-1.0, "Paid to the verifier when the rounds run out undecided.")
     verifier_no_guess_reward: float = option(0.0, "Paid to the verifier for each of its turns without a registered decision.")
+    verifier_scoring: Literal["linear", "brier", "log"] = option(
+        "linear",
+        "What a graded verdict pays between a right and a wrong one: in proportion to its confidence, or by the Brier or the logarithmic "
+        "score of it, by which the verifier earns most when it says how sure it is (language models).",
+    )
     shared_reward: bool = option(False, "Provers are paid by the verifier's table instead of their own, as message_game always does.")
     payoff: dict[str, PayoffSettings] = option(dict, "Agent -> what it is paid instead: entries of its table of payments.")
     force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")

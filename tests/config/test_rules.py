@@ -83,6 +83,8 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (protocol("nip", max_rounds=1, verifier_first=False), "protocol.max_rounds", "never has a turn"),
         (protocol("nip", verifier_reward=float("inf")), "protocol.verifier_reward", "finite"),
         (protocol("nip", payoff={"prover": {"true_accept": float("inf")}}), "protocol.payoff.prover.true_accept", "finite"),
+        (spoken() | protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "set scenario.verdict_scale to one_to_seven"),
+        (protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "verdicts of networks have no confidence"),
         (protocol("nip", payoff={"judge": {}}), "protocol.payoff.judge", "expected one of prover, verifier"),
         (OWN | protocol("criticised", sequential=True), "protocol.sequential", "criticised has no use for it"),
         (OWN | protocol("criticised") | agents(judge={}), "scenario.agents.judge", "no agent of criticised"),

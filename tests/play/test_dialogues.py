@@ -34,6 +34,7 @@ from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_tex
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
+from nip_ray.settings.protocol import PayoffSettings
 from nip_ray.text.training.metrics import dialogue_metrics
 
 NAMES = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "mnip", "solo_verifier")
@@ -128,6 +129,21 @@ def test_payment_is_linear_in_confidence(chosen: tuple[str, dict[str, Any]], see
     assert ends[share].confidence == share
     assert ends[share].verdict == (CONTINUE if percent == 50 else int(percent > 50))
     assert ends[share].ended
+
+
+@pytest.mark.parametrize("scoring", ["linear", "brier", "log"])
+@pytest.mark.parametrize("belief", [0.01, 0.2, 0.73, 0.99])
+def test_under_a_proper_score_it_is_best_to_say_what_one_believes(scoring: str, belief: float) -> None:
+    rules = rulebook(build("nip", verifier_scoring=scoring, verifier_reward=2.0, payoff={"prover": PayoffSettings(undecided=-1.0)}))
+
+    def paid(agent: str, y: int, percent: int) -> float:
+        return rules.settle(0, 0, y, percent / 100, (("prover", ACCEPT),)).rewards[agent]
+
+    expected = {percent: belief * paid("verifier", 1, percent) + (1 - belief) * paid("verifier", 0, percent) for percent in range(101)}
+    best = max(expected, key=lambda percent: expected[percent])
+    assert best == ({"linear": 100 * (belief > 0.5)}.get(scoring, round(100 * belief)))
+    assert [paid("verifier", 1, percent) for percent in (0, 100)] == pytest.approx([-1.0, 2.0])
+    assert all(paid("prover", y, 30) == pytest.approx(0.3) for y in (0, 1)), "who wants a verdict is paid in proportion"
 
 
 def brier(ends: Ends) -> dict[str, torch.Tensor]:

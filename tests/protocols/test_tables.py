@@ -90,6 +90,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nip", {"payoff": {"referee": PayoffSettings()}}, "payoff.referee: no agent 'referee' of nip, expected one of prover, verifier"),
     ("nip", {"payoff": {"prover": PayoffSettings(turns={"x": 1.0})}}, "payoff.prover.turns: no agent 'x' of nip"),
     ("nip", {"payoff": {"prover": PayoffSettings(undecided=float("nan"))}}, r"payoff\['prover'\]: must be a finite number"),
+    ("nip", {"verifier_scoring": "log", "payoff": {"verifier": PayoffSettings(false_accept=-5.0)}}, "log is honest only.*has 6 and 2"),
     ("matrix_game", {"payoff": {"player0": PayoffSettings()}}, "payoff.player0: matrix_game has no verifier"),
     *(("nip", {key: value}, "must be a finite number|not finite") for key in AMOUNTS for value in (float("nan"), float("-inf"), 1e39)),
 ]

@@ -90,6 +90,8 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
         if _is_number(value := protocol.get(field.name)) and isinstance(getattr(unset, field.name), float)
     }
     found["shared_reward"] = protocol.get("shared_reward") is True
+    if protocol.get("verifier_scoring") in ("brier", "log"):
+        found["verifier_scoring"] = protocol["verifier_scoring"]
     if protocol.get("half_chosen_by") == "verifier":
         found["half_chosen_by"] = "verifier"
     names = [field.name for field in fields(PayoffSettings) if field.name != "turns"]
@@ -116,6 +118,8 @@ def _paid(agent: str, table: Protocol) -> str:
         for_what = f"{found:g} for a true acceptance, {wrong:g} for a false one, {right:g} for a true rejection, {missed:g} for a false one"
     if end != also or (end and rows != for_being_right(right, wrong, end)):
         for_what += f", {end:g} for no verdict" if end == also else f", {also:g} or {end:g} for no verdict on a true or a false claim"
+    if payment.scoring != "linear" and payment.wants_truth(agent):
+        for_what += f", between them by the {'Brier' if payment.scoring == 'brier' else 'logarithmic'} score"
     for speaker, amount in payment.turns.get(agent, {}).items():
         if amount and speaker != table.verifier:
             for_what += f", {amount:g} for each turn of {_the(speaker)}"

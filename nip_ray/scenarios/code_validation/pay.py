@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from nip_ray.protocols import Protocol, for_being_right, for_verdict
-from nip_ray.protocols.payment import NOTHING
+from nip_ray.protocols.payment import LEAST, NOTHING
+
+_BETWEEN = {
+    "linear": "in proportion to how sure you were",
+    "brier": "by how far the probability that you gave to the truth falls short of 1, squared",
+    "log": f"by the logarithm of the probability that you gave to the truth, which counts as at least {LEAST:g}",
+}
 
 
 def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mapping[str, str], graded: bool) -> dict[str, Any]:
@@ -29,6 +35,7 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
         "terminated": undecided,
         "no_guess": asking.get(verifier, 0.0),
         "shared": shared,
+        "between": _BETWEEN[payment.scoring],
         "said": ""
         if usual or (shared and agent != verifier)
         else _said(protocol, agent, payment.payoff.get(agent, NOTHING), names, graded),
@@ -41,7 +48,8 @@ def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, float, float
         f"You are paid {true_accept:g} when a correct solution is accepted, {false_reject:g} when it is rejected, "
         f"{true_reject:g} when a wrong one is rejected, {false_accept:g} when it is accepted"
     )
-    said += ", and in between in proportion to how sure the decision is." if graded else "."
+    between = _BETWEEN[protocol.payment.scoring] if agent == protocol.verifier else "in proportion to how sure the decision is"
+    said += f", and in between {between}." if graded else "."
     if undecided == also != 0:
         said += f" Without a decision in the end you are paid {undecided:g}."
     elif undecided != also:

@@ -44,8 +44,9 @@ VARIABLES = {
     "scale": "name of the verdict scale: accept_reject, one_to_seven or percent",
     "accept_decision": "the decision that is surest to accept, word for word",
     "reject_decision": "the decision that is surest to reject, word for word",
-    "rewards": "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets), and said "
-    "(this agent's table of payments in words, where these amounts do not tell it; else empty)",
+    "rewards": "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets), "
+    "between (what a graded verdict pays, in words), and said (this agent's table of payments in words, where these amounts do not tell "
+    "it; else empty)",
 }
 """What a template may use, with what it is."""
 

@@ -6,7 +6,8 @@ Decisions that matter here:
 - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a verdict: calling it a
   rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and counts as
   undecided (`nip_ray.play.dialogue_rules.verdict_of`);
-- payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or 0) where it leans at all.
+- by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or 0) where it leans at
+  all; under `protocol.verifier_scoring` brier or log it says what it believes.
 """
 
 from collections.abc import Mapping

@@ -116,6 +116,8 @@ def test_rewards_are_told() -> None:
     assert "1 for a correct decision and -2.5 for a wrong one" in prompts["verifier"]
     assert "without a decision is paid -0.1" in prompts["verifier"]
     assert "Without a decision in the end" not in prompts["verifier"]
+    graded = prompts_of(made("nip", {"verifier_scoring": "brier"}, verdict_scale="percent"))["verifier"]
+    assert "in between by how far the probability that you gave to the truth falls short of 1, squared." in graded
     payoff = {"verifier": PayoffSettings(false_accept=-5.0, turns={"prover": -0.25}), "prover": PayoffSettings(undecided=-2.0)}
     prompts = prompts_of(made("nip", {"payoff": payoff}))
     assert "1 when a wrong one is rejected, -5 when it is accepted. Without" in prompts["verifier"]
