@@ -16,6 +16,9 @@ class PolicyGradientAgentSettings:
     learning_rate: float | None = option(None, "Learning rate (none: the rule's).", gt=0)
     entropy_coefficient: float | None = option(None, "Weight of the entropy bonus (none: the rule's).", ge=0)
     kl_coefficient: float | None = option(None, "Weight of the KL divergence to the start model (none: the rule's).", ge=0)
+    final_kl_coefficient: float | None = option(
+        None, "Where that ends, linearly over the run's iterations (none: where the rule's does).", ge=0
+    )
     from_iteration: int = option(1, "First iteration, counted from 1, in which it learns.", ge=1)
     until_iteration: int | None = option(None, "Last iteration in which it learns (none: the run's last).", ge=1)
 
@@ -106,14 +109,13 @@ class TokenTrainingSettings:
     def seen_by(self, agent: str) -> Self:
         """These settings with what `agent` has of its own in their place."""
         own = self.of_agent(agent)
-        given = {
-            name: value for name in ("learning_rate", "entropy_coefficient", "kl_coefficient") if (value := getattr(own, name)) is not None
-        }
-        return replace(self, **given)
+        names = ("learning_rate", "entropy_coefficient", "kl_coefficient", "final_kl_coefficient")
+        return replace(self, **{name: value for name in names if (value := getattr(own, name)) is not None})
 
     def follows_start(self, agent: str) -> bool:
         """Whether a KL divergence to the start model is in the loss of `agent`, in some iteration."""
-        return bool(self.seen_by(agent).kl_coefficient or self.final_kl_coefficient)
+        seen = self.seen_by(agent)
+        return bool(seen.kl_coefficient or seen.final_kl_coefficient)
 
     def learns(self, agent: str, iteration: int) -> bool:
         """Whether `agent` learns in this iteration (from 0), as far as its first and last iteration say."""

@@ -3,9 +3,10 @@
 Decisions that matter here:
 - a chat is one message of a few words out of a closed list (`StateTrackingInWords.words`), with a word for each state, place and move: so
   a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
-- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the ends with their
-  committed states and the middle, with its true state, which provers know (who commits is also shown the one from which the claim would
-  follow: a lie has to be prepared); for the verifier one move and two states;
+- under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the states committed
+  at its ends, how many moves it has, and the true state in its middle, which provers know (who commits is also shown the one from which the
+  claim would follow: a lie has to be prepared); for the verifier one move and two states. Not where in the chain it is: nothing depends on
+  it, and what was learned on shorter chains then holds for longer ones;
 - what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
 """
 
@@ -40,7 +41,7 @@ STATES = ("a", "b", "c", "d", "e")
 HALVES = ("left", "right")
 VERDICTS = DECISIONS[:2]
 MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
-_KEYS = ("states", "claim", "middle", "true", "needed", "move", "start", "moves", "committed", "pass")
+_KEYS = ("states", "claim", "true", "needed", "move", "start", "moves", "committed", "pass")
 _PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
 
 
@@ -213,7 +214,7 @@ class StateTrackingInWords(LanguageScenario):
             return self._overview(item, at, None)
         if agent == self.protocol.verifier and at.high - at.low == 1:
             return _message(_move(item, at))
-        said = ["claim", str(at.low), STATES[at.low_state], str(at.high), STATES[at.high_state], "middle", str(at.halfway)]
+        said = ["claim", STATES[at.low_state], STATES[at.high_state], "moves", str(at.high - at.low)]
         if agent == self.seats.committer:
             said = ["true", *(STATES[item.states[place]] for place in (at.low, at.high)), *said, "needed", STATES[_needed(item, at)]]
         if agent != self.protocol.verifier:

@@ -95,10 +95,10 @@ def test_what_each_is_shown() -> None:
     assert GENERATORS[3][needed[1]] == 4
     assert GENERATORS[2][needed[0]] == needed[1]
     assert shown == [
-        f"true a a claim 0 a 4 e middle 2 needed {STATES[needed[0]]} true d",
-        "claim 0 a 4 e middle 2 true d committed d",
-        f"true d a claim 2 d 4 e middle 3 needed {STATES[needed[1]]} true c",
-        "claim 2 d 4 e middle 3 true c committed b",
+        f"true a a claim a e moves 4 needed {STATES[needed[0]]} true d",
+        "claim a e moves 4 true d committed d",
+        f"true d a claim d e moves 2 needed {STATES[needed[1]]} true c",
+        "claim d e moves 2 true c committed b",
     ]
     assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
     chain = (Turn("prover", "b c a", {"main": "b c a"}),)
@@ -135,7 +135,7 @@ def read(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list
             move, before, after = said[said.index("move") + 1 :]
             right.append(("reject", "accept")[GENERATORS[int(move[1:])][STATES.index(before)] == STATES.index(after)])
         else:
-            truth = said[said.index("middle") + 3 + 2 * (agent == "prover1")]
+            truth = said[-1 if agent == "prover1" else said.index("true") + 1]
             right.append(truth if agent == "prover1" else "right" if truth == said[-1] else "left")
     return [[0.9 * (reply == one) for reply in replies] for one in right]
 
@@ -165,16 +165,11 @@ def test_warm_examples_are_chains_and_labels() -> None:
             elif agent == "verifier":
                 assert reply == ("reject", "accept")[item.y]
             else:
-                place = _middle(chat)
-                assert reply == STATES[item.states[place]] or not item.y
-                lies += reply != STATES[item.states[place]]
+                truth = chat[0]["content"].split()[-1]
+                assert reply == truth or not item.y
+                lies += reply != truth
     assert 0 < lies < len([item for item in ITEMS["train"] if not item.y])
     assert len(seen) == 3, "the chats of an agent have one form"
-
-
-def _middle(chat: Chat) -> int:
-    said = chat[0]["content"].split()
-    return int(said[said.index("middle") + 1])
 
 
 def test_items_are_held_out_and_survive_their_record() -> None:

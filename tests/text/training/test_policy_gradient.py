@@ -236,9 +236,11 @@ def test_what_ends_a_run_leaves_the_last_checkpoint(make: Make, tmp_path: Path) 
 
 
 def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp_path: Path) -> None:
-    run_text_experiment(
-        make(kl_coefficient=0.1, final_kl_coefficient=0.2, agents={"prover0": {"kl_coefficient": 0}}), tmp_path / "run", quiet=True
-    )
+    own = {"prover0": {"kl_coefficient": 0}, "prover1": {"final_kl_coefficient": 0.1}}
+    config = make(kl_coefficient=0.1, final_kl_coefficient=0.2, agents=own)
+    last = [config.algorithm.seen_by(agent).final_kl_coefficient for agent in ("prover0", "prover1", "verifier")]
+    assert last == [0.2, 0.1, 0.2]
+    run_text_experiment(config, tmp_path / "run", quiet=True)
     assert ["learn/prover0/kl" in row for row in rows(tmp_path / "run")] == [False, True, True, True]
     assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
 
