@@ -72,18 +72,20 @@ def _bar(title: str, start: int, total: int) -> Iterator[Report]:
 
 def _lines(start: int, total: int, unit: str) -> Report:
     began = told = time.monotonic()
-    seen: Any = None
+    stage_before, tested_before = "", ()
 
     def report(done: int, figures: dict[str, Any]) -> None:
-        nonlocal told, seen
+        nonlocal began, told, stage_before, tested_before
         now = time.monotonic()
         stage = re.sub(r"\s*\d+/\d+$", "", figures.get("stage", ""))
-        news = (stage, *(value for key, value in sorted(figures.items()) if key.startswith("eval")))
-        if now - told >= LINE_S or news != (seen or ("",)) or done == total:
+        tested = tuple(value for key, value in sorted(figures.items()) if key.startswith("eval")) or tested_before
+        if done == start and "warmup" in stage:
+            began = now  # what is left is iterations
+        if now - told >= LINE_S or (stage, tested) != (stage_before, tested_before) or done == total:
             told = now
             left = [] if done in (start, total) else [f"{_duration((now - began) / (done - start) * (total - done))} left"]
             say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(figures)]), *left]))
-        seen = news
+        stage_before, tested_before = stage, tested
 
     return report
 

@@ -141,9 +141,13 @@ def test_a_line_comes_with_news_and_after_a_while(monkeypatch: pytest.MonkeyPatc
             report(done, {"eval/verifier/accuracy": 0.5 if done < 70 else 0.6, "stage": f"sample {done}/100" if done < 50 else "test"})
     assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/100", "31/100", "50/100", "70/100"]
     with progress_line("a-run", 0, 100, quiet=False, unit="timestep") as report:
+        now += 400.0
+        report(0, {"stage": "warmup 1/2"})
         now += 45.0
-        report(10, {})
-    assert capsys.readouterr().err == "timestep 10/100 · 7 min left\n"
+        report(10, {"eval/verifier/accuracy": 0.5})
+        report(11, {})
+    told = capsys.readouterr().err.splitlines()[1:]
+    assert told == ["timestep 10/100 · evaluation 0.500 · 7 min left"], "a warm-up is no iteration, an untested iteration no news"
 
 
 def test_files_of_a_config_mean_the_same_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
