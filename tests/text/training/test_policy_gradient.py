@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.load import config_from_dict, config_to_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
@@ -33,6 +33,7 @@ from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 from tests.serving import vllm_stand_in
+from tests.text.provider import ROOT
 
 Make = Callable[..., TextExperimentConfig]
 PAST = {"latest": 0.5, "every": 1, "size": 2, "sampling": "prioritised", "agents": ["verifier", "prover1"]}
@@ -285,3 +286,19 @@ def test_vllm_plays_the_run_of_this_process(make: Make, tmp_path: Path, monkeypa
         run_text_experiment(config.model_copy(update={"providers": {"local": local}}), tmp_path / engine, quiet=True)
     for one, other in zip(rows(tmp_path / "torch"), rows(tmp_path / "vllm"), strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=1e-4)
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("name", "bounds"),
+    [
+        ("pg_kuhn_poker", {"eval/exploitability": (0, 0.05)}),
+        ("pg_state_tracking", {"eval/worst_case/soundness": (0.9, 1), "eval/worst_case/completeness": (0.9, 1)}),
+    ],
+)
+def test_language_models_learn_what_is_right(name: str, bounds: dict[str, tuple[float, float]], seed: int, tmp_path: Path) -> None:
+    config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "providers.local.num_threads=1"])
+    assert isinstance(config, TextExperimentConfig)
+    metrics = run_text_experiment(config, tmp_path / "run", quiet=True).metrics
+    assert {key: metrics[key] for key, (low, high) in bounds.items() if not low <= metrics[key] <= high} == {}
