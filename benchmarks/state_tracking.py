@@ -153,7 +153,7 @@ def draw(runs: Sequence[Path], rows: Path, out: Path) -> None:
             over_n.plot([row["n"] for row in mine], values, linestyle="none", markersize=5, label=label, **marker)
         lengths = [2, 4, 8, 16]
         over_n.plot(lengths, [(1 + 1 / n) / 2 for n in lengths], "C1--", linewidth=0.8, label="one question, in theory")
-        over_n.set(xlabel="n, moves of a chain", ylabel="worst-case accuracy, true and false claims alike", ylim=(0, 1.08), xscale="log")
+        over_n.set(xlabel="n, moves of a chain", ylabel="accuracy in the worst case", ylim=(0, 1.08), xscale="log")
         over_n.set_xticks(lengths, [str(n) for n in lengths], minor=False)
         over_n.minorticks_off()
         over_n.legend(loc="lower left")
