@@ -14,11 +14,11 @@ from nip_ray.plugins import register_algorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, normalised_like
 from nip_ray.settings.options import FORBID_UNKNOWN, option
-from nip_ray.settings.ppo import PolicyGradientSettings
+from nip_ray.settings.ppo import OnPolicySettings
 
 
 @dataclass(frozen=True)
-class AWRSettings(PolicyGradientSettings):
+class AWRSettings(OnPolicySettings):
     """What a config can say of it, besides what all policy gradients have."""
 
     __pydantic_config__ = FORBID_UNKNOWN

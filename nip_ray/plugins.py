@@ -71,7 +71,7 @@ def register_language_scenario(kind: LanguageScenarioKind) -> None:
 def register_algorithm(config: "type[ProtocolAlgorithmConfig]") -> None:
     """Let configs choose a learning rule by the name in `config.settings_class`.
 
-    config: a `ProtocolAlgorithmConfig` with its `settings_class` (a frozen dataclass of `option`s, derived from `PolicyGradientSettings`)
+    config: a `ProtocolAlgorithmConfig` with its `settings_class` (a frozen dataclass of `option`s, derived from `OnPolicySettings`)
     and its learner; see `nip_ray.rllib.conformance.check_algorithm`.
     Raises UserError when the name is taken, or for what the settings lack.
     """

@@ -21,7 +21,7 @@ from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.ppo import PolicyGradientSettings
+from nip_ray.settings.ppo import OnPolicySettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.text.training.rules import TextRule
 
@@ -154,7 +154,7 @@ def test_what_settings_lack_is_said_at_once(part: Any, settings: Any, said: str)
 
 def test_only_configs_of_the_rllib_room_are_algorithms() -> None:
     with pytest.raises(UserError, match="no subclass of ProtocolAlgorithmConfig"):
-        register_algorithm(PolicyGradientSettings)  # type: ignore[arg-type]
+        register_algorithm(OnPolicySettings)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="is no LanguageScenarioKind"):
         register_language_scenario(Mine)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="items: 3 is no function"):

@@ -36,6 +36,11 @@ _COMMON: dict[str, Any] = {"namespace": "nip_ray", "log_to_driver": False, "logg
 _GIVE_TOKEN = "set RAY_AUTH_MODE=token and give the cluster's token by RAY_AUTH_TOKEN_PATH (a file) or RAY_AUTH_TOKEN"
 
 
+def first_words(text: str) -> str:
+    """The first sentence of Ray's long explanations."""
+    return " ".join(text.split()).partition(". ")[0].partition(" Worker exit ")[0].rstrip(".")
+
+
 def start_ray(runtime: RuntimeSettings, num_cpus: float) -> bool:
     """Join the cluster that the config or $RAY_ADDRESS names (in a Ray job: its own); else start a local Ray with so many CPUs (or as many
     as the machine has), where any are asked for. Returns whether it has started one.

@@ -160,7 +160,7 @@ def _language_scenario_faults(settings: type) -> Iterator[str]:
 def _algorithm_faults(settings: type) -> Iterator[str]:
     missing = [name for name in _RULE_KEYS if name not in keys_of(settings)]
     if missing:
-        yield f"lacks {', '.join(missing)}, which every learner reads; derive it from PolicyGradientSettings"
+        yield f"lacks {', '.join(missing)}, which every learner reads; derive it from OnPolicySettings"
 
 
 def _text_algorithm_faults(settings: type) -> Iterator[str]:

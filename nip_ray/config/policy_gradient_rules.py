@@ -35,7 +35,6 @@ def policy_gradient(config: TextExperimentConfig) -> Iterator[str]:
     yield from _own_settings(config, rule)
     yield from _learners(config, rule)
     yield from _places(config, rule)
-    yield from _warmup(config, rule)
     yield from _of_other_rules(config)
     yield from _curriculum(config, rule)
 
@@ -216,21 +215,13 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
         if not provider.gives_gradients:
             yield f"algorithm.max_staleness: {settings.provider} ({source}.provider) gives no log-probabilities, set it to 0"
         elif provider.local_models and not (rule.num_rollout_workers or rule.num_learners):
+            vllm = getattr(provider, "engine", None) == "vllm"  # which has adapters of its own
+            does, raised = ("checks what vLLM says", "") if vllm else ("plays", "num_rollout_workers or ")
             yield (
-                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that plays, set it to 0 or "
-                "raise num_rollout_workers or num_learners"
+                f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that {does}, set it to 0 or "
+                f"raise {raised}num_learners"
             )
             return
-
-
-def _warmup(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
-    settings = language_agents(config)
-    for agent in rule.warmup_agents or ():
-        if settings and agent not in settings:
-            yield f"algorithm.warmup_agents: no agent {agent!r} of {config.protocol.name}, {suggest(agent, list(settings))}"
-        elif agent in settings and settings[agent].frozen:
-            frozen = f"scenario.agents.{source_of(config, agent)}.frozen"
-            yield f"algorithm.warmup_agents: {agent} is frozen ({frozen}), leave it out or set that to false"
 
 
 def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:

@@ -212,6 +212,19 @@ def overlap(config: TextExperimentConfig) -> Iterator[str]:
         yield "algorithm.test_while_fine_tuning: test_scheme is none, so there is nothing to play, set it to false"
 
 
+def warmup(config: TextExperimentConfig) -> Iterator[str]:
+    """Those whom the scenario's own examples are shown learn, and are shown any."""
+    rule, settings = config.algorithm, language_agents(config)
+    if isinstance(rule, TextTrainingSettings) and rule.warmup_agents and not rule.format_warmup:
+        yield "algorithm.warmup_agents: format_warmup is 0, leave it out or raise that"
+    for agent in rule.warmup_agents or ():
+        if settings and agent not in settings:
+            yield f"algorithm.warmup_agents: no agent {agent!r} of {config.protocol.name}, {suggest(agent, list(settings))}"
+        elif agent in settings and settings[agent].frozen:
+            frozen = f"scenario.agents.{source_of(config, agent)}.frozen"
+            yield f"algorithm.warmup_agents: {agent} is frozen ({frozen}), leave it out or set that to false"
+
+
 def base_run(config: TextExperimentConfig) -> Iterator[str]:
     """The other run is there, and is one of language models."""
     base = config.base_run
@@ -260,6 +273,6 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
 
 
 TEXT_RULES = (
-    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, overlap, base_run, rule_settings,
-    tree_sizes,
+    text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, overlap, warmup, base_run,
+    rule_settings, tree_sizes,
 )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nip_ray.settings.ppo import PolicyGradientSettings, PPOSettings
+from nip_ray.settings.ppo import OnPolicySettings, PPOSettings
 from nip_ray.settings.solo import SupervisedSettings
 
 
@@ -72,7 +72,7 @@ _LARGEST_LOG_RATIO = 20.0
 _DEFAULT_CLIP = 0.2  # of the value's change, under rules that clip no ratios
 
 
-def base_lr(settings: PolicyGradientSettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
+def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, total_iterations: int) -> float:
     """The learning rate of an iteration (from 0): constant, or falling linearly to 0 over `total_iterations` and staying there."""
     return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
 
@@ -100,9 +100,7 @@ def objective(
     return -mean(ratio_N * advantage_N, weight_N) + beta * kl, kl.detach(), clip_share
 
 
-def critic(
-    value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings, weight_N: Tensor | None = None
-) -> Tensor:
+def critic(value_N: Tensor, old_value_N: Tensor, target_N: Tensor, settings: OnPolicySettings, weight_N: Tensor | None = None) -> Tensor:
     """Distance of value and target, the larger of plain and clipped where `clip_value` is set (scalar, without its coefficient)."""
     loss_N = _distance(value_N, target_N, settings)
     if settings.clip_value is not False:
@@ -127,7 +125,7 @@ def next_lr(lr: float, kl: float, settings: PPOSettings) -> float:
     return min(max(lr, settings.adaptive_lr_min), settings.adaptive_lr_max)
 
 
-def _distance(value_N: Tensor, target_N: Tensor, settings: PolicyGradientSettings) -> Tensor:
+def _distance(value_N: Tensor, target_N: Tensor, settings: OnPolicySettings) -> Tensor:
     kinds = {"smooth_l1": F.smooth_l1_loss, "l1": F.l1_loss, "l2": F.mse_loss}
     return kinds[settings.critic_loss](value_N, target_N, reduction="none")
 

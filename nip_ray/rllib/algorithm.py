@@ -32,11 +32,12 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
+from nip_ray.cluster.ray_session import first_words
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError
 from nip_ray.play.rollout import Rollout, RolloutSamples, concatenate
 from nip_ray.progress import say
-from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, first_words, reason_of_death, said, unwrap
+from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, ask_learners, reason_of_death, said, unwrap
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.past import PastOpponents, PastPlay

@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import ActorDiedError, GetTimeoutError, RayActorError, RayError
 from ray.rllib.core import COMPONENT_RL_MODULE
 
+from nip_ray.cluster.ray_session import first_words
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.play.exploration import Exploration
 from nip_ray.play.rollout import RolloutSamples
@@ -77,11 +78,6 @@ def said(error: RayError) -> str:
     if isinstance(cause, Exception):
         return " ".join(f"{type(cause).__name__}: {cause}".split())
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
-
-
-def first_words(text: str) -> str:
-    """The first sentence of Ray's long explanations."""
-    return " ".join(text.split()).partition(". ")[0].partition(" Worker exit ")[0].rstrip(".")
 
 
 def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int]) -> list[Any]:

@@ -41,7 +41,7 @@ from nip_ray.protocols import ZeroKnowledge
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.settings.ppo import PolicyGradientSettings
+from nip_ray.settings.ppo import OnPolicySettings
 
 Metrics = Mapping[str, Tensor]
 """Name -> scalar."""
@@ -392,7 +392,7 @@ class AgentData:
 
 
 @torch.no_grad()
-def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: str, settings: PolicyGradientSettings) -> AgentData | None:
+def agent_data(scenario: Scenario, network: nn.Module, rollout: Rollout, agent: str, settings: OnPolicySettings) -> AgentData | None:
     """The rows of `agent` with generalised advantages over its own turns; None if it had no turn."""
     rows = own_rows(scenario, rollout, agent)
     if len(rows.copy_N) == 0:

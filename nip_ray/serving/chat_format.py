@@ -77,6 +77,10 @@ class ChatFormat:
             self.replies.clear()
         self.replies[said] = list(tokens)
 
+    def prompt_before(self, messages: Sequence[Mapping[str, Any]], reply_tokens: int) -> list[int]:
+        """`prompt`, without its middle where that would leave no room in the context for a reply of so many tokens."""
+        return self.cut(self.prompt(messages), self.context - reply_tokens)
+
     def cut(self, tokens: list[int], room: int) -> list[int]:
         """At most `room` tokens: see above for what is left out."""
         if len(tokens) <= room:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from nip_ray.cluster.ray_session import first_words
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import check_installed, check_quantized, local_llm
@@ -65,6 +66,8 @@ def stop_host(host: LocalHost) -> None:
 
 def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
     """The error behind one that came through Ray: UserError and TrainingError as they were raised, all others as a TrainingError."""
+    if isinstance(error, RayActorError):
+        return TrainingError(f"{who} is lost ({first_words(str(error))}); see Ray's logs, then resume the run")
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, UserError | TrainingError):
         return type(cause)(*cause.args)

@@ -86,7 +86,7 @@ class PolicyModel:
 
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """The tokens of a chat up to where the reply begins; one that leaves no room for `reply_tokens` loses its middle."""
-        return self.chat.cut(self.chat.prompt(chat), self.chat.context - reply_tokens)
+        return self.chat.prompt_before(chat, reply_tokens)
 
     def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
         """The tokens by which it would say `reply` after a chat, with the one that ends it."""

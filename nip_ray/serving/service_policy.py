@@ -71,7 +71,7 @@ class ServicePolicy:
 
     def prompt_tokens(self, chat: Chat, reply_tokens: int = 0) -> list[int]:
         """See `PolicyModel.prompt_tokens`."""
-        return self.chat.cut(self.chat.prompt(chat), self.chat.context - reply_tokens)
+        return self.chat.prompt_before(chat, reply_tokens)
 
     def reply_tokens(self, chat: Chat, reply: str) -> list[int]:
         """See `PolicyModel.reply_tokens`."""

@@ -7,7 +7,7 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
-class PolicyGradientSettings:
+class OnPolicySettings:
     """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
@@ -30,7 +30,7 @@ class PolicyGradientSettings:
 
 
 @dataclass(frozen=True)
-class PPOSettings(PolicyGradientSettings):
+class PPOSettings(OnPolicySettings):
     """How PPO learns; the defaults are the published library's. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN
@@ -51,7 +51,7 @@ class PPOSettings(PolicyGradientSettings):
 
 
 @dataclass(frozen=True)
-class ReinforceSettings(PolicyGradientSettings):
+class ReinforceSettings(OnPolicySettings):
     """How REINFORCE learns: log-probability times reward to go. A frame is one round of one copy."""
 
     __pydantic_config__ = FORBID_UNKNOWN

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
-from nip_ray.settings.ppo import PolicyGradientSettings
+from nip_ray.settings.ppo import OnPolicySettings
 
 
 @dataclass(frozen=True)
-class StackelbergSettings(PolicyGradientSettings):
+class StackelbergSettings(OnPolicySettings):
     """Policy gradients of leaders who foresee their followers' learning. A frame is one round of one copy.
 
     spg, pspg: the leader's total derivative through its followers' best response. lola, pola: through one step of their

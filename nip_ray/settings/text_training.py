@@ -49,6 +49,9 @@ class TextTrainingSettings:
     format_warmup: int = option(
         0, "Dialogues of random replies in the right form that models first learn from: the form, not what is right (0: none).", ge=0
     )
+    warmup_agents: tuple[str, ...] = option(
+        (), "Whom the format warm-up shows the scenario's own examples instead of random replies, where the scenario has any."
+    )
     format_warmup_tuning: FineTuningSettings = option(FineTuningSettings, "Hyper-parameters of the format warm-up's fine-tuning jobs.")
     fine_tune_on_all_previous_rollouts: bool = option(False, "Learn from the rollouts of all iterations so far, not of the last alone.")
     fine_tune_after_last: bool = option(False, "Fine-tune after the last sampling too (published: no).")

@@ -78,7 +78,12 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     check_words(config, scenario)
     _check_schemas(config, scenario)
     items = stored_items(run_dir, kind) if run_dir is not None else None
-    return Prepared(kind, scenario, kind.items(config.scenario, config.seed) if items is None else items)
+    if items is None:
+        items = kind.items(config.scenario, config.seed)
+        asked, there = config.algorithm.num_test_items, len(items["test"])
+        if asked is not None and asked > there:
+            raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
+    return Prepared(kind, scenario, items)
 
 
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
@@ -278,16 +283,21 @@ def base_state(config: TextExperimentConfig, state: TextState) -> TextState:
         return state
     if base.kind == "rerun_tests":
         return replace(with_base_models(config, state), stage="test")
-    return _with_models(state, _other(base.run_dir).models(), base.run_dir)
+    return _with_models(config, state, _other(base.run_dir).models(), base.run_dir)
 
 
 def with_base_models(config: TextExperimentConfig, state: TextState) -> TextState:
     """`state` with the models of the base run's iteration of the same number. Raises UserError when it did not get there."""
     run_dir = "" if config.base_run is None else config.base_run.run_dir
     history = _other(run_dir).history
+    if not history:
+        raise UserError(
+            f"base_run.kind: rerun_tests, but {run_dir} names no models of its iterations (policy gradient keeps those of its end), "
+            "use models, or name a run of expert iteration or malt that was tested"
+        )
     if state.iteration >= len(history):
         raise UserError(f"iterations: the base run {run_dir} has {len(history)} only; ask for at most that")
-    return _with_models(state, history[state.iteration], run_dir)
+    return _with_models(config, state, history[state.iteration], run_dir)
 
 
 def _other(run_dir: str) -> TextState:
@@ -295,11 +305,16 @@ def _other(run_dir: str) -> TextState:
         return load_state(folder)
 
 
-def _with_models(state: TextState, models: Mapping[str, str], run_dir: str) -> TextState:
+def _with_models(config: TextExperimentConfig, state: TextState, models: Mapping[str, str], run_dir: str) -> TextState:
+    """Models of this cluster by their folders in the other run's."""
+    members = groups(config)
     for group in state.groups:
         if group not in models:
             raise UserError(f"base_run.run_dir: {run_dir} has no group {group!r}, it has {', '.join(models)}; let groups agree")
-        state = state.group(group, model=models[group])
+        provider = language_agents(config)[members[group][0]].provider
+        there = Path(run_dir) / provider / "models" / models[group]
+        local = config.providers[provider].local_models and (there / "config.json").is_file()
+        state = state.group(group, model=str(there.resolve()) if local else models[group])
     return state
 
 

@@ -148,6 +148,10 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
                 "providers.local.lora_rank: got 513",
             ],
         ),
+        (
+            {"providers": {"local": {"name": "local", "engine": "vllm"}}, "algorithm": {"max_staleness": 1}},
+            ["algorithm.max_staleness: got 1, but the very model that learns is the one that checks what vLLM says"],
+        ),
         ({"providers": {"local": {"name": "local", "vllm_memory": 0.3}}}, ["providers.local.vllm_memory: for engine vllm only"]),
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         ({"base_run": {"run_dir": "."}}, ["base_run: policy_gradient starts from the models of scenario.agents"]),

@@ -219,6 +219,8 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"protocol": {"name": "multi_channel_test"}}, "protocol.name"),
         ({"protocol": {"name": "nip", "zero_knowledge": True}}, "zero_knowledge"),
         ({"algorithm": {"name": "malt", "num_responses": 9}, "protocol": {"name": "nip"}}, "num_responses"),
+        ({"algorithm": {"name": "malt", "warmup_agents": ["verifier"]}}, "warmup_agents: format_warmup is 0"),
+        ({"algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["provr"]}}, "warmup_agents: no agent 'provr' of nip, did"),
         ({"algorithm": {"name": "malt", "test_scheme": "none", "test_while_fine_tuning": True}}, "test_while_fine_tuning: test_scheme"),
         ({"base_run": {"run_dir": "/no/run"}}, "base_run.run_dir"),
         ({"scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}}, "providers": {"l": {"name": "local"}}}, "model"),

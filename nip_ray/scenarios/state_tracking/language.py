@@ -143,12 +143,12 @@ class StateTrackingInWords(LanguageScenario):
         which it is shown, the halves before are those with the lie."""
         random = Random(stable_seed(seed, "warm example", item.id, agent))
         dialogue, rules = Dialogue(item, random.randrange(2**16)), rulebook(self.protocol)
+        finds_lie = self.seats.pointer if self.seats.bisects and agent == self.protocol.verifier else None
         for r in range(random.choice(rules.rounds_of(agent, dialogue.seed))):
             turns = []
             for speaker, channels in rules.speakers(r, dialogue.seed).items():
-                said = self._warm_reply(dialogue, speaker, random, last=False)
-                if self.seats.bisects and speaker == self.seats.pointer and agent == self.protocol.verifier:
-                    said = HALVES[_is_true(dialogue)]
+                finds = speaker == finds_lie
+                said = HALVES[_is_true(dialogue)] if finds else self._warm_reply(dialogue, speaker, random, last=False)
                 turns.append(Turn(speaker, said, dict.fromkeys(channels, said)))
             dialogue = replace(dialogue, rounds=(*dialogue.rounds, tuple(turns)))
         last = len(dialogue.rounds) == rules.rounds_of(agent, dialogue.seed)[-1]

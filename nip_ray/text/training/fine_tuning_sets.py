@@ -11,6 +11,7 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, fine_tuning_rule
+from nip_ray.errors import UserError
 from nip_ray.play.chats import Shape, shape_chat
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file
@@ -68,14 +69,19 @@ def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: 
 
 
 def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
-    """What `agents` learn from dialogues of random replies: every own turn, up to the last."""
+    """What `agents` learn from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
+    about each dialogue's item. Raises UserError for one without examples."""
     lines: list[Line] = []
     figures: dict[str, float] = {}
-    shapes = chat_shapes(config)
+    shapes, shown = chat_shapes(config), fine_tuning_rule(config).warmup_agents
     for agent in agents:
-        last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
-        for dialogue, round in last_turns:
-            chat, reply = scenario.training_chat(dialogue, agent, round)
-            lines.append(supervised_line(shape_chat(chat, shapes[agent]), reply))
-        figures[f"{agent}/examples"] = float(len(last_turns))
+        if agent in shown:
+            taught = [scenario.warm_example(dialogue.item, agent, dialogue.seed) for dialogue in dialogues]
+            if None in taught:
+                raise UserError(f"algorithm.warmup_agents: {config.scenario.name} has no examples of its own for {agent}, leave it out")
+        else:
+            last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
+            taught = [scenario.training_chat(dialogue, agent, round) for dialogue, round in last_turns]
+        lines += [supervised_line(shape_chat(chat, shapes[agent]), reply) for chat, reply in taught]
+        figures[f"{agent}/examples"] = float(len(taught))
     return FineTuningSet(lines, figures)

@@ -16,6 +16,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from nip_ray.cluster.ray_session import first_words
 from nip_ray.cluster.resources import worker_bundle
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, speaking_providers
@@ -122,8 +123,9 @@ class PlayWorkers:
         try:
             return ray.get(call)
         except RayActorError as error:
+            said = first_words(str(error))
             raise TrainingError(
-                f"rollout worker {number} died {_MAX_DEATHS + 1} times at the same dialogues ({error}); see Ray's logs, then resume the run"
+                f"rollout worker {number} died {_MAX_DEATHS + 1} times at the same dialogues ({said}); see Ray's logs, then resume the run"
             ) from None
         except RayError as error:
             raise as_ours(error, "a rollout worker") from None

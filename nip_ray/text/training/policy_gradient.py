@@ -12,7 +12,8 @@ Decisions that matter here:
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -249,7 +250,8 @@ class PolicyGradientTrainer:
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
-                told.append(model.step(chosen, rule, longest, self._loss))
+                with _naming(f"{group}, iteration {iteration + 1}"):
+                    told.append(model.step(chosen, rule, longest, self._loss))
                 if difference is None:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
                     self._check_difference(group, difference)
@@ -324,7 +326,8 @@ class PolicyGradientTrainer:
         model = self.models[group]
         turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
-        model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
+        with _naming(f"{group}, warm-up"):
+            model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
         self._bills.book(bill)
 
     # ------------------------------------------------------------------------------------------------------------------ test
@@ -454,6 +457,15 @@ class PolicyGradientTrainer:
             kept = self._folder(group, _start_name(group))
             self.models[group].keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
             self._with_start.add(group)
+
+
+@contextmanager
+def _naming(place: str) -> Iterator[None]:
+    """Say where learning broke off."""
+    try:
+        yield
+    except TrainingError as error:
+        raise type(error)(f"{place}: {error}") from None
 
 
 def _start_name(group: str) -> str:

@@ -66,11 +66,16 @@ class TextRule:
             raise UserError(f"{place} gives {reprlib.repr(found)}, expected Preferences([Pair(...), ...])")
         return replace(found, pairs=_all_of(Pair, found.pairs, place))
 
-    def told(self, played: Sequence[Any], protocol: Protocol, settings: Any) -> dict[str, float]:
-        """What `figures` gives, nothing without them. Raises UserError where that is no mapping from names to numbers."""
+    def told(self, played: Sequence[Any], protocol: Protocol, settings: Any, taken: Sequence[str] = ()) -> dict[str, float]:
+        """What `figures` gives, nothing without them. taken: names of other figures.
+
+        Raises UserError where that is no mapping from names to numbers, or has a name that is taken.
+        """
         made = {} if self.figures is None else self.figures(played, protocol, settings)
         if not (isinstance(made, Mapping) and all(isinstance(name, str) and isinstance(value, Real) for name, value in made.items())):
             raise UserError(f"algorithm {settings.name!r}: figures gives {reprlib.repr(made)}, expected numbers by name")
+        if both := sorted(made.keys() & set(taken)):
+            raise UserError(f"algorithm {settings.name!r}: figures gives {', '.join(both)}, names of other figures, choose others")
         return {name: float(value) for name, value in made.items()}
 
     def faults(self) -> Iterator[str]:

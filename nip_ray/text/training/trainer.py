@@ -148,7 +148,7 @@ class TextTrainer:
         row: dict[str, Any] = {"iteration": iteration + 1}
         if not self.rerun:
             row |= {f"train/{name}": value for name, value in self._figures("train").items()}
-            row |= self._learning_figures()
+            row |= self._learning_figures(row)
         await self._hold(self._under_way().values())
         if self._is_tested(iteration):
             await self._play_tests()
@@ -274,15 +274,16 @@ class TextTrainer:
     def _figures(self, split: str) -> dict[str, float]:
         return dialogue_metrics(self._played(split), self.protocol, self.parts.kind.groups)
 
-    def _learning_figures(self) -> dict[str, float]:
-        """How much there is to learn, and what the rule says of what was played."""
+    def _learning_figures(self, others: Iterable[str]) -> dict[str, float]:
+        """How much there is to learn, and what the rule says of what was played. others: names that there are already."""
         found: dict[str, float] = {}
         for group in self.trained_groups():
             found |= {f"learn/{name}": value for name, value in self._fine_tuning_set(group).figures.items()}
         rule = rule_of(self.rule)
         if rule.figures is not None:
             played = read_played(rule, self.folder.path, self.parts.by_id["train"], self.state.iteration)
-            found |= {f"train/{name}": value for name, value in rule.told(played, self.protocol, self.rule).items()}
+            told = rule.told(played, self.protocol, self.rule, [name.removeprefix("train/") for name in others])
+            found |= {f"train/{name}": value for name, value in told.items()}
         return found
 
     # ------------------------------------------------------------------------------------------------------------ jobs

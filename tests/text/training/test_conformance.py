@@ -171,13 +171,14 @@ def test_what_would_spoil_a_run_is_noticed(rule: TextRule, said: str) -> None:
         ({"pairs": []}, r"pairs gives \[\], expected Preferences"),
         ({"pairs": Preferences([("a", "b")])}, "pairs gives .*expected a list of Pair"),  # type: ignore[list-item]
         ({"examples": [], "figures": {"mean": "0.5"}}, "figures gives .*expected numbers by name"),
+        ({"examples": [], "figures": {"rounds": 0.5}}, "figures gives rounds, names of other figures"),
     ],
 )
 def test_what_a_rule_gives_is_looked_at_in_runs(made: dict[str, Any], said: str) -> None:
     rule = TextRule(Jobs, **{name: lambda *given, value=value: value for name, value in made.items()})
     agent: Any = LearningAgent("verifier", None, Jobs(), 0, 1)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"algorithm 'odd': {said}"):
-        rule.told([], rule.learned([], agent), Jobs())  # type: ignore[arg-type]
+        rule.told([], rule.learned([], agent), Jobs(), ["rounds"])  # type: ignore[arg-type]
 
 
 def test_only_settings_can_be_checked() -> None:

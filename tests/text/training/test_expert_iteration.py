@@ -3,7 +3,10 @@
 from typing import Any
 
 import numpy as np
+import pytest
 
+from nip_ray.config.load import config_from_dict
+from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Turn
 from nip_ray.play.dialogues import advance, start_dialogue
 from nip_ray.protocols import REJECT, build
@@ -11,7 +14,9 @@ from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
+from nip_ray.text.parts import prepare
 from nip_ray.text.training.expert_iteration import select
+from nip_ray.text.training.fine_tuning_sets import format_warmup_set
 from nip_ray.text.training.guess_replacement import replaced_guesses
 from nip_ray.text.training.learning_agent import LearningAgent
 
@@ -42,3 +47,23 @@ def test_with_the_real_scenario() -> None:
     assert [message["role"] for message in made.chat] == ["system", "assistant", "user"]
     assert made.chat[1]["content"] == "Question for Expert: Why?"
     assert made.chat[2]["content"] == "It prints 1."
+
+
+def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> None:
+    """One about each item. Code validation has none."""
+    config: Any = config_from_dict(
+        {
+            "protocol": {"name": "bisection", "max_rounds": 3},
+            "scenario": {"name": "state_tracking", "length": 2, "num_train": 8, "num_test": 2, "agents": {"_default": {"model": "words"}}},
+            "algorithm": {"name": "expert_iteration", "format_warmup": 8, "warmup_agents": ["prover1"]},
+            "providers": {"local": {"name": "local"}},
+        }
+    )
+    prepared = prepare(config)
+    dialogues = [start_dialogue(item, 5) for item in prepared.items["train"]]
+    lines = format_warmup_set(config, prepared.scenario, dialogues, ["prover0", "prover1"]).lines
+    shown = [prepared.scenario.warm_example(item, "prover1", 5) for item in prepared.items["train"]]
+    assert [[message["content"] for message in line["messages"]] for line in lines] == [[chat[0]["content"], said] for chat, said in shown]
+    none = build_text_scenario(build("nip"), CodeValidationSettings())
+    with pytest.raises(UserError, match=r"algorithm\.warmup_agents: state_tracking has no examples of its own for prover1"):
+        format_warmup_set(config, none, dialogues, ["prover1"])

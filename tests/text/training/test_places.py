@@ -142,10 +142,15 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
     assert taken[1] < 0.6 * taken[0], taken
 
 
-@pytest.mark.parametrize("places", [{}, pytest.param({"num_learners": 2}, marks=pytest.mark.crash)], ids=["workers", "learners"])
-def test_what_is_said_does_not_depend_on_where(ray_session: None, tmp_path: Path, places: dict[str, int]) -> None:
-    """With two rollout workers, one of which dies where there are learners too: the dialogues of one process, and nearly its figures."""
-    here, there = (config_of(kl_coefficient=0.1, **given) for given in ({}, {"num_rollout_workers": 2, **places}))
+@pytest.mark.parametrize(
+    ("opponents", "places"), [({"every": 1, "latest": 0.4}, {}), pytest.param(None, {"num_learners": 2}, marks=pytest.mark.crash)]
+)
+def test_what_is_said_does_not_depend_on_where(
+    ray_session: None, tmp_path: Path, opponents: dict[str, Any] | None, places: dict[str, int]
+) -> None:
+    """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the dialogues of one
+    process, and nearly its figures."""
+    here, there = (config_of(opponents=opponents, kl_coefficient=0.1, **given) for given in ({}, {"num_rollout_workers": 2, **places}))
     trained(here, tmp_path / "here")
     with RunFolder.create(tmp_path / "there", config_to_yaml(there)) as folder:
         trainer: Any = begin(there, folder, prepare(there), new_state(there))
@@ -159,7 +164,9 @@ def test_what_is_said_does_not_depend_on_where(ray_session: None, tmp_path: Path
     for file in ("000001.jsonl", "000003.jsonl", "test-000003.jsonl"):
         assert (tmp_path / "here" / "rollouts" / file).read_bytes() == (tmp_path / "there" / "rollouts" / file).read_bytes()
     for mine, theirs in zip(rows(tmp_path / "here"), rows(tmp_path / "there"), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+        met = [{key: row.pop(key) for key in list(row) if key.endswith("/met")} for row in (mine, theirs)]
+        assert (met[0] == met[1], mine) == (True, pytest.approx(theirs, rel=1e-3, abs=1e-5))
+        assert (opponents is None) == ("opponents/snapshots" not in mine)
 
 
 @pytest.mark.slow

@@ -269,9 +269,22 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
         assert load_state(folder).models() == {"provers": "provers-000004", "verifier": "words"}
     found = {key.split("/")[1] for row in rows(tmp_path / "run") for key in row if key.endswith("/grad_norm")}
     assert found == {"provers"}
+    raw |= {"algorithm": {"name": "expert_iteration"}, "base_run": {"run_dir": str(tmp_path / "run"), "kind": "models"}}
+    models = (tmp_path / "run" / "local" / "models").resolve()
+    assert new_state(config_from_dict(raw)).models() == {"provers": str(models / "provers-000004"), "verifier": str(models / "words")}  # type: ignore[arg-type]
+    raw["base_run"]["kind"] = "rerun_tests"
+    with pytest.raises(UserError, match=r"base_run\.kind: rerun_tests, but .*run names no models of its iterations"):
+        new_state(config_from_dict(raw))  # type: ignore[arg-type]
 
 
-def test_who_learns_is_not_held_to_a_schema(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_learning_broke_off_is_said(make: Make, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"prover1, iteration 2: learning broke off: loss"):
+        run_text_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
+
+
+def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"algorithm\.num_test_items: got 5, but there are 4 held-out items, use at most that"):
+        prepare(make(num_test_items=5))
     monkeypatch.setattr(StateTrackingInWords, "reply_schema", lambda _, agent: {"type": "string"} if agent == "verifier" else None)
     with pytest.raises(UserError, match=r"scenario\.agents\.verifier\.frozen: state_tracking holds its replies to a schema"):
         prepare(make())
