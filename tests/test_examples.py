@@ -127,15 +127,34 @@ def test_own_algorithm_passes_the_check(monkeypatch: pytest.MonkeyPatch) -> None
     check_algorithm(ALGORITHMS["awr"])
 
 
+HASTE = """
+from dataclasses import replace
+from nip_ray.protocols import build, register
+
+def costs(ends):
+    return {"verifier": -0.25 * ends.rounds_B}
+
+def haste(params):
+    made = build("nip", max_rounds=params.max_rounds, min_rounds=params.min_rounds)
+    return replace(made, name="haste", payment=replace(made.payment, function=costs))
+
+register("haste", haste)
+"""
+
+
 @pytest.mark.slow
 def test_own_language_scenario_is_played_here_and_in_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ray_session: None) -> None:
-    """A rollout worker has never seen the plugin file, and holds the dialogues of the main process."""
+    """A rollout worker has never seen the plugin files, and holds the dialogues of the main process, paid by the same function."""
     monkeypatch.chdir(EXAMPLES.parent)
+    (tmp_path / "haste.py").write_text(HASTE)
     nobody = ("providers.nobody.name=dummy", "scenario.agents._default.provider=nobody", "iterations=2", "algorithm.format_warmup=0")
+    nobody += (f"plugins=[examples/own_language_scenario.py, {tmp_path}/haste.py]", "protocol.name=haste")
     for name, talkers in (("here", 0), ("there", 1)):
         train("own_language_scenario", tmp_path / name, *nobody, f"talk.num_talkers={talkers}", "talk.num_cpus_per_talker=0.5")
     here, there = ((tmp_path / name / "rollouts" / "000002.jsonl").read_text() for name in ("here", "there"))
     assert here == there
+    paid = [json.loads(line)["dialogue"]["rewards"] for line in here.splitlines()]
+    assert all(rounds[-1]["verifier"] % 1 == 1 - len(rounds) * 0.25 for rounds in paid)
     monkeypatch.chdir(tmp_path)
     assert CliRunner().invoke(app, ["resume", "here", "--iterations", "3", "--quiet"]).exit_code == 0
 

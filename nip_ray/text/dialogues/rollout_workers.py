@@ -81,7 +81,8 @@ class RolloutWorkers:
         self, config: TextExperimentConfig, scenario: LanguageScenario, run_dir: Path, hosts: Mapping[str, Any], spent: Spending
     ) -> None:
         """hosts: of local providers. spent: before, by the same run. Raises UserError for a missing key."""
-        send_by_value(type(scenario))
+        function = scenario.protocol.payment.function
+        send_by_value(type(scenario), *([] if function is None else [function]))
         self._config = config
         self._keeper = budget_actor(config.budget, spent)
         limiters = {name: _keeper(provider) for name, provider in _limited(config).items()}
