@@ -8,7 +8,7 @@ Decisions that matter here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import TYPE_CHECKING, Literal
@@ -119,7 +119,16 @@ class Payment:
     def is_paid(self, agent: str) -> bool:
         """Whether anything that happens makes a difference to what this agent is paid."""
         amounts = {amount for row in self.payoff.get(agent, NOTHING) for amount in row}
-        return len(amounts) > 1 or any(self.turns.get(agent, {}).values()) or self.function is not None
+        return len(amounts) > 1 or any(self.turns.get(agent, {}).values()) or agent in self._of_function()
+
+    def _of_function(self) -> Set[str]:
+        """Whom the payment function names."""
+        if self.function is None:
+            return set()
+        import torch
+
+        one_B = torch.ones(1, dtype=torch.int64)
+        return set(self.function(Ends(one_B, one_B, one_B.float(), one_B)))
 
     def mid_point(self, agent: str) -> float:
         """Half way between an agent's good and bad ends: between the least of the labels' better verdicts and the most of the worse."""

@@ -36,6 +36,7 @@ GAMES: list[dict[str, Any]] = [
     dict(name="adp"),
     *[dict(name=name, **order) for name in ("debate", "mnip") for order in ORDERS],
     dict(name="merlin_arthur"),
+    dict(name="consultancy", max_rounds=5, payoff={"verifier": {"false_accept": -5.0, "turns": {"prover1": -0.25, "verifier": 0.5}}}),
     dict(name="solo_verifier"),
     dict(name="multi_channel_test"),
     dict(name="message_game", max_rounds=4),
@@ -51,7 +52,7 @@ PAST: dict[str, Any] = dict(every=1, latest=0.5, sampling="prioritised")
 
 def game_id(protocol: Mapping[str, Any]) -> str:
     """A short name of an entry of `GAMES`."""
-    return "-".join([protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key != "name")])
+    return "-".join([protocol["name"], *(f"{key}={int(value)}" for key, value in protocol.items() if key not in ("name", "payoff"))])
 
 
 def experiment(protocol: Mapping[str, Any], scenario: Mapping[str, Any] | None = None, **changes: Any) -> ExperimentConfig:
