@@ -2,7 +2,7 @@
 
     python benchmarks/restart_text.py [--repeats 3]
 
-The run is `ei_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be restarted. The process is killed with
+The run is `ei_cv_offline.yaml` with few dialogues: its local model has to be loaded and Ray to be restarted. The process is killed with
 SIGKILL in the middle of a sampling.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from _common import ROOT, machine, show, yardstick_ms
 
-CONFIG = ROOT / "tune_configs" / "ei_offline.yaml"
+CONFIG = ROOT / "tune_configs" / "ei_cv_offline.yaml"
 SMALL = ("rollouts_per_iteration=200", "format_warmup=0", "test_scheme=none")
 
 

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from nip_ray.errors import UserError
@@ -177,8 +178,8 @@ def _ask_until_used(scenario: TextScenario, asked: list[Question], answer: Answe
         left = []
         for number, reply in zip(waiting, replies, strict=True):
             one = asked[number]
-            turn = read_answer(scenario, one.dialogue, one.agent, reply, one.attempt)
-            if not turn.invalid or turn.retries >= _patience(scenario, one.agent):
+            turn = _settled(scenario, one.dialogue, one.agent, reply, one.attempt)
+            if turn is not None:
                 turns[number] = turn
             else:
                 asked[number] = replace(one, attempt=one.attempt + 1)
@@ -189,17 +190,18 @@ def _ask_until_used(scenario: TextScenario, asked: list[Question], answer: Answe
 
 async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
     """What `agent` says in the next round, after as many attempts as it takes or may take."""
-    chat = scenario.chat(dialogue, agent)
-    attempt = 0
-    while True:
-        turn = read_answer(scenario, dialogue, agent, await ask(dialogue, agent, chat, attempt, path), attempt)
-        attempt += 1
-        if not turn.invalid or attempt >= _patience(scenario, agent):
-            return turn
+    chat, turn, attempts = scenario.chat(dialogue, agent), None, count()
+    while turn is None:
+        attempt = next(attempts)
+        turn = _settled(scenario, dialogue, agent, await ask(dialogue, agent, chat, attempt, path), attempt)
+    return turn
 
 
-def _patience(scenario: TextScenario, agent: str) -> int:
-    return scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
+def _settled(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int) -> Turn | None:
+    """The turn that an answer makes, None where the agent is asked again."""
+    turn = read_answer(scenario, dialogue, agent, answer, attempt)
+    patience = scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
+    return None if turn.invalid and turn.retries < patience else turn
 
 
 def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:

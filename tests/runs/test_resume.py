@@ -308,7 +308,7 @@ def test_whoever_joins_ray_keeps_its_handlers() -> None:
 LASTING = {
     "networks": ("train", "message_game.yaml", "--iterations=100000", "--set=play.num_copies=32", "--set=algorithm.minibatch_size=32",
                  "--set=play.num_env_runners=1", "--run-dir=run"),
-    "text": ("train", "ei_offline.yaml", "--iterations=1000", "--set=providers={random: {name: dummy}}",
+    "text": ("train", "ei_cv_offline.yaml", "--iterations=1000", "--set=providers={random: {name: dummy}}",
              "--set=scenario.agents._default.provider=random", "--set=scenario.data.num_train=8", "--set=scenario.data.num_test=4",
              "--set=algorithm.format_warmup=0", "--set=algorithm.rollouts_per_iteration=8", "--run-dir=run"),
     "driver": ("run", "runner_cartpole.yaml", "--set=driver.timesteps=10000000", "--set=experiment.write_interval=500", "--run-dir=run"),

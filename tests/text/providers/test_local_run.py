@@ -23,8 +23,6 @@ def run(tmp_path: Path, name: str, *settings: str) -> list[dict[str, Any]]:
 
 SMALL = (
     "iterations=2",
-    "scenario.data.num_train=8",
-    "scenario.data.num_test=4",
     "algorithm.format_warmup=8",
     "algorithm.format_warmup_tuning.num_epochs=1",
     "algorithm.fine_tuning.num_epochs=1",
@@ -33,9 +31,12 @@ SMALL = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "rollouts"), [("ei_offline", 8), ("malt_offline", 3)])
-def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: str, rollouts: int) -> None:
-    found = run(tmp_path, name, f"algorithm.rollouts_per_iteration={rollouts}", *SMALL)
+@pytest.mark.parametrize(
+    ("name", "rollouts", "data"),
+    [("ei_cv_offline", 8, "scenario.data"), ("ei_offline", 8, "scenario"), ("malt_offline", 3, "scenario.data")],
+)
+def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: str, rollouts: int, data: str) -> None:
+    found = run(tmp_path, name, f"algorithm.rollouts_per_iteration={rollouts}", f"{data}.num_train=8", f"{data}.num_test=4", *SMALL)
     assert [row["iteration"] for row in found] == [1, 2]
     cost = json.loads((tmp_path / "run" / "cost.json").read_text())
     assert cost["jobs"] >= 2, "both models learned the form"
@@ -47,7 +48,7 @@ def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: st
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_expert_iteration_raises_the_verifiers_reward(tmp_path: Path, ray_session: None, seed: int) -> None:
     """On held-out easy items, by more than two standard errors of the difference: it learns to decide in time, not to judge."""
-    found = run(tmp_path, "ei_offline", f"seed={seed}")
+    found = run(tmp_path, "ei_cv_offline", f"seed={seed}")
     first, last = found[0], found[-1]
     rewards = [row["eval_sampled/verifier/return"] for row in (first, last)]
     errors = [row["eval_sampled/verifier/return_std"] / 48**0.5 for row in (first, last)]
