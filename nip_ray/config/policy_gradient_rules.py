@@ -200,16 +200,22 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
     shares = rule.rollouts_per_iteration // rule.group_size
     if rule.num_rollout_workers > max(1, shares):
         yield f"algorithm.num_rollout_workers: got {rule.num_rollout_workers}, but an iteration has {shares} items, use at most that"
+    keys, elsewhere = keys_of(TokenTrainingSettings), False
     for agent, settings in language_agents(config).items():
         provider, source = config.providers.get(settings.provider), f"scenario.agents.{source_of(config, agent)}"
         if provider is None:
             continue
         if not provider.local_models:
-            for key in ("num_rollout_workers",) if settings.frozen else ("num_rollout_workers", "num_learners"):
-                if getattr(rule, key):
-                    yield f"algorithm.{key}: for models of this cluster, and {settings.provider} ({source}.provider) is none, set it to 0"
+            elsewhere |= not settings.frozen
+            for key in ("num_rollout_workers", "num_learners", "learner_sharding")[: 1 if settings.frozen else 3]:
+                if getattr(rule, key) != (unset := keys[key].default):
+                    where = f"{settings.provider} ({source}.provider)"
+                    yield f"algorithm.{key}: for models of this cluster, and {where} is none, set it to {unset}"
         elif getattr(provider, "engine", None) == "vllm" and rule.num_rollout_workers:
             yield f"algorithm.num_rollout_workers: the main process plays by vLLM (providers.{settings.provider}.engine), set it to 0"
+        gpus = getattr(provider, "num_gpus", 0)
+        if rule.num_learners > 1 and not settings.frozen and gpus % 1:
+            yield f"providers.{settings.provider}.num_gpus: got {gpus}, but learners of one model need a GPU each, set it to 1"
         if not rule.max_staleness or settings.frozen:
             continue
         if not provider.gives_gradients:
@@ -221,7 +227,12 @@ def _places(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterat
                 f"algorithm.max_staleness: got {rule.max_staleness}, but the very model that learns is the one that {does}, set it to 0 or "
                 f"raise {raised}num_learners"
             )
-            return
+            break
+
+    if rule.learner_sharding != "none" and rule.num_learners < 2 and not elsewhere:
+        yield f"algorithm.learner_sharding: got {rule.learner_sharding}, but num_learners is {rule.num_learners}, set that to 2 or more"
+    if rule.learner_placement != keys["learner_placement"].default and not rule.num_learners:
+        yield "algorithm.learner_placement: num_learners is 0, leave it out or raise that"
 
 
 def _of_other_rules(config: TextExperimentConfig) -> Iterator[str]:

@@ -1,7 +1,9 @@
 """Ray actors that learn one model together, each from its share of a minibatch, and keep the same weights.
 
 Decisions that matter here:
-- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so;
+- every actor has a `PolicyModel` of the same folder and seed, so they begin alike; `nip_ray.learning.learners` says why they stay so.
+  They hold all of it each, or a part (`learner_sharding`); either way the first gives away whole weights;
+- a placement group has them on as few nodes as it can, or on as many. In a trial of a sweep they are in the trial's own;
 - who samples gets the weights through the object store (`LearnerGroup.weights`), once from one of them. Here that is a model in the
   driver's process, which samples by the weights that it last took while the actors learn;
 - when one fails, the others wait for it in an all-reduce: so all are ended, and the error is that of the one that failed.
@@ -13,6 +15,8 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
+from ray.util import get_current_placement_group, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor, distributed
 
 from nip_ray.learning.learners import Learners
@@ -37,7 +41,7 @@ class PolicyLearner:
         self._store = distributed.TCPStore(host, 0, self._size, is_master=True, wait_for_workers=False)
         return host, self._store.port
 
-    def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int) -> None:
+    def begin(self, address: tuple[str, int], folder: Path, settings: LocalProvider, seed: int, sharded: bool) -> None:
         """Meet the others and load the model."""
         import torch
 
@@ -45,7 +49,7 @@ class PolicyLearner:
         backend = "nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, store=store, rank=self._rank, world_size=self._size)
         torch.set_num_threads(settings.threads)
-        self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners())
+        self._model = PolicyModel(folder, settings, trained=True, seed=seed, learners=Learners(sharded))
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What this method of its `PolicyModel` gives."""
@@ -57,16 +61,24 @@ class LearnerGroup:
 
     samples_apart = True
 
-    def __init__(self, folder: Path, settings: LocalProvider, count: int, seed: int = 0, device: str | None = None) -> None:
+    def __init__(
+        self, folder: Path, settings: LocalProvider, rule: TokenTrainingSettings, seed: int = 0, device: str | None = None
+    ) -> None:
         """Start them, and wait until they stand. device: of the model that samples. Raises UserError for a model that cannot be used."""
         self._sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
         self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
         self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
         self.take, self.steps = self._sampler.take, 0
-        kind: Any = ray.remote(PolicyLearner).options(num_cpus=settings.num_cpus, num_gpus=settings.num_gpus)
-        self._actors = [kind.remote(rank, count) for rank in range(count)]
+        self._sharded, self._placed = rule.learner_sharding == "full", None
+        options: dict[str, Any] = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus}
+        bundle = {name: amount for name, amount in (("CPU", settings.num_cpus), ("GPU", settings.num_gpus)) if amount}
+        if bundle and get_current_placement_group() is None:
+            self._placed = placement_group([bundle] * rule.num_learners, rule.learner_placement.upper())
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._placed)
+        kind: Any = ray.remote(PolicyLearner).options(**options)
+        self._actors = [kind.remote(rank, rule.num_learners) for rank in range(rule.num_learners)]
         address = self._results([self._actors[0].address.remote()])
-        self._results([actor.begin.remote(address, folder.resolve(), settings, seed) for actor in self._actors])
+        self._results([actor.begin.remote(address, folder.resolve(), settings, seed, self._sharded) for actor in self._actors])
 
     def keep_start(self, folder: Path) -> None:
         """Load the model in `folder`, to which KL divergences are."""
@@ -88,11 +100,11 @@ class LearnerGroup:
 
     def weights(self) -> dict[str, Tensor]:
         """See `PolicyModel.weights`."""
-        return self._first("weights")
+        return self._whole("weights")
 
     def state(self) -> dict[str, Any]:
         """See `PolicyModel.state`."""
-        return self._first("state")
+        return self._whole("state")
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Let all continue from it; see `PolicyModel.set_state`."""
@@ -102,16 +114,19 @@ class LearnerGroup:
 
     def save(self, folder: Path) -> str:
         """See `PolicyModel.save`."""
-        self._first("save", folder.resolve())
+        self._whole("save", folder.resolve())
         return folder.name
 
     def close(self) -> None:
         """End the actors."""
         for actor in self._actors:
             ray.kill(actor)
+        if self._placed is not None:
+            remove_placement_group(self._placed)
 
-    def _first(self, method: str, *arguments: Any) -> Any:
-        return self._results([self._actors[0].call.remote(method, *arguments)])
+    def _whole(self, method: str, *arguments: Any) -> Any:
+        """What the first gives back, which takes all of them where each has a part."""
+        return self._results([actor.call.remote(method, *arguments) for actor in self._actors[: None if self._sharded else 1]])
 
     def _all(self, method: str, *arguments: Any) -> Any:
         return self._results([actor.call.remote(method, *arguments) for actor in self._actors])

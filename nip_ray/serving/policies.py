@@ -113,7 +113,7 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     else:
         from nip_ray.serving.learner_group import LearnerGroup
 
-        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule.num_learners, _seed(config, group), device)
+        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device)
     if _local(provider).engine != "vllm":
         return model
     from nip_ray.serving.vllm_policy import VllmPolicy

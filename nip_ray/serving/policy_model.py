@@ -7,7 +7,9 @@ Decisions that matter here:
   shares who names the same folder: a frozen model costs memory once, and no optimizer;
 - a step is one AdamW step on the exact minibatch: its parts (`nip_ray.learning.token_rows`) only save memory;
 - before weights change, loss and gradient are checked: what is not finite ends the run with the last good weights;
-- state is tensors and plain values. On a CPU a model that is restored learns on as if nothing had been.
+- learners may hold the model in parts (`nip_ray.learning.shards`): such a one learns and does not sample, and what it gives away are whole
+  tensors, in the first process alone. All take part in that, as in steps;
+- state is tensors and plain values, the same whoever holds it. On a CPU a model that is restored learns on as if nothing had been.
 """
 
 import copy
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.learners import Learners
+from nip_ray.learning.shards import gathered, part_of, shard, whole
 from nip_ray.learning.token_losses import (
     LossFigures,
     Surrogate,
@@ -76,7 +79,10 @@ class PolicyModel:
         self._settings, self._start = settings, None
         self._lora = trained and settings.method == "lora"
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on)
+        self._sharded = learners is not None and learners.sharded
+        self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on, self._sharded)
+        if self._sharded:
+            shard(self._model, on)
         self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
@@ -115,7 +121,7 @@ class PolicyModel:
 
     def keep_start(self, folder: Path) -> None:
         """See `Policy.keep_start`."""
-        self._start = PolicyModel(folder, self._settings, trained=False)
+        self._start = PolicyModel(folder, self._settings, trained=False, learners=self._learners)
 
     def step(
         self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
@@ -127,9 +133,8 @@ class PolicyModel:
         """
         num_tokens = sum(len(turn.reply) for turn in turns)
         start = self._start if settings.kl_coefficient else None
-        figures: list[LossFigures] = []
 
-        def loss_of(part: Part) -> Tensor:
+        def loss_of(part: Part) -> tuple[Tensor, LossFigures]:
             log_prob_E, entropy_E = self._log_probs(part, bool(settings.entropy_coefficient))
             start_NT = None
             if start is not None:
@@ -138,11 +143,9 @@ class PolicyModel:
             weight_NT = token_weights(part.mask_NT, settings.aggregation, num_tokens, len(turns), max_tokens)
             log_prob_NT, entropy_NT = part.by_turn(log_prob_E), part.by_turn(entropy_E)
             drawn = (part.old_logprob_NT, part.advantage_N, part.mask_NT)
-            loss, told = token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT, surrogate)
-            figures.append(told)
-            return loss
+            return token_loss(log_prob_NT, entropy_NT, *drawn, weight_NT, settings, start_NT, surrogate)
 
-        loss, norm = self._descend(turns, loss_of, settings, settings.learning_rate)
+        loss, norm, figures = self._descend(turns, loss_of, settings, settings.learning_rate)
         told = join(figures or [no_figures(settings, start is not None, surrogate, self._model.device)])
         told = told if self._learners is None else self._learners.join(told)
         return {**told.metrics(), "loss": loss, "grad_norm": norm}
@@ -151,7 +154,7 @@ class PolicyModel:
         """One step of supervised learning on replies: cross-entropy, the mean over their tokens. Returns loss and grad_norm."""
         num_tokens = sum(len(turn.reply) for turn in turns)
         rate = settings.learning_rate if settings.warmup_learning_rate is None else settings.warmup_learning_rate
-        loss, norm = self._descend(turns, lambda part: -self._log_probs(part)[0].sum() / num_tokens, settings, rate)
+        loss, norm, _ = self._descend(turns, lambda part: (-self._log_probs(part)[0].sum() / num_tokens, None), settings, rate)
         return {"loss": loss, "grad_norm": norm}
 
     def _log_probs(self, part: Part, entropy_gradient: bool = False) -> tuple[Tensor, Tensor]:
@@ -162,19 +165,23 @@ class PolicyModel:
         return log_probs_and_entropy(logits_EV, part.token_E, part.temperature_E[:, None], entropy_gradient)
 
     def _descend(
-        self, turns: Sequence[Turn], loss_of: Callable[[Part], Tensor], settings: TokenTrainingSettings, rate: float
-    ) -> tuple[float, float]:
-        """Add up the gradients of all parts, and of all learners, and take one step; returns loss and norm of the gradient."""
+        self, turns: Sequence[Turn], loss_of: Callable[[Part], tuple[Tensor, Any]], settings: TokenTrainingSettings, rate: float
+    ) -> tuple[float, float, list[Any]]:
+        """Add up the gradients of all parts, and of all learners, and take one step; returns loss, norm of the gradient and figures."""
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen")
         self._optimizer.zero_grad()
-        total, learners = 0.0, self._learners
+        total, figures, learners = 0.0, [], self._learners
         own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
         try:
-            for part in parts_of(own, settings.micro_batch_tokens):
-                loss = loss_of(part.to(self._model.device))
+            parts = [*parts_of(own, settings.micro_batch_tokens)]
+            others = learners.most(len(parts)) - len(parts) if learners is not None and learners.sharded else 0
+            for part in parts:
+                loss, told = loss_of(part.to(self._model.device))
                 loss.backward()
                 total += float(loss.detach())
+                figures.append(told)
+            self._go_along(others, turns, loss_of)
         except RuntimeError as error:
             if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
                 raise
@@ -182,9 +189,10 @@ class PolicyModel:
                 f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass need more memory than there is; lower it"
             ) from None
         if learners is not None:
-            learners.add_gradients([*self._learned.values()])
+            if not learners.sharded:
+                learners.add_gradients([*self._learned.values()])
             total = learners.add(total)
-        norm = float(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf")))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf"))))
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise TrainingError(f"learning broke off: loss {total}, norm of the gradient {norm}; lower the learning rate")
         for group in self._optimizer.param_groups:
@@ -192,13 +200,20 @@ class PolicyModel:
         self._optimizer.step()
         self.steps += 1
         self._batch.forget()
-        return total, norm
+        return total, norm, figures
+
+    def _go_along(self, passes: int, turns: Sequence[Turn], loss_of: Callable[[Part], tuple[Tensor, Any]]) -> None:
+        """Passes that others need to have this one's part of the weights, with gradients of zero."""
+        shortest = min(turns, key=lambda turn: len(turn.prompt) + len(turn.reply))
+        for _ in range(passes):
+            (part,) = parts_of([shortest], 1)
+            (loss_of(part.to(self._model.device))[0] * 0.0).backward()
 
     # ---------------------------------------------------------------------------------------------------------- state
 
     def weights(self) -> dict[str, Tensor]:
         """What is learned, by name (copies, on the CPU): all weights or the adapters."""
-        return {name: weight.detach().cpu().clone() for name, weight in self._learned.items()}
+        return gathered(self._learned)
 
     @torch.no_grad()
     def take(self, weights: Mapping[str, Tensor]) -> None:
@@ -206,7 +221,7 @@ class PolicyModel:
         if weights.keys() != self._learned.keys():
             raise ValueError(f"weights are {sorted(weights)[:3]}..., expected {sorted(self._learned)[:3]}...")
         for name, weight in self._learned.items():
-            weight.copy_(weights[name])
+            weight.copy_(part_of(weights[name], weight))
         self._batch.forget()
 
     def state(self) -> dict[str, Any]:
@@ -214,11 +229,7 @@ class PolicyModel:
         if self._optimizer is None:
             raise TrainingError(f"{self.folder}: this model is frozen, its state is its folder")
         known = self._optimizer.state
-        moments = {
-            name: {kind: value.detach().cpu().clone() for kind, value in known[weight].items()}
-            for name, weight in self._learned.items()
-            if weight in known
-        }
+        moments = {name: gathered(known[weight]) for name, weight in self._learned.items() if weight in known}
         return {"steps": self.steps, "weights": self.weights(), "moments": moments}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -234,7 +245,7 @@ class PolicyModel:
         for name, kinds in state["moments"].items():
             weight = self._learned[name]
             self._optimizer.state[weight] = {
-                kind: value.clone() if kind == "step" else value.to(weight).clone() for kind, value in kinds.items()
+                kind: value.clone() if kind == "step" else part_of(value, weight).clone() for kind, value in kinds.items()
             }
 
     def save(self, folder: Path) -> str:
@@ -242,10 +253,14 @@ class PolicyModel:
 
         Returns its name, by which the provider serves it.
         """
+        model = self._adapted or self._model
+        held = gathered(model.state_dict()) if self._sharded else None
+        if self._learners is not None and self._learners.rank:
+            return folder.name
         folder.parent.mkdir(parents=True, exist_ok=True)
         aside = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
         shutil.rmtree(aside, ignore_errors=True)
-        save_model(self._adapted or self._model, self.chat.tokenizer, aside)
+        save_model(model, self.chat.tokenizer, aside, state=held)
         if self._adapted is not None:
             name_base(aside, folder, self.folder if self._lora else base_of(self.folder) or self.folder)
         shutil.rmtree(folder, ignore_errors=True)
@@ -256,19 +271,24 @@ class PolicyModel:
         """See `Policy.close`."""
 
 
-def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device) -> tuple[Any, Any, Any]:
-    """(the shared base or None, the model of PEFT or None, the model that computes)."""
+def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device, sharded: bool) -> tuple[Any, Any, Any]:
+    """(the shared base or None, the model of PEFT or None, the model that computes). sharded: to be; on the CPU and with nobody else."""
     dtype: Any = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if settings.method == "lora" and device.type == "cuda" else "float32"
     if trained and settings.method == "full":
-        return None, None, _aligned(load_model(folder, dtype).to(device))
+        model = load_model(folder, dtype)
+        return None, None, model if sharded else _aligned(model.to(device))
     adapters_of = None if trained else base_of(folder)
-    base = _shared(adapters_of or folder, dtype, device)
+    if sharded:
+        base, model = None, load_model(adapters_of or folder, dtype).requires_grad_(False)
+    else:
+        model = base = _shared(adapters_of or folder, dtype, device)
     if not trained and adapters_of is None:
-        return base, None, base
+        return base, None, model
     peft = local_llm("peft")
-    model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
+    if base is not None:
+        model = copy.deepcopy(base, {id(held): held for held in chain(base.parameters(), base.buffers())})
     if adapters_of is not None:
         adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
     else:

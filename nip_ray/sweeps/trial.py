@@ -74,7 +74,8 @@ def failed(reason: object) -> dict[str, Any]:
 def resources(config: Mapping[str, Any], kind: type[Config]) -> tune.PlacementGroupFactory:
     """CPUs and GPUs of a trial's main process, then of all that it starts."""
     try:
-        return tune.PlacementGroupFactory(trial_bundles(experiment_of(config, kind)))
+        made = experiment_of(config, kind)
+        return tune.PlacementGroupFactory(trial_bundles(made), getattr(made.algorithm, "learner_placement", "pack").upper())
     except UserError:  # asked by the process that runs the sweep; `setup` says what is wrong, and this trial alone fails
         return tune.PlacementGroupFactory([{"CPU": 1.0}])
 

@@ -13,6 +13,7 @@ Decisions that matter here:
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -208,12 +209,17 @@ class PolicyGradientTrainer:
         bills = self._bills.ask_all({group: self._most(group, turns, iteration) for group, turns in due.items()})
         if self.rule.max_staleness and iteration + 1 < self.config.iterations:
             self._playing.begin(iteration + 1)
-        for group, turns in due.items():
-            figures = self._steps(group, turns, iteration, played.differences.get(group))
-            self._bills.book(bills[group])
-            if self.rule.max_staleness:
-                figures["staleness"] = float(iteration - played.version)
-            row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
+
+        def steps(group: str) -> dict[str, float]:
+            return self._steps(group, due[group], iteration, played.differences.get(group))
+
+        with ThreadPoolExecutor(len(self.groups)) as pool:
+            at_once = pool.map if self.rule.num_learners else map  # models that have learners of their own
+            for group, figures in zip(due, at_once(steps, due), strict=True):
+                self._bills.book(bills[group])
+                if self.rule.max_staleness:
+                    figures["staleness"] = float(iteration - played.version)
+                row |= {f"learn/{group}/{name}": value for name, value in figures.items()}
         return row
 
     def _most(self, group: str, turns: Sequence[Turn], iteration: int) -> Use:

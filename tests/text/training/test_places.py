@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -12,8 +13,9 @@ import ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.errors import TrainingError
-from nip_ray.serving import policies
+from nip_ray.serving import learner_group, policies
 from nip_ray.serving.generation import Generation, GenerationRequest
+from nip_ray.serving.learner_group import LearnerGroup
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder
@@ -22,10 +24,12 @@ from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
 
-def config_of(iterations: int = 3, opponents: dict[str, Any] | None = None, **algorithm: Any) -> TextExperimentConfig:
-    """opponents: from the past; without them the verifier alone learns."""
+def config_of(
+    iterations: int = 3, opponents: dict[str, Any] | None = None, all_learn: bool = False, **algorithm: Any
+) -> TextExperimentConfig:
+    """opponents: from the past; without them, or `all_learn`, the verifier alone learns."""
     agent = {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}
-    prover = {**agent, "frozen": opponents is None}
+    prover = {**agent, "frozen": opponents is None and not all_learn}
     rule = {"rollouts_per_iteration": 12, "group_size": 4, "evaluate_every": 2, "learning_rate": 1e-3, "checkpoint_every": 2}
     config = config_from_dict(
         {
@@ -142,11 +146,12 @@ def test_playing_ahead_saves_the_time_of_learning(tmp_path: Path, monkeypatch: p
     assert taken[1] < 0.6 * taken[0], taken
 
 
-@pytest.mark.parametrize(
-    ("opponents", "places"), [({"every": 1, "latest": 0.4}, {}), pytest.param(None, {"num_learners": 2}, marks=pytest.mark.crash)]
-)
+SHARDED = {"num_learners": 2, "learner_sharding": "full"}
+
+
+@pytest.mark.parametrize(("opponents", "places"), [({"every": 1, "latest": 0.4}, {}), pytest.param(None, SHARDED, marks=pytest.mark.crash)])
 def test_what_is_said_does_not_depend_on_where(
-    ray_session: None, tmp_path: Path, opponents: dict[str, Any] | None, places: dict[str, int]
+    ray_session: None, tmp_path: Path, opponents: dict[str, Any] | None, places: dict[str, Any]
 ) -> None:
     """With two rollout workers, who have opponents from the past, or one of whom dies where there are learners too: the dialogues of one
     process, and nearly its figures."""
@@ -170,10 +175,28 @@ def test_what_is_said_does_not_depend_on_where(
 
 
 @pytest.mark.slow
-def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path) -> None:
-    config = config_of(4, num_rollout_workers=2, num_learners=2, max_staleness=1, checkpoint_every=1)
+@pytest.mark.parametrize("places", [{"num_learners": 2, "num_rollout_workers": 2, "max_staleness": 1}, SHARDED], ids=["ahead", "sharded"])
+def test_a_resume_with_workers_and_learners_is_exact(ray_session: None, tmp_path: Path, places: dict[str, Any]) -> None:
+    config = config_of(4, checkpoint_every=1, kl_coefficient=0.1, **places)
     trained(config, tmp_path / "whole")
     trained(config, tmp_path / "killed", 3)
     trained(config, tmp_path / "killed")
     assert rows(tmp_path / "whole") == rows(tmp_path / "killed")
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
+
+
+@pytest.mark.slow
+def test_models_with_learners_of_their_own_step_at_once(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each begins its step when all do, or not at all; and all learn what they learn one after the other."""
+    meeting = Barrier(3)
+
+    class Meeting(LearnerGroup):
+        def step(self, *given: Any) -> dict[str, float]:
+            meeting.wait(60)
+            return super().step(*given)
+
+    monkeypatch.setattr(learner_group, "LearnerGroup", Meeting)
+    trained(config_of(2, all_learn=True), tmp_path / "here")
+    trained(config_of(2, all_learn=True, num_learners=1), tmp_path / "there")
+    assert rows(tmp_path / "here") == rows(tmp_path / "there")
+    assert weights(tmp_path / "here") == weights(tmp_path / "there")
