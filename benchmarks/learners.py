@@ -7,6 +7,7 @@ The model called `default` (a million weights), 24 turns of 100 tokens in a step
 
 import argparse
 import json
+import logging
 import statistics
 import tempfile
 import time
@@ -38,7 +39,7 @@ def main() -> None:
     parser.add_argument("--method", choices=["full", "lora"], default="full")
     parser.add_argument("--steps", type=int, default=10)
     options = parser.parse_args()
-    ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR")
+    ray.init(num_cpus=4, include_dashboard=False, logging_level=logging.ERROR)
     seconds: dict[str, list[float]] = {"none": [], "full": []}
     with tempfile.TemporaryDirectory() as scratch:
         folder, provider = save_default_model(Path(scratch) / "model", seed=0), LocalProvider(method=options.method, num_threads=1)
