@@ -34,6 +34,7 @@ MESSAGE_ARMS = {
     "past": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30}",),
     "prioritised": ("opponents={agents: [verifier], latest: 0.5, every: 5, size: 30, sampling: prioritised, draws: 4}",),
     "plain": (),
+    "first_prover": (),
 }
 
 
@@ -67,6 +68,17 @@ def message_game(arm: str, seed: int) -> dict[str, Any]:
     return {"final": accuracy[final], "with": {int(name): value for name, value in accuracy.items()}, "least": min(accuracy.values())}
 
 
+def first_prover(seed: int) -> dict[str, Any]:
+    """A fresh verifier that learns against the frozen prover of iteration 10 alone: how right can one be with that prover?"""
+    keys = (f"seed={seed}", "checkpoint.interval=10", "runtime.num_threads=1")
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        run_experiment(config("message_game", "iterations=10", *keys), run, quiet=True)
+        frozen = (f"initial_weights={{prover: {{run_dir: {run}}}}}", "scenario.agents.prover.agent_lr_factor={actor: 0, critic: 0}")
+        result = run_experiment(config("message_game", "iterations=300", *keys, *frozen), Path(folder) / "alone", quiet=True)
+    return {"sampled": result.metrics["train/verifier/accuracy"], "likeliest": result.metrics["eval/verifier/accuracy"]}
+
+
 def main() -> None:
     """Run the arms that are asked for, seed by seed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -81,7 +93,10 @@ def main() -> None:
     for seed in args.seeds:
         for arm in args.arms:
             began = time.perf_counter()
-            found = message_game(arm, seed) if args.game == "message_game" else matrix_game(args.game, arm, seed)
+            if arm == "first_prover":
+                found = first_prover(seed)
+            else:
+                found = message_game(arm, seed) if args.game == "message_game" else matrix_game(args.game, arm, seed)
             show(f"opponents {args.game}", {"arm": arm, "seed": seed, **found, "seconds": round(time.perf_counter() - began)})
 
 
