@@ -278,7 +278,7 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
 
 
 def test_where_learning_broke_off_is_said(make: Make, tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"prover1, iteration 2: learning broke off: loss"):
+    with pytest.raises(TrainingError, match=r"prover[01], iteration 2: learning broke off: loss"):
         run_text_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
 
 
