@@ -27,10 +27,11 @@ import matplotlib
 import torch
 from _common import ROOT, machine
 from matplotlib.figure import Figure
-from scipy.stats import beta
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import apply_overrides, config_from_dict, load_config
+from nip_ray.config.policy_gradient_rules import stage_config
+from nip_ray.evaluation.intervals import proportion
 from nip_ray.protocols import from_settings
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.storage.folder import RunFolder
@@ -92,11 +93,10 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
             found = trainer.test(config.iterations)
             trainer.close()
     n = len(chains)
-    right = round(found["eval_sampled/verifier/accuracy"] * n)
-    low, high = beta.ppf(0.025, right, n - right + 1) if right else 0.0, beta.ppf(0.975, right + 1, n - right) if right < n else 1.0
+    right = proportion(round(found["eval_sampled/verifier/accuracy"] * n), n)
     exact = {name.rpartition("/")[2]: round(value, 4) for name, value in found.items() if name.startswith("eval/worst_case/")}
     about = {"n": length, "items": n, "false": sum(item.y == 0 for item in chains)}
-    return {**about, "accuracy": right / n, "interval": [round(float(low), 3), round(float(high), 3)], **exact}
+    return {**about, "accuracy": right.estimate, "interval": [round(right.lower, 3), round(right.upper, 3)], **exact}
 
 
 def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
@@ -135,22 +135,26 @@ def draw(runs: Sequence[Path], rows: Path, out: Path) -> None:
             ):
                 points = [(row["iteration"], row[key]) for row in found if key in row]
                 over_time.plot(*zip(*points, strict=True), style, markersize=3, label=label if number == 0 else None)
-        for iteration, text in ((0, "n = 4"), (250, "8"), (400, "16")):
+        config: Any = load_config(runs[0] / "config.yaml")
+        stages = config.algorithm.curriculum
+        parts: list[Any] = [*(stage_config(config, stage) for stage in stages), config]
+        trained_at = [part.scenario.length for part in parts]
+        for iteration, n in zip((0, *(stage.until_iteration for stage in stages)), trained_at, strict=True):
+            text = str(n) if iteration else f"n = {n}"
             over_time.axvline(iteration, color="0.8", linewidth=0.8)
             over_time.text(iteration + 5, 1.02, text, color="0.4")
-        over_time.set(xlabel="iteration", ylabel=f"exact worst case at n = 16, {len(runs)} seeds", ylim=(0, 1.08))
+        over_time.set(xlabel="iteration", ylabel=f"exact worst case at n = {trained_at[-1]}, {len(runs)} seeds", ylim=(0, 1.08))
         over_time.legend(loc="center left")
         table = [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines() if line.startswith("{")]
         for name, label, style in (
-            ("run", "bisection debate, after policy gradient", "C0o"),
-            ("before", "the same before it", "C3v"),
-            ("nip", "one question (nip)", "C1^"),
-            ("alone", "verifier alone (sampled)", "0.4"),
+            ("run", "bisection debate, after policy gradient", {"color": "C0", "marker": "o"}),
+            ("before", "the same before it", {"color": "C3", "marker": "v"}),
+            ("nip", "one question (nip)", {"color": "C1", "marker": "^"}),
+            ("alone", "verifier alone (sampled)", {"color": "0.4", "marker": "x"}),
         ):
             mine = [row for row in table if row["arm"] == name]
             values = [(row["soundness"] + row["completeness"]) / 2 if "soundness" in row else row["accuracy"] for row in mine]
-            marker = {"color": style, "marker": "x"} if style == "0.4" else {"color": style[:2], "marker": style[2]}
-            over_n.plot([row["n"] for row in mine], values, linestyle="none", markersize=5, label=label, **marker)
+            over_n.plot([row["n"] for row in mine], values, linestyle="none", markersize=5, label=label, **style)
         lengths = [2, 4, 8, 16]
         over_n.plot(lengths, [(1 + 1 / n) / 2 for n in lengths], "C1--", linewidth=0.8, label="one question, in theory")
         over_n.set(xlabel="n, moves of a chain", ylabel="accuracy in the worst case", ylim=(0, 1.08), xscale="log")
