@@ -1,6 +1,7 @@
 """The command line: what it accepts, prints and exits with. Training is a stand-in here; its own tests are elsewhere."""
 
 import json
+import os
 import resource
 import signal
 import subprocess
@@ -145,6 +146,50 @@ def test_wrong_usage_exits_2(arguments: list[str]) -> None:
     assert result.exit_code == 2
     assert result.stdout == ""
     assert "Traceback" not in result.stderr
+
+
+def complete(*words: str) -> list[str]:
+    """What typer's script for bash is told to offer for the last word."""
+    environ = {"_NIP_RAY_COMPLETE": "complete_bash", "COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+    return CliRunner().invoke(app, [], env=environ, prog_name="nip-ray").stdout.split()
+
+
+@pytest.mark.parametrize(
+    "words, offered",
+    [
+        (["tr"], ["train"]),
+        (["train", "--dr"], ["--dry-run"]),
+        (["train", QUICKSTART, "--set", "algorithm.l"], ["algorithm.lam=", "algorithm.loss=", "algorithm.lr="]),
+        (["train", QUICKSTART, "--set", "algorithm.name=reinforce", "--set", "algorithm.l"], ["algorithm.lam=", "algorithm.lr="]),
+        (["train", QUICKSTART, "--set", "scenario.agents.verifier.d_n"], ["scenario.agents.verifier.d_node_selector="]),
+        (
+            ["train", "no.yaml", "--set", "algorithm.lear"],
+            [f"algorithm.learn{key}=" for key in ("er_placement", "er_sharding", "ing_rate")],
+        ),
+        (["run", "--set", "driver.timest"], ["driver.timesteps="]),
+        (["sweep", "--set", "sweep.storage"], ["sweep.storage_path="]),
+        (["resume", "a-run", "--set", "tracking.wandb.mode"], ["tracking.wandb.mode="]),
+        (["resume", "a-run", "--set", "algorithm.lr"], []),
+        (["evaluate", "a"], ["a-run"]),
+        (["report", "runs/"], []),
+    ],
+    ids=" ".join,
+)
+def test_the_shell_completes(words: list[str], offered: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run_dir.parent)
+    assert complete("nip-ray", *words) == offered
+
+
+def test_the_script_for_bash_completes(tmp_path: Path) -> None:
+    line = f"COMP_WORDS=(nip-ray train {QUICKSTART} --set algorithm.l); COMP_CWORD=4; _nip_ray_completion nip-ray"
+    script = f'eval "$(nip-ray --show-completion)"; complete -p nip-ray; {line}'
+    (tmp_path / "nip-ray").write_text(f'#!/bin/sh\nexec {sys.executable} -m nip_ray.cli "$@"\n')
+    (tmp_path / "nip-ray").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", f'{script}; echo "${{COMPREPLY[@]}}"'], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "algorithm.lam= algorithm.loss= algorithm.lr="
 
 
 def test_an_option_that_is_a_key_of_the_config_is_recognised() -> None:

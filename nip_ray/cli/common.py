@@ -12,18 +12,22 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from nip_ray.cli.complete import config_keys, run_folders
 from nip_ray.errors import TrainingError, UserError
 
 app = typer.Typer(
     name="nip-ray",
     help="Neural interactive proofs on Ray: train verifiers that stronger, untrusted provers cannot fool.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False)]
+RunDir = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Run folder.", show_default=False, autocompletion=run_folders)]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False, autocompletion=config_keys),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 

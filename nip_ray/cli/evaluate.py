@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nip_ray.cli.common import AsJson, Quiet, RunDir, app, check_run_dir, errors, number, print_json, print_table
+from nip_ray.cli.complete import config_keys, run_folders
 from nip_ray.errors import UserError
 
 _TOLD_APART = ("attack", "greedy", "sampled", "solo_baseline", "message_regression", "exact", "figures")
@@ -33,7 +34,13 @@ def evaluate(
     ] = False,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change a key of evaluation, as in evaluation.attack.seeds=4", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="A.B=C",
+            help="Change a key of evaluation, as in evaluation.attack.seeds=4",
+            show_default=False,
+            autocompletion=config_keys,
+        ),
     ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -81,7 +88,13 @@ def evaluate(
 @app.command("cross-play")
 def cross_play(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two (with --checkpoints: one).", show_default=False)
+        list[Path],
+        typer.Argument(
+            metavar="RUN_DIR...",
+            help="Run folders, at least two (with --checkpoints: one).",
+            show_default=False,
+            autocompletion=run_folders,
+        ),
     ],
     checkpoints: Annotated[bool, typer.Option("--checkpoints", help="All kept checkpoints of one run against each other.")] = False,
     dataset: Annotated[

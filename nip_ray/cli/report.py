@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from nip_ray.cli.common import RunDir, app, check_run_dir, errors
+from nip_ray.cli.complete import run_folders
 
 
 @app.command()
@@ -28,7 +29,10 @@ def report(
 
 @app.command()
 def compare(
-    run_dirs: Annotated[list[Path], typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False)],
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False, autocompletion=run_folders),
+    ],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the page.")] = Path("comparison.html"),
     cross_play: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)

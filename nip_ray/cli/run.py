@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import Quiet, app, errors, is_run, number, print_table
+from nip_ray.cli.common import Quiet, Settings, app, errors, is_run, number, print_table
 
 
 @app.command()
@@ -14,7 +14,7 @@ def run(
     runner: Annotated[Path, typer.Argument(metavar="RUNNER", help="YAML: environment, learners, driver.", show_default=False)],
     run_dir: Annotated[Path | None, typer.Option(metavar="DIR", help="Run folder (default: as the file says)", show_default=False)] = None,
     or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in its folder where there is one.")] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    settings: Settings = None,
     quiet: Quiet = False,
 ) -> None:
     """Train on copies of an environment, Gymnasium's or an experiment's, with the driver that RUNNER names."""

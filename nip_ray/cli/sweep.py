@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, app, errors, exit_with, print_json, print_table
+from nip_ray.cli.common import AsJson, ConfigCommand, Quiet, Settings, app, errors, exit_with, print_json, print_table
 from nip_ray.errors import UserError
 
 
@@ -18,7 +18,7 @@ from nip_ray.errors import UserError
 def sweep(
     config: Annotated[Path | None, typer.Argument(metavar="[FILE]", help="YAML config with search spaces.", show_default=False)] = None,
     resume_dir: Annotated[Path | None, typer.Option("--resume", metavar="DIR", help="Resume the sweep in DIR.", show_default=False)] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    settings: Settings = None,
     storage: Annotated[Path | None, typer.Option(metavar="DIR", help="Override the file's sweep.storage_path.", show_default=False)] = None,
     or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the sweep of this name where there is one.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file, print what would run, and stop.")] = False,

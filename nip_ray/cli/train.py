@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.cli.common import ConfigCommand, Quiet, RunDir, Settings, app, check_run_dir, errors, is_run, number, print_table
+from nip_ray.cli.complete import config_keys
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.errors import UserError
 from nip_ray.progress import say
@@ -22,7 +23,7 @@ def train(
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
     or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in --run-dir where there is one.")] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Set a key; repeatable.", show_default=False)] = None,
+    settings: Settings = None,
     profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
     diff: Annotated[bool, typer.Option("--diff", help="With --dry-run: print only what differs from the defaults.")] = False,
@@ -79,7 +80,13 @@ def resume(
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="A.B=C", help="Change a key that may change (runtime, learners, budget ...)", show_default=False),
+        typer.Option(
+            "--set",
+            metavar="A.B=C",
+            help="Change a key that may change (runtime, learners, budget ...)",
+            show_default=False,
+            autocompletion=config_keys,
+        ),
     ] = None,
     quiet: Quiet = False,
 ) -> None:
