@@ -40,7 +40,7 @@ def best_of_group(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[E
         ranked = sorted(group, key=lambda dialogue: dialogue.total(agent.name), reverse=True)
         if ranked[0].total(agent.name) > ranked[-1].total(agent.name):
             chosen += ranked[: agent.settings.num_best]
-    return [example for dialogue in chosen if (example := agent.example(dialogue)) is not None]
+    return [example for dialogue in chosen for example in agent.examples(dialogue)]
 
 
 register_text_algorithm(TextRule(BestOfGroupSettings, examples=best_of_group))

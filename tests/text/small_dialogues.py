@@ -42,6 +42,10 @@ class TinyScenario:
         (reply,) = (turn.raw for turn in dialogue.rounds[round] if turn.agent == agent)
         return self.chat(before, agent), reply
 
+    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
+        """Where the agent's reply can be read."""
+        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+
     def verdict_text(self, label: int) -> str:
         """A decision in words."""
         return f"Decision: {'accept' if label == ACCEPT else 'reject'}"

@@ -3,8 +3,9 @@
 Decisions that matter here:
 - an agent's reward is its undiscounted sum over the episode, and a dialogue that reaches the threshold exactly is kept, whatever rounding
   says: a verdict given at 95 per cent pays 0.95 - 0.05, which is a little less than 0.9 in binary;
-- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one. Invalid replies are
-  in no example: scenarios do not show an agent its own (`training_chat`), and none is a completion;
+- an example is the whole dialogue as the agent saw it, its own turns as assistant turns, up to its last usable one; where a scenario shows
+  an agent each turn afresh, every turn is an example. Invalid replies are in none: scenarios do not show an agent its own
+  (`training_chat`), and none is a completion;
 - where all rewards are equal, weights are uniform (normalising them would divide 0 by 0).
 Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and Tree Search", NeurIPS 2017.
 """
@@ -54,6 +55,6 @@ def weights(rewards: Sequence[float], settings: ExpertIterationSettings) -> npt.
 
 
 def examples(dialogues: Sequence[Dialogue], agent: LearningAgent) -> list[Example]:
-    """What `select` takes. A dialogue drawn twice gives two examples; one without a usable turn of the agent gives none."""
+    """What `select` takes. A dialogue drawn twice gives its examples twice; one without a usable turn of the agent gives none."""
     chosen = select([dialogue.total(agent.name) for dialogue in dialogues], agent.settings, agent.random())
-    return [example for index in chosen if (example := agent.example(dialogues[index])) is not None]
+    return [example for index in chosen for example in agent.examples(dialogues[index])]

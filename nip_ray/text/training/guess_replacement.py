@@ -26,11 +26,10 @@ def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tup
     random = np.random.default_rng(stable_seed(agent.seed, "guess_replacement", agent.iteration, agent.name))
     order = random.permutation(len(dialogues)).tolist()
     count = int(part * len(dialogues) + 1e-9)
-    examples = [
-        replace(example, completion=agent.scenario.verdict_text(dialogues[number].item.y))
-        for number in sorted(order[:count])
-        if (example := agent.example(dialogues[number])) is not None
-    ]
+    examples: list[Example] = []
+    for number in sorted(order[:count]):
+        if own := agent.examples(dialogues[number]):
+            examples += [*own[:-1], replace(own[-1], completion=agent.scenario.verdict_text(dialogues[number].item.y))]
     return examples, [dialogues[number] for number in sorted(order[count:])]
 
 

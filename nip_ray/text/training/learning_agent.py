@@ -27,6 +27,10 @@ class LearnableScenario(Protocol):
         """(all that `agent` was shown before its turn in `round`, its raw reply there), neither with its invalid replies."""
         ...
 
+    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
+        """The rounds in which `agent` gave a usable reply."""
+        ...
+
     def verdict_text(self, label: int) -> str:
         """The reply by which a verifier gives the verdict `label`."""
         ...
@@ -38,6 +42,12 @@ class Example:
 
     chat: Chat
     completion: str
+
+    def holds(self, earlier: "Example") -> bool:
+        """Whether the chat goes on from the earlier example's, with its reply as an assistant turn."""
+        shown = len(earlier.chat)
+        reply = self.chat[shown : shown + 1]
+        return self.chat[:shown] == earlier.chat and [(one["role"], one["content"]) for one in reply] == [("assistant", earlier.completion)]
 
 
 @dataclass(frozen=True)
@@ -77,12 +87,12 @@ class LearningAgent:
         """For the draws of this agent after this iteration: the same whenever it is asked."""
         return np.random.default_rng(stable_seed(self.seed, self.settings.name, self.iteration, self.name))
 
-    def example(self, dialogue: Dialogue) -> Example | None:
-        """The whole dialogue as the agent saw it, up to its last usable reply, which is the completion; None where it gave none."""
-        last = self.last_usable_round(dialogue)
-        return None if last is None else Example(*self.scenario.training_chat(dialogue, self.name, last))
-
-    def last_usable_round(self, dialogue: Dialogue) -> int | None:
-        """The last round in which the agent gave a usable reply, None if there is none."""
-        rounds = [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == self.name and not turn.invalid for turn in turns)]
-        return rounds[-1] if rounds else None
+    def examples(self, dialogue: Dialogue) -> list[Example]:
+        """The agent's usable replies, each with what it saw before. A chat that goes on holds the earlier replies as assistant turns, so
+        that its last example is all; where an agent is shown each turn afresh, every turn is one."""
+        kept: list[Example] = []
+        for round in reversed(self.scenario.usable_rounds(dialogue, self.name)):
+            example = Example(*self.scenario.training_chat(dialogue, self.name, round))
+            if not (kept and kept[-1].holds(example)):
+                kept.append(example)
+        return kept[::-1]

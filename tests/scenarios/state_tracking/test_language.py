@@ -26,6 +26,8 @@ from nip_ray.scenarios.state_tracking.language import (
 )
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
+from nip_ray.settings.text_training import ExpertIterationSettings
+from nip_ray.text.training.learning_agent import LearningAgent
 from tests.scenarios.state_tracking.test_scenario import PLAYED
 
 SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}
@@ -122,6 +124,17 @@ def test_other_replies_are_invalid_and_count_as_the_first_choice(agent: str, rou
     item = dialogue.item
     expected = f"move m{item.moves[0]} {STATES[item.states[0]]} a"
     assert made.chat(Dialogue(item, 0, silent), "verifier")[0]["content"] == expected
+
+
+@pytest.mark.parametrize("agent", ["prover1", "prover0", "verifier"])
+def test_every_turn_is_an_example(agent: str) -> None:
+    """Chats do not hold the earlier ones."""
+    made = scenario()
+    dialogue, shown = invented(made, ITEMS["train"][0])
+    said = [turn.raw for turns in dialogue.rounds for turn in turns if turn.agent == agent]
+    found = LearningAgent(agent, made, ExpertIterationSettings(), 0, 0).examples(dialogue)
+    assert [(one.chat, one.completion) for one in found] == list(zip([chat for who, chat in shown if who == agent], said, strict=True))
+    assert len(found) == (1 if agent == "verifier" else 2)
 
 
 def read(agent: str, chats: Sequence[Chat], replies: Sequence[str]) -> list[list[float]]:

@@ -59,7 +59,7 @@ def test_rules_that_ship_and_the_example_pass(name: str) -> None:
 def some(dialogues: Sequence[Any], agent: LearningAgent) -> list[Example]:
     """Of the right kind."""
     chosen = dialogues[: int(agent.settings.share * len(dialogues))]
-    return [example for dialogue in chosen if (example := agent.example(dialogue)) is not None]
+    return [example for dialogue in chosen for example in agent.examples(dialogue)]
 
 
 FLIP = cycle((1, -1))
