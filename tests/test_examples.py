@@ -176,7 +176,7 @@ def test_own_text_algorithm_trains_and_is_resumed_where_it_is_not_known_yet(tmp_
     with RunFolder.open(tmp_path / "run") as folder:
         rows = folder.metrics()
     assert [row["cost/jobs"] for row in rows] == [0, 2, 4]
-    assert all(0 < row["learn/verifier/examples"] <= 32 for row in rows)  # at most two of each of 16 items
+    assert all(0 < row["learn/verifier/examples"] <= 64 for row in rows)  # at most two dialogues about each of 16 items, with two turns
     done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_bets=2", "--dry-run"])
     assert "algorithm.num_bets: unknown key, did you mean num_best" in done.output
     done = CliRunner().invoke(app, ["train", "run/config.yaml", "--set", "algorithm.num_best=6", "--dry-run"])

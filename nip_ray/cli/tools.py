@@ -1,5 +1,6 @@
 """`nip-ray doctor` and `nip-ray schema`."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -40,13 +41,14 @@ def schema(
     """The JSON schema of configs, for editors."""
     with errors():
         from nip_ray.config.plugins import import_plugins
-        from nip_ray.config.schema import schema_text
+        from nip_ray.config.schema import config_schema
 
         import_plugins(plugins or [])
+        text = json.dumps(config_schema(), indent=2)
         if out is None:
-            typer.echo(schema_text(), nl=False)
+            typer.echo(text)
             return
         try:
-            out.write_text(schema_text(), encoding="utf-8")
+            out.write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be") from error

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nip_ray.settings.heads import HeadSettings, LrFactors
-from nip_ray.settings.options import FILE, FORBID_UNKNOWN, option
+from nip_ray.settings.options import FILE, FORBID_UNKNOWN, RESUMABLE, option
 
 
 @dataclass(frozen=True)
@@ -85,5 +85,11 @@ class GraphIsomorphismSettings:
     linear_symbols: int = option(0, "Size of a second, plain message alphabet (0: none).", ge=0)
     normalize_observations: bool = option(
         True, "Scale message features by their statistics under random play, the same in training and test."
+    )
+    kernels: Literal["auto", "native", "torch"] = option(
+        "auto",
+        "Run graph networks and pair attention on CPUs by kernels that are compiled on the machine where there is a C++ compiler (auto), "
+        "must be (native), or by torch's (torch): the same up to the rounding of sums.",
+        meaning=RESUMABLE,
     )
     num_normalization_steps: int = option(1000, "Rounds of random play that these statistics are taken from.", ge=1)

@@ -3,6 +3,7 @@
 from functools import lru_cache
 from pathlib import Path
 
+from nip_ray.networks import native
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs, load_pairs
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs, pair_keys
@@ -32,6 +33,7 @@ def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettin
         central_critic=settings.central_critic,
         message_size=settings.message_size,
         linear_symbols=settings.linear_symbols,
+        compiled=native.wanted(settings.kernels),
     )
 
 

@@ -3,6 +3,7 @@
 Decisions that matter here:
 - a policy body and a value body of the same agent read the same graphs, so their graph networks run stacked (`run_gins`);
 - only what a head reads is computed: a value needs pooled tokens, a prover's policy nodes, a verifier's policy both;
+- where `compiled`, graph networks and pair attention run by compiled kernels, which find the same up to rounding;
 - everything a network needs arrives in the observation as dense tensors; there is no loop over graphs or turns.
 Axes: N turns (rows), G = 2 graphs of a pair, V padded nodes, F history features, L latest-message features.
 Source of the architecture: Hammond and Adam-Day, ICLR 2025, appendix on graph isomorphism.
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
+from nip_ray.networks import native
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import PairTransformerLayer, key_biases, one_side
@@ -42,9 +44,10 @@ class Inputs:
 class GraphBody(nn.Module):
     """From graphs and messages to representations of the two graphs and of all nodes."""
 
-    def __init__(self, settings: GraphAgentSettings, seat: Seat) -> None:
+    def __init__(self, settings: GraphAgentSettings, seat: Seat, compiled: bool) -> None:
         super().__init__()
         self.settings = settings
+        self.compiled = compiled
         d_out = settings.d_gnn * (2 if settings.use_dual_gnn else 1)
         self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
         self.batch_norm = nn.BatchNorm1d(d_out) if settings.use_batch_norm else None
@@ -88,10 +91,25 @@ class GraphBody(nn.Module):
         pooled, nodes = self._tokens(self._pool(h_NGVD), h_NGVD, inputs)
         for i, layer in enumerate(self.layers):
             wanted = (want_graphs, want_nodes, side_N) if i == len(self.layers) - 1 else (True, True, None)
-            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wanted)
+            pooled, nodes = self._attend(cast(PairTransformerLayer, layer), pooled, nodes, inputs, *wanted)
         if side_N is not None and len(self.layers) == 0:
             nodes = one_side(nodes, side_N)
         return self.output(pooled) if want_graphs else pooled[:0], self.output(nodes) if want_nodes else nodes[:0]
+
+    def _attend(
+        self,
+        layer: PairTransformerLayer,
+        pooled: Tensor,
+        nodes: Tensor,
+        inputs: Inputs,
+        want_graphs: bool,
+        want_nodes: bool,
+        side_N: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        wants = (want_graphs, want_nodes, side_N)
+        if self.compiled and not (self.training and layer.dropout) and native.can_run(pooled, nodes):
+            return native.pair_layer(layer, pooled, nodes, inputs.bias_NGK, inputs.bias_NK, inputs.node_mask_NGV1, *wants)
+        return layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wants)
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
         """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings ask."""
@@ -131,12 +149,14 @@ def share_rounds(encode: nn.Linear, rounds: int) -> None:
 class GraphAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
 
-    def __init__(self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None) -> None:
-        """See `DialogueAgent`."""
+    def __init__(
+        self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None, compiled: bool = False
+    ) -> None:
+        """See `DialogueAgent`. compiled: whether compiled kernels may be used."""
         super().__init__(settings, seat, critic_seat)
         self.settings = settings
-        self.policy_body = GraphBody(settings, seat)
-        self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat)
+        self.policy_body = GraphBody(settings, seat, compiled)
+        self.value_body = None if shared_body else GraphBody(settings, critic_seat or seat, compiled)
         self.node_selector = self.make_selector(settings.d_node_selector, settings.num_node_selector_layers)
         self.make_heads(2 * settings.d_representation, self.node_selector)
 
@@ -201,5 +221,8 @@ def _run_bodies(bodies: list[GraphBody], seen: list[Inputs]) -> list[Tensor]:
     """Each body's graph network over what it sees, (S, M, V, D): stacked where all see the same."""
     if all(inputs is seen[0] for inputs in seen):
         adjacency, mask = seen[0].adjacency_NGVV.flatten(0, 1), seen[0].node_mask_NGV1.flatten(0, 1)
-        return list(run_gins([body.gnn for body in bodies], bodies[0].streams(seen[0]), adjacency, mask))
+        networks, streams = [body.gnn for body in bodies], bodies[0].streams(seen[0])
+        if bodies[0].compiled and not streams.requires_grad and native.can_run(streams, networks[0].encode.weight):
+            return list(native.gins(networks, streams, adjacency, mask))
+        return list(run_gins(networks, streams, adjacency, mask))
     return [_run_bodies([body], [inputs])[0] for body, inputs in zip(bodies, seen, strict=True)]

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nip_ray.networks import native
 from nip_ray.play.core import turn_masks
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
@@ -38,9 +39,10 @@ class GraphIsomorphism(Scenario):
         central_critic: bool = False,
         message_size: int = 1,
         linear_symbols: int = 0,
+        compiled: bool = False,
     ) -> None:
         self.protocol, self.agents, self.shared_body = protocol, dict(agents), shared_body
-        self.message_size, self.linear_symbols = message_size, linear_symbols
+        self.message_size, self.linear_symbols, self.compiled = message_size, linear_symbols, compiled
         self.num_nodes = max(train.num_nodes, test.num_nodes)
         self.num_symbols = 2 * self.num_nodes
         self.num_train = len(train)
@@ -101,7 +103,8 @@ class GraphIsomorphism(Scenario):
                 return RandomAgent(at, self.num_symbols)
             if settings.kind == "manual":
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
-            return GraphAgent(settings, at, self.shared_body, self.critic_seats[agent] if self.central_critic else None)
+            critic_seat = self.critic_seats[agent] if self.central_critic else None
+            return GraphAgent(settings, at, self.shared_body, critic_seat, self.compiled and native.fits(settings))
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The Weisfeiler-Leman score of each pair (-1: isomorphic)."""
