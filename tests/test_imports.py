@@ -37,11 +37,12 @@ ORDER = (
     ("config",),
     ("cluster", "tracking"),
     ("evaluation",),
+    ("environments",),
     ("rllib", "serving"),
     ("text",),
     ("evaluation.verbs",),
     ("runs",),
-    ("sweeps", "drivers", "plugins"),
+    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium"),
     ("",),
     ("cli",),
 )

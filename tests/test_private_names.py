@@ -18,8 +18,8 @@ from nip_ray.storage import compat as storage
 from tests.test_imports import FILES, PACKAGE, ROOT, imports_below, module_name, tree
 
 COMPAT = [file for file in FILES if file.name == "compat.py"]
-EXTENSION_POINTS = {"_forward", "_forward_train"}
-"""Private in form alone: documentation says to override them (RLModule)."""
+EXTENSION_POINTS = {"_forward", "_forward_train", "_was_dead_step", "_clear_rewards", "_accumulate_rewards"}
+"""Private in form alone: documentation says to override (RLModule) or to call them (AECEnv)."""
 INTERNAL = ("ray.core.generated", "wandb.sdk")
 """Public in form alone: nobody promises what is in there."""
 DOTTED = re.compile(r"[a-z]\w*(\.\w+)*\._[a-z]\w*")
@@ -71,7 +71,7 @@ def borrowed(source: ast.Module, file: Path) -> Iterator[str]:
     imported = [found for found in imports_below(source, file, False) if found.package not in {"nip_ray", *sys.stdlib_module_names}]
     standard = {alias.asname or alias.name for node in ast.walk(source) if isinstance(node, ast.Import) for alias in node.names}
     standard &= sys.stdlib_module_names
-    own = bound(source) | inherited(source)
+    own = bound(source) | inherited(source) | EXTENSION_POINTS
     for found in imported:
         if any(map(is_private, found.name.split("."))) or found.within(*INTERNAL):
             yield f"{found.line} {found.name}"

@@ -74,6 +74,10 @@ class Scenario(ABC):
     def to(self, device: str) -> "Scenario":
         """The same scenario with its table on `device`."""
 
+    def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
+        """(N, F, S) bool: which symbols `agent` may say in the message factors that are in play; None: all. obs: of `observe`."""
+        return obs["legal"][:, None].bool() if "legal" in obs else None
+
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
         """Without a verifier and without `rules`: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")

@@ -1,12 +1,8 @@
-"""An agent's networks as an RLModule, a thin shell, so that scenarios need no ray; its turn as one RLlib action.
-
-An action is a flat MultiDiscrete of message factors, linear factors and the decision.
-"""
+"""An agent's networks as an RLModule, a thin shell, so that scenarios need no ray; its turn (`Layout`) as one RLlib action."""
 
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,68 +14,10 @@ from ray.rllib.core.rl_module.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from torch import Tensor, nn
 
+from nip_ray.environments.layout import Layout, layout_of
 from nip_ray.learning.policy import Policy
-from nip_ray.play.scenario import Scenario
 from nip_ray.rllib.compat import WithoutTorchDistribution
 from nip_ray.rllib.shared import networks_of, scenario_of
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision or not."""
-
-    factors: int
-    symbols: int
-    linear_symbols: int
-    decides: bool
-
-    @property
-    def sizes(self) -> list[int]:
-        """Numbers of choices, factor by factor."""
-        linear = [self.linear_symbols] * self.factors if self.linear_symbols else []
-        return [self.symbols] * self.factors + linear + ([3] if self.decides else [])
-
-    def flatten(self, policy: Policy) -> Tensor:
-        """(N, sum of sizes + factor masks): logits, then which message factors and whether the decision are in play."""
-        parts = [policy.message.flatten(1)]
-        if policy.linear is not None:
-            parts.append(policy.linear.flatten(1))
-        if policy.decision is not None:
-            parts.append(policy.decision)
-        parts.append(policy.speaks.to(parts[0].dtype))
-        if policy.may_decide is not None:
-            parts.append(policy.may_decide.to(parts[0].dtype)[:, None])
-        return torch.cat(parts, 1)
-
-    def unflatten(self, inputs: Tensor) -> Policy:
-        """The policy that `flatten` made flat."""
-        widths = [self.factors * self.symbols, self.factors * self.linear_symbols, 3 * self.decides, self.factors, int(self.decides)]
-        message, linear, decision, speaks, may_decide = inputs.split(widths, -1)
-        return Policy(
-            message=message.reshape(-1, self.factors, self.symbols),
-            linear=linear.reshape(-1, self.factors, self.linear_symbols) if self.linear_symbols else None,
-            decision=decision if self.decides else None,
-            speaks=speaks > 0.5,
-            may_decide=may_decide.squeeze(-1) > 0.5 if self.decides else None,
-        )
-
-    def split(self, action: Tensor) -> dict[str, Tensor]:
-        """A flat action (N, number of factors) by name."""
-        parts = {"message": action[..., : self.factors].long()}
-        if self.linear_symbols:
-            parts["linear"] = action[..., self.factors : 2 * self.factors].long()
-        if self.decides:
-            parts["decision"] = action[..., -1].long()
-        return parts
-
-    def join(self, action: dict[str, Tensor]) -> Tensor:
-        """The inverse of `split`."""
-        parts = [action["message"]]
-        if self.linear_symbols:
-            parts.append(action["linear"])
-        if self.decides:
-            parts.append(action["decision"][:, None])
-        return torch.cat(parts, 1)
 
 
 def distribution_class(layout: Layout) -> type[TorchDistribution]:
@@ -156,12 +94,6 @@ class AgentModule(TorchRLModule, ValueFunctionAPI):
     def policy(self, obs: dict[str, Tensor]) -> Policy:
         """The action distribution for observations."""
         return self.network(obs, True, False)[0]
-
-
-def layout_of(scenario: Scenario, agent: str) -> Layout:
-    """How `agent`'s turns are laid out as flat actions."""
-    factors = len(scenario.protocol.writes[agent]) * scenario.message_size
-    return Layout(factors, scenario.num_symbols, scenario.linear_symbols, agent in scenario.protocol.deciders)
 
 
 def module_spec(experiment: dict[str, Any], agents: tuple[str, ...]) -> MultiRLModuleSpec:

@@ -8,8 +8,9 @@ from ray.rllib.algorithms import algorithm as algorithm_module
 from ray.rllib.env import env_runner_group
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
+from nip_ray.environments.layout import Layout
 from nip_ray.rllib.compat import PRIVATE, local_learner, runners_by_value
-from nip_ray.rllib.module import Layout, distribution_class
+from nip_ray.rllib.module import distribution_class
 from tests.rllib.experiments import built, message_game
 
 

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from nip_ray.environments.layout import Layout, layout_of
 from nip_ray.learning.policy import Policy
-from nip_ray.rllib.module import AgentModule, Layout, distribution_class, layout_of, module_spec
+from nip_ray.rllib.module import AgentModule, distribution_class, module_spec
 from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import networks_of, scenario_of
 from tests.rllib.experiments import experiment, message_game

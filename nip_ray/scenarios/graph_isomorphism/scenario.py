@@ -13,7 +13,7 @@ from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
-from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent
+from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent, allowed_nodes
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
 from nip_ray.scenarios.seat import Seat, seat
@@ -105,6 +105,10 @@ class GraphIsomorphism(Scenario):
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             critic_seat = self.critic_seats[agent] if self.central_critic else None
             return GraphAgent(settings, at, self.shared_body, critic_seat, self.compiled and native.fits(settings))
+
+    def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
+        """See `allowed_nodes`."""
+        return allowed_nodes(obs, self.seats[agent]).flatten(2)
 
     def group_I(self) -> Mapping[str, Tensor]:
         """The Weisfeiler-Leman score of each pair (-1: isomorphic)."""

@@ -46,6 +46,11 @@ class MatrixGame(Scenario):
         obs["features"] = nn.functional.one_hot(state_N, self.game.num_states).float()
         return obs
 
+    def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
+        """The player's own moves."""
+        moves = self.game.actions[PLAYERS.index(agent)]
+        return (torch.arange(self.num_symbols, device=self.label_I.device) < moves).expand(len(obs["features"]), 1, -1)
+
     def judge(self, id_B: Tensor, said: Dialogue, round_B: Tensor, seed_B: Tensor) -> Judgement:
         """As the game's rules say."""
         return self.game.judge(id_B, _moves(said), round_B)

@@ -14,6 +14,7 @@ from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.state_tracking.chains import GENERATORS, NUM_STATES
 from nip_ray.settings.state_tracking import StateAgentSettings
 
+Says = Literal["state", "half", "move"] | None
 NOTHING = NUM_STATES + len(GENERATORS)
 """The token of what has not been said yet; states come first, then moves."""
 TRUTH, COMMITTED, MOVE, LOW, HIGH, MIDDLE, DISPUTED = range(7)
@@ -55,7 +56,7 @@ class StateAgent(nn.Module):
         settings: StateAgentSettings,
         length: int,
         role_L: Tensor,
-        says: Literal["state", "half", "move"] | None,
+        says: Says,
         slots: Tensor,
         shape: tuple[int, int],
         decides: bool,

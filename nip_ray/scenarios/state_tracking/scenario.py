@@ -22,7 +22,7 @@ from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import ACCEPT, Protocol
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.scenarios.state_tracking.chains import NUM_STATES, draw_chains
-from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, StateAgent
+from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, Says, StateAgent
 from nip_ray.scenarios.state_tracking.seats import one_question_is_asked, seats_of
 from nip_ray.scenarios.state_tracking.worst_case import (
     Chances,
@@ -95,22 +95,33 @@ class StateTracking(Scenario):
             masks["speaks"][:, 1:] = False
         return {**masks, **obs}
 
+    def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
+        """States, halves or numbers of moves, as `agent` says them; the rest of the alphabet is another's."""
+        says, slots, _ = self._voice(agent)
+        if says is None:
+            return None
+        known = {"state": NUM_STATES, "half": 2, "move": len(slots)}[says]
+        return (torch.arange(self.num_symbols, device=self.label_I.device) < known).expand(*obs["speaks"].shape, -1)
+
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """A small transformer, initialised from `seed`."""
-        role_L = torch.tensor([role for role, _, _ in self._layout(agent)])
-        says, slots = None, torch.zeros(0, dtype=torch.int64)
-        if agent in (self.seats.committer, self.seats.pointer) and self.seats.bisects:
-            says, slots = "state" if agent == self.seats.committer else "half", (role_L == MIDDLE).nonzero().flatten()
-        elif agent == self.seats.committer:
-            says, slots = "state", (role_L == TRUTH).nonzero().flatten()[1:-1]
-        elif agent == self.seats.pointer:
-            says, slots = "move", (role_L == MOVE).nonzero().flatten()
-            if agent != self.protocol.verifier:
-                slots = (role_L == COMMITTED).nonzero().flatten()[1:]
+        says, slots, role_L = self._voice(agent)
         shape = (len(self.protocol.writes[agent]) * self.message_size, self.num_symbols)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, agent in self.protocol.deciders)
+
+    def _voice(self, agent: str) -> tuple[Says, Tensor, Tensor]:
+        """What `agent` says, at which tokens it is read off, and what all its tokens are; see `StateAgent`."""
+        role_L = torch.tensor([role for role, _, _ in self._layout(agent)])
+        if agent in (self.seats.committer, self.seats.pointer) and self.seats.bisects:
+            return "state" if agent == self.seats.committer else "half", (role_L == MIDDLE).nonzero().flatten(), role_L
+        if agent == self.seats.committer:
+            return "state", (role_L == TRUTH).nonzero().flatten()[1:-1], role_L
+        if agent == self.seats.pointer:
+            moves = (role_L == MOVE).nonzero().flatten()
+            return "move", moves if agent == self.protocol.verifier else (role_L == COMMITTED).nonzero().flatten()[1:], role_L
+        return None, torch.zeros(0, dtype=torch.int64), role_L
 
     @torch.no_grad()
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
