@@ -149,16 +149,21 @@ def bench(run_dir: Path, config: ExperimentConfig, dataset: Path | str | None, s
     return Bench(run_dir, config, examination, networks, dataset, seed)
 
 
+def trained(made: Bench, checkpoint: Checkpoint) -> dict[str, nn.Module]:
+    """Agent -> who plays for it, with the checkpoint's weights."""
+    for agent, network in made.networks.items():
+        network.load_state_dict(checkpoint.tensors["training"]["modules"][agent])
+    return players(made.config, made.networks)
+
+
 def examine(made: Bench, checkpoint: Checkpoint, *, deep: bool = False) -> dict[str, Any]:
     """The figures of one checkpoint with intervals, greedy and sampled, in the shape of `evaluation.json`.
 
     deep: with calibration, worst case and the value of messages.
     """
-    for agent, network in made.networks.items():
-        network.load_state_dict(checkpoint.tensors["training"]["modules"][agent])
+    networks = trained(made, checkpoint)
     settings = made.config.evaluation
     episodes = settings.worst_case_episodes if deep else None
-    networks = players(made.config, made.networks)
     made.examination.alone = solo_run_score(made.config) if made.dataset is None else None
     return made.examination.document(networks, checkpoint.iteration, regression=settings.message_regression, episodes=episodes)
 
