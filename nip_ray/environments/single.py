@@ -31,15 +31,15 @@ class SinglePlay:
     agents: all of them, in the protocol's order. illegal: who chose what was illegal in the last round.
     """
 
-    def __init__(self, scenario: Scenario, split: str = "train", seed: int = 0, *, for_critics: bool = False) -> None:
-        """for_critics: also show what central critics alone may know. Raises UserError for an unknown split."""
+    def __init__(self, scenario: Scenario, split: str = "train", seed: int = 0, *, for_modules: bool = False) -> None:
+        """for_modules: observations are as our networks read them, see `observe`. Raises UserError for an unknown split."""
         if split not in ("train", "test"):
             raise UserError(f"split: got {split!r}, expected train or test")
         self.play, self.protocol = BatchedPlay(scenario), scenario.protocol
         self.agents = list(self.protocol.agents)
         self.layouts = {agent: layout_of(scenario, agent) for agent in self.agents}
         self.instances = scenario.ids(split)
-        self.for_critics = for_critics
+        self.for_modules = for_modules
         self.random = np.random.default_rng(seed)
         self._start(int(self.instances[0]), 0)
         self.observation_spaces = {
@@ -76,9 +76,14 @@ class SinglePlay:
         return self._seen[agent]
 
     def observe(self, agent: str) -> Arrays:
-        """The same as arrays: flags, real numbers, and small whole numbers."""
-        seen = {key: value for key, value in self.tensors(agent).items() if self.for_critics or not for_critics_alone(key)}
-        return {key: np.asarray(value[0].numpy(), dtype=_dtype(value)) for key, value in seen.items()}
+        """The same as arrays: flags, real numbers, and small whole numbers.
+
+        Only with `for_modules` there are numbers without an axis, and what central critics alone may know.
+        """
+        seen = {key: np.asarray(value[0].numpy(), dtype=_dtype(value)) for key, value in self.tensors(agent).items()}
+        if self.for_modules:
+            return seen
+        return {key: np.atleast_1d(x) for key, x in seen.items() if key != "label" and not key.startswith("state_")}
 
     def legal(self, agent: str) -> list[np.ndarray[Any, Any]]:
         """Of each factor of the agent's action, int8: 1 at choices that are legal now."""
@@ -161,11 +166,6 @@ class SinglePlay:
         if len(flat) != len(sizes) or flat.dtype.kind not in "iu" or (flat < 0).any() or (flat >= sizes).any():
             raise UserError(f"{agent}: got the action {actions[agent]!r}, expected {form}")
         return flat.astype(np.int64)
-
-
-def for_critics_alone(key: str) -> bool:
-    """Whether an entry of an observation is for the value of a central critic, and not for the agent."""
-    return key == "label" or key.startswith("state_")
 
 
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:

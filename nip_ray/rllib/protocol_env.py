@@ -26,7 +26,7 @@ class ProtocolEnv(MultiAgentEnv):
         if not config or "experiment" not in config:
             raise ValueError('ProtocolEnv needs config={"experiment": ExperimentConfig(...).model_dump()}')
         scenario, seed = scenario_of(config["experiment"]), config["experiment"].get("seed", 0)
-        self.single = SinglePlay(scenario, config.get("split", "train"), seed, for_critics=True)
+        self.single = SinglePlay(scenario, config.get("split", "train"), seed, for_modules=True)
         self.play, self.layouts, self.instances = self.single.play, self.single.layouts, self.single.instances
         self.agents = self.possible_agents = self.single.agents
         self.action_spaces = {agent: gym.spaces.MultiDiscrete(layout.sizes) for agent, layout in self.layouts.items()}
