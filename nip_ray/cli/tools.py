@@ -1,6 +1,5 @@
 """`nip-ray doctor` and `nip-ray schema`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -41,14 +40,13 @@ def schema(
     """The JSON schema of configs, for editors."""
     with errors():
         from nip_ray.config.plugins import import_plugins
-        from nip_ray.config.schema import config_schema
+        from nip_ray.config.schema import schema_text
 
         import_plugins(plugins or [])
-        text = json.dumps(config_schema(), indent=2)
         if out is None:
-            typer.echo(text)
+            typer.echo(schema_text(), nl=False)
             return
         try:
-            out.write_text(text + "\n", encoding="utf-8")
+            out.write_text(schema_text(), encoding="utf-8")
         except OSError as error:
             raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a file in a folder that can be") from error

@@ -40,7 +40,7 @@ _FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _LONGEST = 60  # characters of a wrong value that a message shows
 
-_EXPERIMENT_KEYS, _RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
+_EXPERIMENT_KEYS, RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
 Settings = TypeVar("Settings")
 
@@ -171,13 +171,13 @@ def names_of(kind: type[AnyConfig], key: str) -> list[str]:
 
 def is_runner(data: Mapping[str, Any]) -> bool:
     """Whether a mapping describes learners and a driver (see `nip_ray.drivers.spec`) rather than an experiment, by its keys."""
-    found = any(key in data for key in _RUNNER_KEYS) or isinstance(data.get("learners"), list)
+    found = any(key in data for key in RUNNER_KEYS) or isinstance(data.get("learners"), list)
     return found and not any(key in data for key in _EXPERIMENT_KEYS)
 
 
 def is_experiment(data: Mapping[str, Any]) -> bool:
     """Whether a mapping has keys that only experiments have, and none that only runner files have."""
-    return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in _RUNNER_KEYS)
+    return any(key in data for key in _EXPERIMENT_KEYS) and not any(key in data for key in RUNNER_KEYS)
 
 
 def config_from_dict(data: Mapping[str, Any], *, complete: bool = True) -> AnyConfig:

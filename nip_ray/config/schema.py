@@ -3,17 +3,21 @@
 `python -m nip_ray.config.schema` prints the schema, with `--markdown` the page.
 """
 
+import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import yaml
+from pydantic import TypeAdapter
 
 from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import Key, branches, keys_of, place, tag_of, value_annotation, walk
-from nip_ray.config.load import text_names
+from nip_ray.config.load import RUNNER_KEYS, text_names
+from nip_ray.settings.drivers import LearnerSettings, RunnerSettings
+from nip_ray.settings.sweep import SweepSettings
 
 _INTRODUCTION = """\
 # Configuration
@@ -25,8 +29,9 @@ filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prove
 c is YAML. An unknown key is refused with the nearest valid one, an illegal combination with the reason, before anything is started.
 
 Values keep the type they are written in: `"3"` is no integer and `true` no number. `1e-3` is a number, as `0.001` is.
-`nip-ray schema --out config.schema.json` writes a JSON schema; an editor with YAML support then completes and checks keys in files that
-begin with `# yaml-language-server: $schema=config.schema.json`.
+An editor with YAML support completes and checks keys in files that begin with `# yaml-language-server: $schema=` and the path of a JSON
+schema, as the files of `tune_configs/` do (`tune_configs/config.schema.json`). `nip-ray schema --out FILE` writes one, with the keys of
+plugins too.
 
 Settings of a learning rule may also be called as stock RLlib and earlier runner files call them; a warning then names the key's own word:
 {aliases}.
@@ -34,23 +39,41 @@ Settings of a learning rule may also be called as stock RLlib and earlier runner
 
 
 def config_schema() -> dict[str, Any]:
-    """The JSON schema of a config, with titles, descriptions, bounds and defaults."""
-    parts: dict[str, Any] = {}
-    for kind in (ExperimentConfig, TextExperimentConfig):
-        schema = kind.model_json_schema()
-        _default_members_only(schema, kind)
-        parts |= schema.pop("$defs")
-        parts[kind.__name__] = schema
+    """The JSON schema of a config, with titles, descriptions, bounds and defaults; of runner files too, and of a sweep its own section (any
+    of its other values may be a search space)."""
+    kinds = (ExperimentConfig, TextExperimentConfig, RunnerSettings, SweepSettings)
+    parts = TypeAdapter.json_schemas([(kind.__name__, "validation", TypeAdapter(kind)) for kind in kinds])[1]["$defs"]
+    for kind in (*kinds, LearnerSettings):
+        _default_members_only(parts, kind)
     _without_titles_of_keys(parts)
     of_language_models = [{"properties": {key: _named(names)}, "required": [key]} for key, names in text_names().items()]
+    top = {key: {} for kind in (ExperimentConfig, TextExperimentConfig) for key in keys_of(kind)}
+    sweep = {"type": "object", "properties": {"sweep": _part(SweepSettings), **top}, "additionalProperties": False}
+    experiment = {"if": {"anyOf": of_language_models}, "then": _part(TextExperimentConfig), "else": _part(ExperimentConfig)}
+    runner = {"if": _has_any(RUNNER_KEYS), "then": _part(RunnerSettings), "else": experiment}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "nip_ray experiment",
-        "if": {"anyOf": of_language_models},
-        "then": {"$ref": f"#/$defs/{TextExperimentConfig.__name__}"},
-        "else": {"$ref": f"#/$defs/{ExperimentConfig.__name__}"},
+        "if": _has_any(["sweep"]),
+        "then": sweep,
+        "else": runner,
         "$defs": parts,
     }
+
+
+def schema_text() -> str:
+    """`config_schema` as JSON, a line for each of its parts."""
+    schema = config_schema()
+    parts = ",\n".join(f"{json.dumps(name)}: {json.dumps(part)}" for name, part in schema.pop("$defs").items())
+    return f'{json.dumps(schema)[:-1]},\n"$defs": {{\n{parts}\n}}}}\n'
+
+
+def _part(kind: type) -> dict[str, Any]:
+    return {"$ref": f"#/$defs/{kind.__name__}"}
+
+
+def _has_any(keys: Iterable[str]) -> dict[str, Any]:
+    return {"anyOf": [{"required": [key]} for key in keys]}
 
 
 def _named(names: list[str]) -> dict[str, Any]:
@@ -111,13 +134,13 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(plain, default_flow_style=True, sort_keys=False, width=1000).removesuffix("\n...\n").strip()
 
 
-def _default_members_only(schema: dict[str, Any], kind: type) -> None:
+def _default_members_only(parts: dict[str, Any], kind: type) -> None:
     """A member of a union needs its `name`, unless it is the default one: the same as the loader does."""
     for key in keys_of(kind).values():
         members = branches(value_annotation(key.annotation) or key.annotation)
         for member in members if len(members) > 1 else ():
             if member is not type(key.default):
-                schema["$defs"][member.__name__]["required"] = ["name"]
+                parts[member.__name__]["required"] = ["name"]
 
 
 def _without_titles_of_keys(node: Any) -> None:
@@ -134,9 +157,7 @@ def main() -> None:
     if "--markdown" in sys.argv[1:]:
         sys.stdout.write(configuration_markdown())
     else:
-        import json
-
-        sys.stdout.write(json.dumps(config_schema(), indent=2) + "\n")
+        sys.stdout.write(schema_text())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """The schema for editors accepts what the loader accepts, and the page of keys is up to date."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,35 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import branches, walk
-from nip_ray.config.load import config_from_dict, config_to_yaml
-from nip_ray.config.schema import config_schema, configuration_markdown
+from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.schema import config_schema, configuration_markdown, schema_text
 from nip_ray.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@cache
+def validator() -> Any:
+    return pytest.importorskip("jsonschema").Draft202012Validator(config_schema())
+
+
 def accepted(data: Any) -> bool:
-    jsonschema = pytest.importorskip("jsonschema")
-    return jsonschema.Draft202012Validator(config_schema()).is_valid(data)
+    return validator().is_valid(data)
+
+
+def test_the_shipped_schema_is_up_to_date() -> None:
+    file = ROOT / "tune_configs" / "config.schema.json"
+    assert file.read_text(encoding="utf-8") == schema_text(), f"write it again: nip-ray schema --out {file.relative_to(ROOT)}"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "tune_configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_file_announces_the_schema_and_fits_it(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    announced = text.partition("\n")[0].removeprefix("# yaml-language-server: $schema=")
+    assert (path.parent / announced).is_file()
+    data = parse_yaml(text, path.name)
+    assert accepted(data)
+    assert not accepted({**data, "sed": 3})
 
 
 def test_the_page_is_up_to_date() -> None:
