@@ -49,7 +49,7 @@ def parallel(config: Config, *, split: str = "train", render_mode: str | None = 
     return ProtocolParallel(config, split, render_mode)
 
 
-class Door:
+class Environment:
     """What both kinds share. single: the episode."""
 
     def __init__(self, config: Config, split: str, render_mode: str | None) -> None:
@@ -88,7 +88,7 @@ class Door:
         """There is nothing to close."""
 
 
-class ProtocolAEC(Door, AECEnv[str, Any, Any]):
+class ProtocolAEC(Environment, AECEnv[str, Any, Any]):
     """See `aec`."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
@@ -126,7 +126,7 @@ class ProtocolAEC(Door, AECEnv[str, Any, Any]):
         self.agent_selection = (self.single.turns or self.agents)[0]
 
 
-class ProtocolParallel(Door, ParallelEnv[str, Any, Any]):
+class ProtocolParallel(Environment, ParallelEnv[str, Any, Any]):
     """See `parallel`."""
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
@@ -141,6 +141,8 @@ class ProtocolParallel(Door, ParallelEnv[str, Any, Any]):
         """Play one round."""
         if not self.agents:
             raise UserError("step: the episode is over, reset() begins another")
+        if unknown := sorted(set(actions) - set(self.agents)):
+            raise UserError(f"step: there are actions of {', '.join(unknown)}, expected only {', '.join(self.agents)}")
         rewards = self.single.step(actions)
         over, cut = self.single.play.finished, self.single.cut
         ends = dict.fromkeys(self.agents, over and not cut), dict.fromkeys(self.agents, cut)

@@ -49,15 +49,16 @@ class SinglePlay:
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Begin an episode. seed: seeds the draws from here on. options: "id" of the instance and "seed" of the episode, else drawn.
 
-        Raises UserError for an id that is no instance.
+        Raises UserError for one that there is not.
         """
         if seed is not None:
             self.random = np.random.default_rng(seed)
-        given = options or {}
-        instance = int(given.get("id", self.instances[self.random.integers(len(self.instances))]))
-        if not 0 <= instance < len(self.play.scenario.label_I):
-            raise UserError(f"options.id: got {instance}, expected an instance, from 0 to {len(self.play.scenario.label_I) - 1}")
-        self._start(instance, int(given.get("seed", self.random.integers(NUM_SEEDS))))
+        drawn = {"id": int(self.instances[self.random.integers(len(self.instances))]), "seed": int(self.random.integers(NUM_SEEDS))}
+        given = {key: (options or {}).get(key, value) for key, value in drawn.items()}
+        for (key, value), most in zip(given.items(), (len(self.play.scenario.label_I), NUM_SEEDS)):
+            if not isinstance(value, int | np.integer) or not 0 <= value < most:
+                raise UserError(f"options.{key}: got {value!r}, expected a whole number from 0 to {most - 1}")
+        self._start(int(given["id"]), int(given["seed"]))
 
     @property
     def turns(self) -> list[str]:

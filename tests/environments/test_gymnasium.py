@@ -10,7 +10,8 @@ import pytest
 import torch
 from gymnasium.utils.env_checker import check_env
 
-import nip_ray.gymnasium as door
+import nip_ray.gymnasium as seats
+from nip_ray.drivers.runner import run_runner
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import VERDICTS
@@ -27,9 +28,9 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return run_experiment(config, tmp_path_factory.mktemp("runs") / request.param, quiet=True).run_dir
 
 
-def seat(run: Path, agent: str = "prover0", **options: Any) -> door.Seat:
+def seat(run: Path, agent: str = "prover0", **options: Any) -> seats.Seat:
     env = gymnasium.make("nip_ray/Seat-v0", run_dir=run, agent=agent, **options).unwrapped
-    assert isinstance(env, door.Seat)
+    assert isinstance(env, seats.Seat)
     return env
 
 
@@ -44,8 +45,8 @@ def test_gymnasiums_checker_passes(run: Path, agent: str) -> None:
 @torch.no_grad()
 def test_a_seat_taken_by_the_runs_own_network_plays_the_dialogues_of_the_core(run: Path, agent: str) -> None:
     env = seat(run, agent, greedy=True, split="test")
-    single, made = env.single, door.bench(run, door.load_stored_config(run / "config.yaml"), None, None)
-    networks = door.trained(made, door.newest_or(RunFolder.open(run), None, made.config))
+    single, made = env.single, seats.bench(run, seats.load_stored_config(run / "config.yaml"), None, None)
+    networks = seats.trained(made, seats.newest_or(RunFolder.open(run), None, made.config))
     play, index, compared = BatchedPlay(single.play.scenario), single.agents.index(agent), 0
     for number, instance in enumerate(single.instances[:12]):
         seed = 3 * number + 1
@@ -86,6 +87,21 @@ def test_masks_are_told_flat(run: Path) -> None:
     assert env.render().startswith(f"{env.single.protocol.name}, instance {info['instance']}, label ")  # type: ignore[union-attr]
 
 
+def test_a_driver_learns_in_a_seat(run: Path, tmp_path: Path) -> None:
+    options = {"run_dir": str(run), "agent": "prover0", "label": 0}
+    learner = {"name": "ppo", "algorithm": {"name": "ppo", "rollouts": 2, "mini_batches": 1, "num_epochs": 1}}
+    result = run_runner(
+        {
+            "environment": {"id": "nip_ray.gymnasium:nip_ray/Seat-v0", "options": options, "num_copies": 2},
+            "learners": [learner],
+            "driver": {"timesteps": 4},
+            "evaluation": {"timesteps": 2, "num_copies": 2},
+            "experiment": {"storage_path": str(tmp_path)},
+        }
+    )
+    assert result.metrics["eval/ppo/episodes"] >= 2
+
+
 def no_checkpoint(folder: Path) -> Path:
     folder.mkdir()
     return write_small(folder / "config.yaml").parent
@@ -118,13 +134,13 @@ def test_bad_input_is_one_clear_line(run: Path, tmp_path: Path, call: Any, said:
     assert "\n" not in str(caught.value)
 
 
-def begun(run: Path) -> door.Seat:
+def begun(run: Path) -> seats.Seat:
     env = seat(run)
     env.reset(seed=0)
     return env
 
 
-def ended(run: Path) -> door.Seat:
+def ended(run: Path) -> seats.Seat:
     env = begun(run)
     while not env.single.play.finished:
         env.step(0)
@@ -132,7 +148,7 @@ def ended(run: Path) -> door.Seat:
 
 
 def test_a_seat_that_never_has_a_turn_is_told(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "_DRAWS", 3)
+    monkeypatch.setattr(seats, "_DRAWS", 3)
     env = seat(run, "prover1", greedy=True)
     if env.single.protocol.name == "debate":
         return

@@ -11,7 +11,7 @@ import pytest
 import torch
 from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, seed_test
 
-import nip_ray.pettingzoo as door
+import nip_ray.pettingzoo as zoo
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.environments.experiment import experiment_of
 from nip_ray.errors import UserError
@@ -46,10 +46,10 @@ CONFIGS = list(configs())
 def test_pettingzoos_own_tests_pass(config: ExperimentConfig) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PettingZoo would like boxes as observations, and agents that are numbered
-        api_test(door.aec(config, render_mode="ansi"), num_cycles=20)
-        parallel_api_test(door.parallel(config, render_mode="ansi"), num_cycles=20)
-        seed_test(lambda: door.aec(config), num_cycles=20)
-        parallel_seed_test(lambda: door.parallel(config), num_cycles=20)
+        api_test(zoo.aec(config, render_mode="ansi"), num_cycles=20)
+        parallel_api_test(zoo.parallel(config, render_mode="ansi"), num_cycles=20)
+        seed_test(lambda: zoo.aec(config), num_cycles=20)
+        parallel_seed_test(lambda: zoo.parallel(config), num_cycles=20)
 
 
 def scripted(config: ExperimentConfig, count: int) -> tuple[Rollout, dict[str, Any], dict[str, Any]]:
@@ -60,13 +60,13 @@ def scripted(config: ExperimentConfig, count: int) -> tuple[Rollout, dict[str, A
     ids, seeds = instance_ids(scenario, "train", 1, 0, count), episode_seeds(2, 0, count)
     rollout = play_rollout(BatchedPlay(scenario), players, ids, seeds, torch.Generator().manual_seed(3))
     rows = {agent: own_rows(scenario, rollout, agent) for agent in scenario.protocol.agents}
-    single = door.SinglePlay(scenario)
+    single = zoo.SinglePlay(scenario)
     return rollout, rows, {agent: single.layouts[agent].join(dict(row.action)).numpy() for agent, row in rows.items()}
 
 
 def paid_as_in_the_core(config: ExperimentConfig, count: int) -> None:
     rollout, rows, flat = scripted(config, count)
-    both = door.parallel(config), door.aec(config).unwrapped
+    both = zoo.parallel(config), zoo.aec(config).unwrapped
     for copy in range(count):
         options = {"id": int(rollout.id_B[copy]), "seed": int(rollout.seed_B[copy])}
         length, agents = int(rollout.length_B[copy]), both[0].possible_agents
@@ -115,7 +115,7 @@ def test_a_thousand_scripted_dialogues_are_paid_as_in_the_core(config: Experimen
 @pytest.mark.parametrize("config", CONFIGS)
 @torch.no_grad()
 def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None:
-    env, networks = door.parallel(config), networks_of(config.model_dump(mode="json"))
+    env, networks = zoo.parallel(config), networks_of(config.model_dump(mode="json"))
     for agent in env.possible_agents:
         env.action_space(agent).seed(4)
     for seed in range(4):
@@ -132,7 +132,7 @@ def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None
 
 def test_an_illegal_choice_counts_as_the_first_legal_one_and_is_told() -> None:
     config = experiment_of(dict(protocol=dict(name="bisection", max_rounds=5), scenario=CHAINS))  # prover0 says 0 or 1, of five symbols
-    env = door.parallel(config)
+    env = zoo.parallel(config)
     env.reset(options={"id": 3, "seed": 0})
     env.step({"prover1": 4})
     _, _, _, _, infos = env.step({"prover0": 3})
@@ -141,7 +141,7 @@ def test_an_illegal_choice_counts_as_the_first_legal_one_and_is_told() -> None:
 
 
 def test_agents_of_one_round_see_nothing_of_each_other() -> None:
-    env = door.aec(experiment(dict(name="debate")))
+    env = zoo.aec(experiment(dict(name="debate")))
     env.reset(seed=0)
     env.step(np.array([0, 0, 2]))
     first = env.agent_selection
@@ -153,7 +153,7 @@ def test_agents_of_one_round_see_nothing_of_each_other() -> None:
 
 
 def test_the_critics_privileges_are_not_shown() -> None:
-    env = door.parallel(experiment(dict(name="debate", sequential=True), dict(central_critic=True)))
+    env = zoo.parallel(experiment(dict(name="debate", sequential=True), dict(central_critic=True)))
     for agent in env.possible_agents:
         assert not [key for key in env.observation_space(agent)["observation"] if key == "label" or key.startswith("state_")]
 
@@ -171,8 +171,8 @@ def test_rendering_tells_the_dialogue() -> None:
 
 
 def test_registered_ids_are_of_every_protocol_that_ships() -> None:
-    assert {config["protocol"]["name"] for config in door.IDS.values()} == set(SHIPPED) - {"multi_channel_test"}
-    for name, config in door.IDS.items():
+    assert {config["protocol"]["name"] for config in zoo.IDS.values()} == set(SHIPPED) - {"multi_channel_test"}
+    for name, config in zoo.IDS.items():
         assert name in pettingzoo.aec_registry
         assert name in pettingzoo.parallel_registry
         experiment_of(config)
@@ -181,13 +181,15 @@ def test_registered_ids_are_of_every_protocol_that_ships() -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda: door.aec(dict(protocol=dict(name="message_game"), scenario=dict(name="message_game"), sede=1)), "sede: unknown key"),
-        (lambda: door.aec(dict(protocol=dict(name="mnip"), scenario=CHAINS)), "protocol.name: got mnip"),
-        (lambda: door.aec(dict(algorithm=dict(name="malt"))), "algorithm.name: malt is for language models"),
-        (lambda: door.aec(dict(protocol=dict(name="nip", zero_knowledge=True))), "protocol.zero_knowledge: pay depends on"),
-        (lambda: door.parallel(door.IDS["nip_ray/kuhn_poker-v0"], split="dev"), "split: got 'dev', expected train or test"),
-        (lambda: door.parallel(door.IDS["nip_ray/kuhn_poker-v0"], render_mode="human"), "render_mode: got 'human', expected ansi"),
-        (lambda: begun().reset(options={"id": 9}), "options.id: got 9, expected an instance, from 0 to 5"),
+        (lambda: zoo.aec(dict(protocol=dict(name="message_game"), scenario=dict(name="message_game"), sede=1)), "sede: unknown key"),
+        (lambda: zoo.aec(dict(protocol=dict(name="mnip"), scenario=CHAINS)), "protocol.name: got mnip"),
+        (lambda: zoo.aec(dict(algorithm=dict(name="malt"))), "algorithm.name: malt is for language models"),
+        (lambda: zoo.aec(dict(protocol=dict(name="nip", zero_knowledge=True))), "protocol.zero_knowledge: pay depends on"),
+        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], split="dev"), "split: got 'dev', expected train or test"),
+        (lambda: zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"], render_mode="human"), "render_mode: got 'human', expected ansi"),
+        (lambda: begun().reset(options={"id": 9}), "options.id: got 9, expected a whole number from 0 to 5"),
+        (lambda: begun().reset(options={"seed": "a"}), "options.seed: got 'a', expected a whole number from 0 to 65535"),
+        (lambda: begun().step({"player0": 0, "dealer": 0}), "step: there are actions of dealer, expected only player0, player1"),
         (lambda: begun().step({"player1": 0}), "player0: it is its turn and there is no action of it, expected a whole number below 2"),
         (lambda: begun().step({"player0": 2}), "player0: got the action 2, expected a whole number below 2"),
         (lambda: begun().step({"player0": 0.5}), "player0: got the action 0.5, expected"),
@@ -200,7 +202,7 @@ def test_bad_input_is_one_clear_line(call: Any, said: str) -> None:
 
 
 def begun() -> Any:
-    env = door.parallel(door.IDS["nip_ray/kuhn_poker-v0"])
+    env = zoo.parallel(zoo.IDS["nip_ray/kuhn_poker-v0"])
     env.reset(seed=0)
     return env
 
