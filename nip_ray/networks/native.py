@@ -1,8 +1,8 @@
-"""Graph networks and pair attention by `kernels.cpp`, which is compiled once on each machine where a C++ compiler is found.
+"""Graph networks and pair attention by `kernels/*.cpp`, which are compiled once on each machine where a C++ compiler is found.
 
 Decisions that matter here:
-- one autograd function for an agent's graph networks and one for a layer of its pair transformer; whoever differentiates their gradients
-  (`create_graph`) gets those of the same function in torch's operations;
+- one autograd function for an agent's graph networks and one for what follows up to its representations; whoever differentiates their
+  gradients (`create_graph`) gets those of the same function in torch's operations;
 - sums of floats are taken in another order than torch takes them, always the same one, however many threads there are;
 - the library is named after its source, flags, compiler and processor, and lies in a folder that nobody else can write to.
 """
@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from nip_ray.networks.transformer import PairTransformerLayer
 
 log = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("kernels.cpp")
+_SOURCES = Path(__file__).with_name("kernels")
 _FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
 _KINDS = ("tanh", "relu", "sigmoid")
 _WIDTH = 16
@@ -55,7 +56,7 @@ def wanted(kernels: str) -> bool:
 
 def fits(settings: Any) -> bool:
     """Whether networks of these settings have the widths that the kernels ask for (an agent's, see `GraphAgentSettings`)."""
-    widths = (settings.d_gnn, settings.d_gin_mlp, settings.d_transformer, settings.d_transformer_mlp)
+    widths = (settings.d_gnn, settings.d_gin_mlp, settings.d_transformer, settings.d_transformer_mlp, settings.d_representation)
     return all(width % _WIDTH == 0 for width in widths) and settings.d_transformer % settings.num_heads == 0
 
 
@@ -101,8 +102,7 @@ def _play_gins(
 ) -> tuple[Tensor, ...]:
     shape = _gin_shape(networks, x)
     outputs = tuple(x.new_zeros(*x.shape[:3], shape.d) for _ in networks)
-    kept_at = None if kept is None else _at(kept)
-    _library().nip_gin(ctypes.byref(shape), _at(x), _at(adjacency), _at(mask), _each(parameters), _each(outputs), kept_at)
+    _library().nip_gin(ctypes.byref(shape), _at(x), _at(adjacency), _at(mask), _each(parameters), _each(outputs), _at(kept))
     return outputs
 
 
@@ -146,97 +146,113 @@ def _in_torch(networks: Sequence[Gin], parameters: Sequence[Tensor], *arguments:
     return functional_call(module, dict(zip((name for name, _ in module.named_parameters()), parameters)), arguments)
 
 
-# ---- pair attention -----------------------------------------------------------------------------------------------------------------
+# ---- from nodes to representations --------------------------------------------------------------------------------------------------
 
 
 class _PairShape(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_int) for name in ("count", "nodes", "d", "mlp", "heads", "pooled", "sides", "threads")]
+    _fields_ = [
+        (name, ctypes.c_int)
+        for name in "count nodes inputs latest d mlp heads layers outputs graphs sides invariant threads".split()  # noqa: SIM905
+    ]
 
 
-def pair_layer(
-    layer: PairTransformerLayer,
-    pooled_NGD: Tensor,
-    nodes_NGVD: Tensor,
-    bias_NGK: Tensor,
-    bias_NK: Tensor,
-    node_mask_NGV1: Tensor,
-    want_pooled: bool,
-    want_nodes: bool,
-    side_N: Tensor | None = None,
+@dataclass(frozen=True)
+class Wanted:
+    """What `represent` is asked for: representations of graphs, of nodes (of all, or of one graph a pair where `one_side`), and whether
+    pooling forgets the order of the pair."""
+
+    graphs: bool
+    nodes: bool
+    one_side: bool
+    invariant: bool
+
+
+def represent(
+    body: Any, h_NGVD: Tensor, latest_NGVL: Tensor, node_mask_NGV1: Tensor, wanted: Wanted, side_N: Tensor | None, *in_torch: Any
 ) -> tuple[Tensor, Tensor]:
-    """As `PairTransformerLayer.forward` without dropout; padded nodes come back as zeros. node_mask_NGV1: 1 at real nodes."""
-    wants = (want_pooled, want_nodes)
-    side = side_N if side_N is None else side_N.contiguous()
-    arguments = (pooled_NGD.contiguous(), nodes_NGVD.contiguous(), bias_NGK, bias_NK, node_mask_NGV1.contiguous(), side)
-    parameters = list(layer.parameters())
-    differentiable = any(x.requires_grad for x in (pooled_NGD, nodes_NGVD, *parameters))
-    if torch.is_grad_enabled() and differentiable:
-        return _PairLayer.apply(layer, wants, *arguments, *parameters)
-    pooled, nodes, _, _, mask, _ = arguments
-    return _play_pair(_pair_shape(layer, nodes, wants, side), pooled, nodes, mask, side, _joined(parameters))
+    """Pooling, tokens, pair transformer (of one layer or more) and output of `body`: (N, G, R) of graphs and (N, G or 1, V, R) of nodes.
+
+    body: a module with `token`, `layers` and `output`, whose forward does the same by torch's operations, given h and `in_torch`. Padded
+    nodes come back as zeros. side_N: the graph wanted in each row, or None.
+    """
+    side = None if side_N is None else side_N.contiguous()
+    inputs = (latest_NGVL.contiguous(), node_mask_NGV1.contiguous(), side)
+    h, parameters = h_NGVD.contiguous(), _body_parameters(body)
+    if torch.is_grad_enabled() and (h.requires_grad or any(parameter.requires_grad for parameter in parameters)):
+        return _Represent.apply(body, wanted, in_torch, *inputs, h, *parameters)
+    return _play_pairs(_pair_shape(body, h, inputs[0], wanted), h, *inputs, _joined(parameters))
 
 
-def _pair_shape(layer: PairTransformerLayer, nodes: Tensor, wants: tuple[bool, bool], side: Tensor | None) -> _PairShape:
-    count, _, num_nodes, d = nodes.shape
-    sides = 0 if not wants[1] else 2 if side is None else 1
-    return _PairShape(count, num_nodes, d, layer.linear1.out_features, layer.num_heads, wants[0], sides, _threads(count * 2 * num_nodes))
+def _body_parameters(body: Any) -> list[Tensor]:
+    """In the order in which the kernels take them; sooner than by `parameters()`."""
+    found = [body.token.weight, body.token.bias]
+    for layer in body.layers:
+        found += [layer.in_proj_weight, layer.in_proj_bias]
+        for part in (layer.out_proj, layer.linear1, layer.linear2, layer.norm1, layer.norm2):
+            found += [part.weight, part.bias]
+    return [*found, body.output.weight, body.output.bias]
 
 
-def _play_pair(
-    shape: _PairShape, pooled: Tensor, nodes: Tensor, mask: Tensor, side: Tensor | None, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    new_pooled = pooled.new_zeros(pooled.shape if shape.pooled else (0, *pooled.shape[1:]))
-    wanted_nodes = (shape.count, shape.sides, *nodes.shape[2:])
-    new_nodes = nodes.new_zeros(wanted_nodes if shape.sides else (0, *nodes.shape[1:]))
-    side_at = None if side is None else _at(side)
-    arguments = (_at(pooled), _at(nodes), _at(mask), side_at, _at(weights), _at(new_pooled), _at(new_nodes))
+def _pair_shape(body: Any, h: Tensor, latest: Tensor, wanted: Wanted) -> _PairShape:
+    count, _, nodes, width = h.shape
+    layer: PairTransformerLayer = body.layers[0]
+    sizes = (layer.out_proj.out_features, layer.linear1.out_features, layer.num_heads, len(body.layers), body.output.out_features)
+    sides = 0 if not wanted.nodes else 1 if wanted.one_side else 2
+    wants = (wanted.graphs, sides, wanted.invariant)
+    return _PairShape(count, nodes, width, latest.shape[-1], *sizes, *wants, _threads(count * 2 * nodes))
+
+
+def _play_pairs(shape: _PairShape, h: Tensor, latest: Tensor, mask: Tensor, side: Tensor | None, weights: Tensor) -> tuple[Tensor, Tensor]:
+    graphs = h.new_zeros(shape.count if shape.graphs else 0, 2, shape.outputs)
+    nodes = h.new_zeros(shape.count if shape.sides else 0, shape.sides or 2, shape.nodes, shape.outputs)
+    arguments = (_at(h), _at(latest), _at(mask), _at(side), _at(weights), _at(graphs), _at(nodes))
     _library().nip_pair(ctypes.byref(shape), *arguments)
-    return new_pooled, new_nodes
+    return graphs, nodes
 
 
-class _PairLayer(torch.autograd.Function):
+class _Represent(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        layer: PairTransformerLayer,
-        wants: tuple[bool, bool],
-        pooled: Tensor,
-        nodes: Tensor,
-        bias_NGK: Tensor,
-        bias_NK: Tensor,
+        body: Any,
+        wanted: Wanted,
+        in_torch: tuple[Any, ...],
+        latest: Tensor,
         mask: Tensor,
         side: Tensor | None,
+        h: Tensor,
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        ctx.layer, ctx.wants = layer, wants
-        ctx.save_for_backward(pooled, nodes, bias_NGK, bias_NK, mask, side, *parameters)
-        return _play_pair(_pair_shape(layer, nodes, wants, side), pooled, nodes, mask, side, _joined(parameters))
+        ctx.body, ctx.wanted, ctx.in_torch = body, wanted, in_torch
+        ctx.save_for_backward(latest, mask, side, h, *parameters)
+        return _play_pairs(_pair_shape(body, h, latest, wanted), h, latest, mask, side, _joined(parameters))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        pooled, nodes, bias_NGK, bias_NK, mask, side, *parameters = ctx.saved_tensors
-        needed = [*ctx.needs_input_grad[2:4], *ctx.needs_input_grad[8:]]
+        latest, mask, side, h, *parameters = ctx.saved_tensors
+        needed = ctx.needs_input_grad[6:]
+        nothing = (None,) * 6
         if torch.is_grad_enabled():
-            named = dict(zip((name for name, _ in ctx.layer.named_parameters()), parameters))
-            outputs = functional_call(ctx.layer, named, (pooled, nodes, bias_NGK, bias_NK, *ctx.wants, side))
-            both = [pair for pair, want in zip(zip(outputs, gradients), ctx.wants) if want]
-            found = _differentiated([out for out, _ in both], [pooled, nodes, *parameters], needed, [given for _, given in both])
-        else:
-            shape, weights = _pair_shape(ctx.layer, nodes, ctx.wants, side), _joined(parameters)
-            d_pooled, d_nodes, d_weights = torch.zeros_like(pooled), torch.zeros_like(nodes), torch.empty_like(weights)
-            given = [gradient.contiguous() for gradient in gradients]
-            side_at = None if side is None else _at(side)
-            inputs = (_at(pooled), _at(nodes), _at(mask), side_at, _at(weights), _at(given[0]), _at(given[1]))
-            _library().nip_pair_back(ctypes.byref(shape), *inputs, _at(d_pooled), _at(d_nodes), _at(d_weights))
-            found = (d_pooled, d_nodes, *_parted(d_weights, parameters, needed[2:]))
-        return (None, None, found[0], found[1], None, None, None, None, *found[2:])
+            names = ["token.weight", "token.bias"]
+            names += [f"layers.{i}.{name}" for i, layer in enumerate(ctx.body.layers) for name, _ in layer.named_parameters()]
+            named = dict(zip([*names, "output.weight", "output.bias"], parameters))
+            outputs = functional_call(ctx.body, named, (h, *ctx.in_torch))
+            kept = [(out, given) for out, given, want in zip(outputs, gradients, (ctx.wanted.graphs, ctx.wanted.nodes)) if want]
+            found = _differentiated([out for out, _ in kept], [h, *parameters], needed, [given for _, given in kept])
+            return (*nothing, *found)
+        shape, weights = _pair_shape(ctx.body, h, latest, ctx.wanted), _joined(parameters)
+        d_h, d_weights = torch.zeros_like(h), torch.empty_like(weights)
+        given = [gradient.contiguous() for gradient in gradients]
+        arguments = (_at(h), _at(latest), _at(mask), _at(side), _at(weights), *map(_at, given), _at(d_h), _at(d_weights))
+        _library().nip_pair_back(ctypes.byref(shape), *arguments)
+        return (*nothing, d_h, *_parted(d_weights, parameters, needed[1:]))
 
 
 # ---- what both need -----------------------------------------------------------------------------------------------------------------
 
 
-def _at(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
+def _at(x: Tensor | None) -> ctypes.c_void_p | None:
+    return None if x is None else ctypes.c_void_p(x.data_ptr())
 
 
 def _each(tensors: Sequence[Tensor]) -> Any:
@@ -274,7 +290,7 @@ def _library() -> ctypes.CDLL:
     tune = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     command = [compiler, *_FLAGS, tune]
     threads = _torch_threads()
-    given = [_SOURCE.read_text(), *command, str(threads), _asked(compiler), _processor()]
+    given = [*(path.read_text() for path in sorted(_SOURCES.iterdir())), *command, str(threads), _asked(compiler), _processor()]
     path = _folder() / f"kernels-{hashlib.sha256(chr(10).join(given).encode()).hexdigest()[:16]}.so"
     if not path.exists() and not (threads and _compile([*command, "-fopenmp"], path, threads)):
         _compile(command, path)
@@ -284,15 +300,16 @@ def _library() -> ctypes.CDLL:
 def _compile(command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
     """Whether it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
-        made, parts = Path(aside) / path.name, Path(aside) / "kernels.o"
-        linked = [command[0], "-shared", "-pthread", str(parts), *([str(threads)] if threads else []), "-Wl,-z,defs", "-o", str(made)]
-        for step in ([*command, "-c", str(_SOURCE), "-o", str(parts)], linked):
+        made, parts = Path(aside) / path.name, {source: Path(aside) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))}
+        steps = [[*command, "-c", str(source), "-o", str(part)] for source, part in parts.items()]
+        objects = [*map(str, parts.values()), *([str(threads)] if threads else [])]
+        for step in (*steps, [command[0], "-shared", "-pthread", *objects, "-Wl,-z,defs", "-o", str(made)]):
             done = subprocess.run(step, capture_output=True, text=True)
             if done.returncode and threads:
                 return False
             if done.returncode:
                 said = (done.stderr.strip() or "no message").splitlines()[0]
-                raise UserError(f"scenario.kernels: {command[0]} could not compile {_SOURCE.name} ({said}); set it to torch")
+                raise UserError(f"scenario.kernels: {command[0]} could not compile {_SOURCES.name}/*.cpp ({said}); set it to torch")
         os.replace(made, path)
     return True
 

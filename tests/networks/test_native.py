@@ -12,8 +12,11 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 from nip_ray.networks import native
 from nip_ray.networks.gin import Gin, run_gins
-from nip_ray.networks.transformer import PairTransformerLayer, key_biases
+from nip_ray.networks.transformer import key_biases
 from nip_ray.rllib.cluster import build_algorithm
+from nip_ray.scenarios.graph_isomorphism.network import GraphBody, Inputs
+from nip_ray.settings.graph_isomorphism import GraphAgentSettings
+from tests.builders import graph_scenario
 
 needs_compiler = pytest.mark.skipif(not native.wanted("auto"), reason="no C++ compiler here")
 
@@ -65,44 +68,44 @@ def test_graph_networks(activation: str, count: int, streams: int, layers: int) 
     assert all(torch.equal(a, b) for a, b in zip(played, found))
 
 
-def pairs(num_nodes: int, d: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Pooled tokens, nodes, a mask, and the graph that is asked for."""
-    random = torch.Generator().manual_seed(2)
-    mask = torch.rand(70, 2, num_nodes, generator=random) < 0.8
-    mask[:, :, 1] = True
-    pooled, nodes = torch.randn(70, 2, d, generator=random), torch.randn(70, 2, num_nodes, d, generator=random)
-    return pooled.requires_grad_(), nodes.requires_grad_(), mask.float(), torch.randint(0, 2, (70,), generator=random)
+def body(**changes: Any) -> tuple[GraphBody, Tensor, Inputs, Tensor]:
+    """A body with random weights, outputs of a graph network, the rest of what it reads, and the graph that is asked for."""
+    torch.manual_seed(3)
+    sizes: dict[str, Any] = {"num_transformer_layers": 1, "d_transformer": 32, "d_transformer_mlp": 48, "use_batch_norm": False}
+    settings = GraphAgentSettings(**{**sizes, "use_dual_gnn": False, "d_representation": 16, **changes})
+    scenario = graph_scenario("nip")
+    made = GraphBody(settings, scenario.seats["verifier"], compiled=True)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, 0.1, 0.2)
+    nodes, latest = changes.pop("nodes", 7), made.token.in_features - 18
+    mask = (torch.rand(70, 2, nodes) < 0.8).float()
+    mask[:, :, 1] = 1
+    h = torch.randn(1, 140, nodes, 16)  # junk at padding, as no graph network gives it
+    inputs = Inputs(torch.zeros(70, 2, nodes, 1), torch.randn(70, 2, nodes, latest), None, mask, mask[..., None], *key_biases(mask))
+    return made, h.requires_grad_(), inputs, torch.randint(0, 2, (70,))
 
 
 @needs_compiler
-@pytest.mark.parametrize("num_nodes", [7, 19])
-@pytest.mark.parametrize(("want_pooled", "want_nodes", "one_side"), [(True, True, False), (True, False, False), (False, True, True)])
-def test_pair_attention(num_nodes: int, want_pooled: bool, want_nodes: bool, one_side: bool) -> None:
-    torch.manual_seed(3)
-    layer = PairTransformerLayer(32, 4, 48, 0.0)
-    for parameter in layer.parameters():
-        torch.nn.init.normal_(parameter, 0.1, 0.2)
-    pooled, nodes, mask, side = pairs(num_nodes, 32)
-    wants = (want_pooled, want_nodes, side if one_side else None)
-    biases = key_biases(mask)
-    found = native.pair_layer(layer, pooled, nodes, *biases, mask[..., None], *wants)
-    expected = layer(pooled, nodes, *biases, *wants)
-    real = mask[torch.arange(70), side][:, None] if one_side else mask
-    shown = [(a, b) if i == 0 else (a * real[..., None], b * real[..., None]) for i, (a, b) in enumerate(zip(found, expected)) if wants[i]]
-    learned = [pooled, nodes, *layer.parameters()]
-    torch.manual_seed(4)
-    weights = [torch.randn_like(b) for _, b in shown]
-    losses = [sum(((pair[k] * weight).sum() for pair, weight in zip(shown, weights)), torch.zeros(())) for k in (0, 1)]
-    for ours, torchs in shown:
-        torch.testing.assert_close(ours, torchs, atol=2e-5, rtol=1e-4)
-    for ours, torchs in zip(*(torch.autograd.grad(loss, learned, retain_graph=True) for loss in losses)):
-        torch.testing.assert_close(ours, torchs, atol=1e-3, rtol=1e-3)
-    twice = []
-    for loss in losses:
-        (first,) = torch.autograd.grad(loss, [nodes], create_graph=True)
-        twice.append(torch.autograd.grad(first.square().mean(), [nodes, layer.linear1.weight]))
-    for ours, torchs in zip(*twice):
-        torch.testing.assert_close(ours, torchs, atol=1e-3, rtol=1e-2)
+@pytest.mark.parametrize("changes", [{}, {"num_transformer_layers": 3, "use_pair_invariant_pooling": False}], ids=["one", "three"])
+@pytest.mark.parametrize(("graphs_wanted", "nodes_wanted", "one_side"), [(True, True, False), (True, False, False), (False, True, True)])
+def test_representations(changes: dict[str, Any], graphs_wanted: bool, nodes_wanted: bool, one_side: bool) -> None:
+    made, h, inputs, side = body(**changes)
+    wants = (graphs_wanted, nodes_wanted, side if one_side else None)
+    real = inputs.node_mask_NGV1[torch.arange(70), side][:, None] if one_side else inputs.node_mask_NGV1
+    learned = [h, *(p for name, p in made.named_parameters() if not name.startswith("gnn."))]
+    outcomes = []
+    for compiled in (True, False):
+        made.compiled = compiled
+        shown = made.represent(h * inputs.node_mask_NGV1.view(1, 140, -1, 1), inputs, *wants)
+        shown = [part * real if i else part for i, part in enumerate(shown) if wants[i]]
+        torch.manual_seed(4)
+        loss = sum(((part * torch.randn_like(part)).sum() for part in shown), torch.zeros(()))
+        first = torch.autograd.grad(loss, learned, retain_graph=True)
+        again = torch.autograd.grad(loss, [h], create_graph=True)[0].square().mean()
+        outcomes.append((shown, first, torch.autograd.grad(again, [h, made.output.weight])))
+    for parts, tolerance in zip(zip(*outcomes), (2e-5, 1e-3, 1e-3)):
+        for ours, torchs in zip(*parts):
+            torch.testing.assert_close(ours, torchs, atol=tolerance, rtol=1e-3)
 
 
 @needs_compiler
@@ -110,19 +113,25 @@ def test_numbers_do_not_depend_on_threads(threads: Callable[[int], None]) -> Non
     """To the last bit, as those of runs with remote env runners and learners must not."""
     torch.manual_seed(5)
     network, batch = Gin(5, 16, 16, 2, "tanh"), graphs(1)
-    layer, (pooled, nodes, mask, _) = PairTransformerLayer(16, 4, 16, 0.0), pairs(9, 16)
+    made, h, inputs, _ = body()
     found = []
     for count in (1, 2, 3):
         threads(count)
-        (out,) = native.gins([network], *batch)
-        both = native.pair_layer(layer, pooled, nodes, *key_biases(mask), mask[..., None], True, True)
-        values = [out, *both]
-        found.append([*values, *torch.autograd.grad(sum(v.square().sum() for v in values), [*network.parameters(), *layer.parameters()])])
+        values = [*native.gins([network], *batch), *made.represent(h, inputs, True, True)]
+        learned = [*network.parameters(), *made.output.parameters(), *made.token.parameters(), *made.layers.parameters()]
+        found.append([*values, *torch.autograd.grad(sum(value.square().sum() for value in values), learned)])
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 
 
 def run(kernels: str, **changes: Any) -> dict[str, Any]:
-    network = {"num_gnn_layers": 2, "num_transformer_layers": 1, "d_gin_mlp": 16, "d_transformer_mlp": 16, "use_dual_gnn": True}
+    network = {
+        "num_gnn_layers": 2,
+        "num_transformer_layers": 1,
+        "d_gin_mlp": 16,
+        "d_transformer_mlp": 16,
+        "use_dual_gnn": True,
+        "use_batch_norm": False,
+    }
     return config_from_dict(
         {
             "protocol": {"name": "nip", "max_rounds": 4},
@@ -153,7 +162,8 @@ def test_training_finds_the_same_weights() -> None:
         )
     start, torchs, same_start, ours = weights
     assert all(torch.equal(start[key], same_start[key]) for key in start)
-    far = {key: float((ours[key] - torchs[key]).abs().max()) for key in ours}
+    free = "node_selector.2.bias"  # a number added to all logits: its gradient is rounding alone, which Adam scales up
+    far = {key: float((ours[key] - torchs[key]).abs().max()) for key in ours if key[1] != free}
     assert max(far.values()) < 1e-6
     assert max(float((ours[key] - start[key]).abs().max()) for key in ours) > 1e-4
 

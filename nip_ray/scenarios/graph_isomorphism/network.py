@@ -83,33 +83,33 @@ class GraphBody(nn.Module):
 
         side_N: the graph whose nodes are wanted in each row, which come back as (N, 1, V, R); None for both.
         """
-        num_rows, _, num_nodes, _ = inputs.history_NGVF.shape
         h = gnn_SMVD[0] if gnn_SMVD.shape[0] == 1 else torch.cat(list(gnn_SMVD), -1)
+        h_NGVD = h.view(*inputs.history_NGVF.shape[:3], -1)
+        in_torch = (inputs, want_graphs, want_nodes, side_N)
+        if not (self.compiled and self._is_plain(inputs) and native.can_run(h_NGVD)):
+            return self(h_NGVD, *in_torch)
+        wanted = native.Wanted(want_graphs, want_nodes, side_N is not None, self.settings.use_pair_invariant_pooling)
+        side = side_N if want_nodes else None
+        return native.represent(self, h_NGVD, inputs.latest_NGVL, inputs.node_mask_NGV1, wanted, side, *in_torch)
+
+    def forward(self, h_NGVD: Tensor, inputs: Inputs, want_graphs: bool, want_nodes: bool, side_N: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`represent` by torch's operations."""
         if self.settings.gnn_output_digits is not None:
-            h = h + (torch.round(h, decimals=self.settings.gnn_output_digits) - h).detach()
-        h_NGVD = h.view(num_rows, 2, num_nodes, -1)
+            h_NGVD = h_NGVD + (torch.round(h_NGVD, decimals=self.settings.gnn_output_digits) - h_NGVD).detach()
         pooled, nodes = self._tokens(self._pool(h_NGVD), h_NGVD, inputs)
         for i, layer in enumerate(self.layers):
             wanted = (want_graphs, want_nodes, side_N) if i == len(self.layers) - 1 else (True, True, None)
-            pooled, nodes = self._attend(cast(PairTransformerLayer, layer), pooled, nodes, inputs, *wanted)
+            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wanted)
         if side_N is not None and len(self.layers) == 0:
             nodes = one_side(nodes, side_N)
         return self.output(pooled) if want_graphs else pooled[:0], self.output(nodes) if want_nodes else nodes[:0]
 
-    def _attend(
-        self,
-        layer: PairTransformerLayer,
-        pooled: Tensor,
-        nodes: Tensor,
-        inputs: Inputs,
-        want_graphs: bool,
-        want_nodes: bool,
-        side_N: Tensor | None,
-    ) -> tuple[Tensor, Tensor]:
-        wants = (want_graphs, want_nodes, side_N)
-        if self.compiled and not (self.training and layer.dropout) and native.can_run(pooled, nodes):
-            return native.pair_layer(layer, pooled, nodes, inputs.bias_NGK, inputs.bias_NK, inputs.node_mask_NGV1, *wants)
-        return layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wants)
+    def _is_plain(self, inputs: Inputs) -> bool:
+        """Whether there is nothing between nodes and representations that the compiled kernels do not know."""
+        settings = self.settings
+        noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
+        odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear_NX is not None
+        return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
         """(N, G, D) sum over nodes, normalised, perturbed and made invariant to the order of the pair, as the settings ask."""
