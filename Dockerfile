@@ -1,7 +1,7 @@
 # An image that nodes start from at once, instead of installing at every start: docs/cluster.md.
 #
-#   docker build -t REGISTRY/nip-ray:0.1.0 .
-#   docker build -t REGISTRY/nip-ray:0.1.0-gpu --build-arg BASE=rayproject/ray:2.60.0-py311-gpu --build-arg TORCH_INDEX=https://pypi.org/simple .
+#   docker build -t REGISTRY/nip-ray:0.2.0 .
+#   docker build -t REGISTRY/nip-ray:0.2.0-gpu --build-arg BASE=rayproject/ray:2.60.0-py311-gpu --build-arg TORCH_INDEX=https://pypi.org/simple .
 #
 # Untrusted programs (code validation) run in namespaces of their own if the container may make such: `docker run` with
 # --security-opt seccomp=unconfined --security-opt apparmor=unconfined --security-opt systempaths=unconfined, and docs/sandbox.md for Kubernetes.
