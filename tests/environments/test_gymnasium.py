@@ -19,12 +19,13 @@ from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import small, write_small
 
-SMALL = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40")
+SMALL = ("iterations=1", "checkpoint.interval=1", "scenario.data.num_train=40", "scenario.kernels=torch")
+PAID = ("protocol.verifier_no_guess_reward=-0.25", "protocol.payoff={prover0: {turns: {verifier: -0.5}}}")  # in every round
 
 
 @pytest.fixture(scope="module", params=["consultancy", "debate"])
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    config = small(*SMALL, f"protocol.name={request.param}")
+    config = small(*SMALL, *PAID, f"protocol.name={request.param}")
     return run_experiment(config, tmp_path_factory.mktemp("runs") / request.param, quiet=True).run_dir
 
 
