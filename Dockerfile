@@ -17,6 +17,7 @@ RUN pip install --no-cache-dir 'torch>=2.6,<2.14' --index-url ${TORCH_INDEX}
 WORKDIR /home/ray/nip_ray
 COPY --chown=1000:100 pyproject.toml README.md LICENSE ./
 COPY --chown=1000:100 nip_ray ./nip_ray
+COPY --chown=1000:100 examples ./examples
 COPY --chown=1000:100 tune_configs ./tune_configs
 COPY --chown=1000:100 scripts ./scripts
 ARG EXTRAS=text,tracking

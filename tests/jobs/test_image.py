@@ -54,7 +54,7 @@ def test_the_base_is_a_choice_and_agrees_with_the_project() -> None:
 
 
 def test_what_is_copied_exists_and_is_in_the_context() -> None:
-    assert set(copied()) == {"pyproject.toml", "README.md", "LICENSE", "nip_ray", "tune_configs", "scripts"}
+    assert set(copied()) == {"pyproject.toml", "README.md", "LICENSE", "nip_ray", "examples", "tune_configs", "scripts"}
     for source in copied():
         path = ROOT / source
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
