@@ -8,12 +8,16 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -65,6 +69,27 @@ def test_the_lock_file_names_public_hosts_and_a_hash_for_every_file() -> None:
     files = [line for line in lines if "{ url = " in line]
     assert files
     assert not [line for line in files if not re.search(r'hash = "sha256:[0-9a-f]{64}"', line)]
+
+
+def test_the_lock_file_is_of_these_dependencies() -> None:
+    """A stale one would stop `uv sync --locked`, and `make` where there is uv."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    (own,) = (package for package in lock["package"] if package["name"] == "nip-ray")
+    texts = {"": project["dependencies"], **project["optional-dependencies"]}
+
+    def named(extra: str) -> set[tuple[str, SpecifierSet]]:
+        """An extra may name others of this project's."""
+        parts = [Requirement(text) for text in texts[extra]]
+        inner = [named(other) for one in parts if one.name == "nip_ray" for other in one.extras]
+        return {(canonicalize_name(one.name), one.specifier) for one in parts if one.name != "nip_ray"}.union(*inner)
+
+    found: dict[str, set[tuple[str, SpecifierSet]]] = {extra: set() for extra in texts}
+    for one in own["metadata"]["requires-dist"]:
+        extra = re.search(r"extra == '([^']+)'", one.get("marker", ""))
+        found[extra[1] if extra else ""] |= {(one["name"], SpecifierSet(one.get("specifier", "")))} - {("nip-ray", SpecifierSet())}
+    assert found == {extra: named(extra) for extra in texts}
+    assert set(own["metadata"]["provides-extras"]) == set(project["optional-dependencies"])
 
 
 def reachable(host: str) -> bool:
