@@ -13,10 +13,11 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,15 +36,25 @@ _SOURCES = Path(__file__).with_name("kernels")
 _FLAGS = ("-O3", "-std=c++17", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-pthread")
 _KINDS = ("tanh", "relu", "sigmoid")
 _WIDTH = 16
-"""Widths are multiples of this."""
+_WIDTHS = ("d_gnn", "d_gin_mlp", "d_transformer", "d_transformer_mlp", "d_representation")
+"""These are multiples of that."""
 _FEW_ROWS = 1024
 """Fewer are not worth a second thread."""
 
 
-def wanted(kernels: str) -> bool:
-    """Whether `kernels` (auto, native or torch) means those of this file here. Raises UserError where native ones cannot be had."""
+def wanted(kernels: str, agents: Mapping[str, Any]) -> bool:
+    """Whether `kernels` (auto, native or torch) means those of this file here. agents: their settings, see `fits`.
+
+    Raises UserError where native ones are asked for and cannot be had.
+    """
     if kernels == "torch":
         return False
+    misfits = [name for name, settings in agents.items() if settings.kind == "learned" and not fits(settings)]
+    if kernels == "native" and misfits:
+        raise UserError(
+            f"scenario.kernels: got native, which needs widths that are multiples of {_WIDTH} ({', '.join(_WIDTHS)}) and a width that "
+            f"num_heads divides; the networks of {', '.join(misfits)} have others, set it to auto"
+        )
     try:
         _library()
     except UserError as error:
@@ -56,8 +67,7 @@ def wanted(kernels: str) -> bool:
 
 def fits(settings: Any) -> bool:
     """Whether networks of these settings have the widths that the kernels ask for (an agent's, see `GraphAgentSettings`)."""
-    widths = (settings.d_gnn, settings.d_gin_mlp, settings.d_transformer, settings.d_transformer_mlp, settings.d_representation)
-    return all(width % _WIDTH == 0 for width in widths) and settings.d_transformer % settings.num_heads == 0
+    return all(getattr(settings, width) % _WIDTH == 0 for width in _WIDTHS) and settings.d_transformer % settings.num_heads == 0
 
 
 def can_run(*tensors: Tensor) -> bool:
@@ -284,32 +294,42 @@ def _threads(rows: int) -> int:
 @functools.cache
 def _library() -> ctypes.CDLL:
     """Compiled where that has not been done yet. Raises UserError without a compiler, or where it fails."""
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
+    found = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    compiler = shlex.split(os.environ.get("CXX", "")) or ([found] if found else [])
+    if not compiler:
         raise UserError("scenario.kernels: no C++ compiler was found (c++, g++, clang++ or $CXX); install one, or set it to torch")
+    try:
+        return _made(compiler)
+    except OSError as error:  # of a compiler that cannot be run, or a library that cannot be loaded
+        raise UserError(f"scenario.kernels: {shlex.join(compiler)} gave no library ({error}); set it to torch") from None
+
+
+def _made(compiler: Sequence[str]) -> ctypes.CDLL:
     tune = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    command = [compiler, *_FLAGS, tune]
-    threads = _torch_threads()
-    given = [*(path.read_text() for path in sorted(_SOURCES.iterdir())), *command, str(threads), _asked(compiler), _processor()]
+    command, threads = [*compiler, *_FLAGS, tune], _torch_threads()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+    given = [*(path.read_text() for path in sorted(_SOURCES.iterdir())), *command, str(threads), version, _processor()]
     path = _folder() / f"kernels-{hashlib.sha256(chr(10).join(given).encode()).hexdigest()[:16]}.so"
-    if not path.exists() and not (threads and _compile([*command, "-fopenmp"], path, threads)):
-        _compile(command, path)
+    if not path.exists() and not (threads and _compile(compiler, [*command, "-fopenmp"], path, threads)):
+        _compile(compiler, command, path)
     return ctypes.CDLL(str(path))
 
 
-def _compile(command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
+def _compile(compiler: Sequence[str], command: Sequence[str], path: Path, threads: Path | None = None) -> bool:
     """Whether it could be done; without `threads`, torch's OpenMP library, UserError says why not."""
     with tempfile.TemporaryDirectory(dir=path.parent) as aside:
         made, parts = Path(aside) / path.name, {source: Path(aside) / f"{source.stem}.o" for source in sorted(_SOURCES.glob("*.cpp"))}
         steps = [[*command, "-c", str(source), "-o", str(part)] for source, part in parts.items()]
         objects = [*map(str, parts.values()), *([str(threads)] if threads else [])]
-        for step in (*steps, [command[0], "-shared", "-pthread", *objects, "-Wl,-z,defs", "-o", str(made)]):
+        for step in (*steps, [*compiler, "-shared", "-pthread", *objects, "-Wl,-z,defs", "-o", str(made)]):
             done = subprocess.run(step, capture_output=True, text=True)
             if done.returncode and threads:
                 return False
             if done.returncode:
                 said = (done.stderr.strip() or "no message").splitlines()[0]
-                raise UserError(f"scenario.kernels: {command[0]} could not compile {_SOURCES.name}/*.cpp ({said}); set it to torch")
+                raise UserError(
+                    f"scenario.kernels: {shlex.join(compiler)} could not compile {_SOURCES.name}/*.cpp ({said}); set it to torch"
+                )
         os.replace(made, path)
     return True
 
@@ -327,19 +347,15 @@ def _torch_threads() -> Path | None:
 
 def _folder() -> Path:
     """Of compiled libraries: in the user's cache, or in a new folder where that cannot be written to, or others can."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nip_ray"
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nip_ray"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.stat()
         if status.st_uid == os.getuid() and not status.st_mode & 0o022 and os.access(folder, os.W_OK):
             return folder
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # no such place, or no home
         log.info("compiled kernels are not kept: %s", error)
     return Path(tempfile.mkdtemp(prefix="nip-ray-kernels-"))
-
-
-def _asked(compiler: str) -> str:
-    return subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
 
 
 def _processor() -> str:

@@ -18,7 +18,7 @@ from nip_ray.scenarios.graph_isomorphism.network import GraphBody, Inputs
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from tests.builders import graph_scenario
 
-needs_compiler = pytest.mark.skipif(not native.wanted("auto"), reason="no C++ compiler here")
+needs_compiler = pytest.mark.skipif(not native.wanted("auto", {}), reason="no C++ compiler here")
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def test_training_finds_the_same_weights() -> None:
     assert max(float((ours[key] - start[key]).abs().max()) for key in ours) > 1e-4
 
 
-@pytest.mark.parametrize("fault", ["none", "broken"])
+@pytest.mark.parametrize("fault", ["none", "/bin/false", "/no/such/compiler", "/bin/true -O3"])
 def test_without_a_compiler(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`auto` means torch's, `native` says what is missing."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -176,12 +176,19 @@ def test_without_a_compiler(fault: str, monkeypatch: pytest.MonkeyPatch, tmp_pat
     if fault == "none":
         monkeypatch.setenv("PATH", str(tmp_path))
     else:
-        monkeypatch.setenv("CXX", "/bin/false")
+        monkeypatch.setenv("CXX", fault)
     native._library.cache_clear()
     try:
-        assert not native.wanted("auto")
+        assert not native.wanted("auto", {})
         with pytest.raises(UserError, match=r"scenario\.kernels: .*set it to torch"):
-            native.wanted("native")
+            native.wanted("native", {})
     finally:
         native._library.cache_clear()
-    assert not native.wanted("torch")
+    assert not native.wanted("torch", {})
+
+
+def test_widths_that_do_not_fit() -> None:
+    odd = {"prover": GraphAgentSettings(d_gnn=12), "verifier": GraphAgentSettings(), "random": GraphAgentSettings(kind="random", d_gnn=3)}
+    with pytest.raises(UserError, match=r"scenario\.kernels: got native, .*d_gnn.* the networks of prover have others, set it to auto"):
+        native.wanted("native", odd)
+    native.wanted("auto", odd)

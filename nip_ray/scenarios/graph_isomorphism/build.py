@@ -19,21 +19,22 @@ _DEFAULT_TRAIN, _DEFAULT_TEST = 10_000, 1_000  # as the option texts say
 def build_graph_isomorphism(protocol: Protocol, settings: GraphIsomorphismSettings, dataset: str | None = None) -> GraphIsomorphism:
     """The scenario of `settings` under `protocol`. dataset: a file of pairs to be examined on instead of the held-out ones.
 
-    Raises UserError for unusable data or agents that do not exist.
+    Raises UserError for unusable data, agents that do not exist, and compiled kernels that cannot be had.
     """
     train, test = graph_data(settings.data)
     if dataset is not None:
         test = load_pairs(Path(dataset))
+    agents = agents_of(protocol, settings.agents, GraphAgentSettings)
     return GraphIsomorphism(
         protocol,
         train,
         test,
-        agents_of(protocol, settings.agents, GraphAgentSettings),
+        agents,
         shared_body=settings.shared_body,
         central_critic=settings.central_critic,
         message_size=settings.message_size,
         linear_symbols=settings.linear_symbols,
-        compiled=native.wanted(settings.kernels),
+        compiled=native.wanted(settings.kernels, agents),
     )
 
 
