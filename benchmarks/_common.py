@@ -6,7 +6,7 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[1]
+NIP_RAY = str(Path(sys.executable).parent / "nip-ray")
+"""The command of this environment."""
 sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
-__all__ = ["ROOT", "PlainLoop", "config", "machine", "show", "timed", "yardstick_ms"]
+__all__ = ["NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "machine", "show", "timed", "yardstick_ms"]
 
 
 def yardstick_ms() -> float:
@@ -49,6 +51,17 @@ def timed(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:
+    """Seconds that each call takes, `repeats` times, one after the other; a first time, which warms up, is left out."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for repeat in range(repeats + 1):
+        for name, call in calls.items():
+            taken = timed(call)
+            if repeat:
+                seconds[name].append(taken)
+    return seconds
 
 
 def machine() -> str:

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import torch
-from _common import config, machine, show, timed, yardstick_ms
+from _common import config, in_turns, machine, show, yardstick_ms
 
 from nip_ray.cluster.process import prepare_process
 from nip_ray.rllib.cluster import build_algorithm
@@ -40,12 +40,7 @@ def main() -> None:
     names = ["gi_published", *(f"{rule}_gi" for rule in arguments.rules)]
     algorithms = {name: build_algorithm(config(name)) for name in names}
     torch.set_num_threads(arguments.threads)
-    seconds: dict[str, list[float]] = {name: [] for name in names}
-    for iteration in range(arguments.iterations + 1):
-        for name, algorithm in algorithms.items():
-            found = timed(algorithm.train)
-            if iteration:  # the first one warms up
-                seconds[name].append(found)
+    seconds = in_turns({name: algorithm.train for name, algorithm in algorithms.items()}, arguments.iterations)
     ppo = memory("gi_published", arguments.threads)
     for name in names:
         median = statistics.median(seconds[name])

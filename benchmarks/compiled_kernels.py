@@ -9,7 +9,7 @@ import argparse
 import statistics
 
 import torch
-from _common import config, machine, show, timed
+from _common import config, in_turns, machine, show
 
 from nip_ray.cluster.process import prepare_process
 from nip_ray.rllib.cluster import build_algorithm
@@ -26,12 +26,7 @@ def main() -> None:
     print(machine())
     algorithms = {kernels: build_algorithm(config(arguments.config, f"scenario.kernels={kernels}")) for kernels in ("torch", "native")}
     torch.set_num_threads(arguments.threads)
-    seconds: dict[str, list[float]] = {kernels: [] for kernels in algorithms}
-    for iteration in range(arguments.iterations + 1):
-        for kernels, algorithm in algorithms.items():
-            taken = timed(algorithm.train)
-            if iteration:  # the first one warms up
-                seconds[kernels].append(taken)
+    seconds = in_turns({kernels: algorithm.train for kernels, algorithm in algorithms.items()}, arguments.iterations)
     figures = {f"{kernels}_s": round(statistics.median(taken), 3) for kernels, taken in seconds.items()}
     spread = {f"{kernels}_spread_s": [round(min(taken), 3), round(max(taken), 3)] for kernels, taken in seconds.items()}
     ratio = statistics.median(torchs / ours for torchs, ours in zip(seconds["torch"], seconds["native"], strict=True))

@@ -6,12 +6,11 @@ python benchmarks/first_row.py --config gi_published --repeat 5
 import argparse
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-from _common import ROOT, machine, show
+from _common import NIP_RAY, ROOT, machine, show
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def first_row(name: str) -> float:
     """Seconds until `metrics.jsonl` has something."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "run" / "metrics.jsonl"
-        command = [str(Path(sys.executable).parent / "nip-ray"), "train", str(ROOT / "tune_configs" / f"{name}.yaml")]
+        command = [NIP_RAY, "train", str(ROOT / "tune_configs" / f"{name}.yaml")]
         start = time.perf_counter()
         process = subprocess.Popen([*command, "--run-dir", str(rows.parent), "--iterations", "2", "--quiet"])
         try:

@@ -10,13 +10,12 @@ every ten iterations; its time is that of the first of the three. A run that nev
 import argparse
 import json
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from _common import ROOT, machine, show
+from _common import NIP_RAY, ROOT, machine, show
 
 KEY, GOAL, RUNNING = "eval/verifier/accuracy", 0.945, 3
 
@@ -39,7 +38,7 @@ def until_right(seed: int, settings: list[str]) -> dict[str, Any]:
     """Minutes, or none where the run ended without it; and held-out accuracy at each evaluation that was made."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "run" / "metrics.jsonl"
-        command = [str(Path(sys.executable).parent / "nip-ray"), "train", str(ROOT / "tune_configs" / "gi_fast.yaml")]
+        command = [NIP_RAY, "train", str(ROOT / "tune_configs" / "gi_fast.yaml")]
         options = [part for setting in (*settings, f"seed={seed}") for part in ("--set", setting)]
         start = time.perf_counter()
         process = subprocess.Popen([*command, *options, "--run-dir", str(rows.parent), "--quiet"])

@@ -17,7 +17,6 @@ import random
 import signal
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -28,7 +27,7 @@ from pathlib import Path
 import psutil
 import ray
 import yaml
-from _common import config, machine, show
+from _common import NIP_RAY, config, machine, show
 
 from nip_ray.cluster.process import prepare_process
 from nip_ray.cluster.ray_session import start_local_ray
@@ -176,7 +175,7 @@ def driver_losses(name: str, kills: int, dice: random.Random) -> list[Times]:
 
 def nip_ray(*arguments: str) -> subprocess.Popen[bytes]:
     """The command line."""
-    return subprocess.Popen([str(Path(sys.executable).parent / "nip-ray"), *arguments, "--quiet"])
+    return subprocess.Popen([NIP_RAY, *arguments, "--quiet"])
 
 
 def newest(folder: Path, pattern: str) -> int:

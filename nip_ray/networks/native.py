@@ -234,12 +234,13 @@ class _Represent(torch.autograd.Function):
         *parameters: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.body, ctx.wanted, ctx.in_torch = body, wanted, in_torch
-        ctx.save_for_backward(latest, mask, side, h, *parameters)
-        return _play_pairs(_pair_shape(body, h, latest, wanted), h, latest, mask, side, _joined(parameters))
+        weights = _joined(parameters)
+        ctx.save_for_backward(latest, mask, side, h, weights, *parameters)
+        return _play_pairs(_pair_shape(body, h, latest, wanted), h, latest, mask, side, weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        latest, mask, side, h, *parameters = ctx.saved_tensors
+        latest, mask, side, h, weights, *parameters = ctx.saved_tensors
         needed = ctx.needs_input_grad[6:]
         nothing = (None,) * 6
         if torch.is_grad_enabled():
@@ -250,7 +251,7 @@ class _Represent(torch.autograd.Function):
             kept = [(out, given) for out, given, want in zip(outputs, gradients, (ctx.wanted.graphs, ctx.wanted.nodes)) if want]
             found = _differentiated([out for out, _ in kept], [h, *parameters], needed, [given for _, given in kept])
             return (*nothing, *found)
-        shape, weights = _pair_shape(ctx.body, h, latest, ctx.wanted), _joined(parameters)
+        shape = _pair_shape(ctx.body, h, latest, ctx.wanted)
         d_h, d_weights = torch.zeros_like(h), torch.empty_like(weights)
         given = [gradient.contiguous() for gradient in gradients]
         arguments = (_at(h), _at(latest), _at(mask), _at(side), _at(weights), *map(_at, given), _at(d_h), _at(d_weights))

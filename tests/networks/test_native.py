@@ -77,7 +77,7 @@ def body(**changes: Any) -> tuple[GraphBody, Tensor, Inputs, Tensor]:
     made = GraphBody(settings, scenario.seats["verifier"], compiled=True)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, 0.1, 0.2)
-    nodes, latest = changes.pop("nodes", 7), made.token.in_features - 18
+    nodes, latest = 7, made.token.in_features - 18
     mask = (torch.rand(70, 2, nodes) < 0.8).float()
     mask[:, :, 1] = 1
     h = torch.randn(1, 140, nodes, 16)  # junk at padding, as no graph network gives it
@@ -123,7 +123,7 @@ def test_numbers_do_not_depend_on_threads(threads: Callable[[int], None]) -> Non
     assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other))
 
 
-def run(kernels: str, **changes: Any) -> dict[str, Any]:
+def run(kernels: str) -> Any:
     network = {
         "num_gnn_layers": 2,
         "num_transformer_layers": 1,
@@ -138,7 +138,7 @@ def run(kernels: str, **changes: Any) -> dict[str, Any]:
             "scenario": {
                 "name": "graph_isomorphism",
                 "data": {"num_train": 40, "num_test": 12, "graph_sizes": [7, 8]},
-                "agents": {"_default": {**network, **changes}},
+                "agents": {"_default": network},
                 "num_normalization_steps": 32,
                 "kernels": kernels,
             },
@@ -148,18 +148,19 @@ def run(kernels: str, **changes: Any) -> dict[str, Any]:
     )
 
 
+def weights_of(algorithm: Any) -> dict[tuple[str, str], Tensor]:
+    return {(a, name): value.clone() for a, network in algorithm.networks().items() for name, value in network.state_dict().items()}
+
+
 @needs_compiler
 def test_training_finds_the_same_weights() -> None:
     """After ten minibatches, to 1e-6."""
     weights = []
     for kernels in ("torch", "native"):
         algorithm = build_algorithm(run(kernels))
-        networks = algorithm.networks()
-        weights.append({(a, name): value.clone() for a, network in networks.items() for name, value in network.state_dict().items()})
+        weights.append(weights_of(algorithm))
         algorithm.train()
-        weights.append(
-            {(a, name): value.clone() for a, network in algorithm.networks().items() for name, value in network.state_dict().items()}
-        )
+        weights.append(weights_of(algorithm))
     start, torchs, same_start, ours = weights
     assert all(torch.equal(start[key], same_start[key]) for key in start)
     free = "node_selector.2.bias"  # a number added to all logits: its gradient is rounding alone, which Adam scales up

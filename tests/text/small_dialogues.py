@@ -8,6 +8,7 @@ import numpy as np
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
 from nip_ray.play.dialogue_rules import rulebook
 from nip_ray.play.dialogues import advance, start_dialogue
+from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.protocols import Protocol as Rules
 
@@ -42,9 +43,7 @@ class TinyScenario:
         (reply,) = (turn.raw for turn in dialogue.rounds[round] if turn.agent == agent)
         return self.chat(before, agent), reply
 
-    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
-        """Where the agent's reply can be read."""
-        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+    usable_rounds = LanguageScenario.usable_rounds
 
     def verdict_text(self, label: int) -> str:
         """A decision in words."""

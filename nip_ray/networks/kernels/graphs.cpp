@@ -35,7 +35,8 @@ struct Gin {
 
   int64_t size() const { return int64_t(d) * (in + 1) + layers * (int64_t(2) * d * mlp + mlp + d); }  // of a network's parameters
   int64_t rows() const { return int64_t(streams) * count * nodes; }
-  int64_t kept() const { return rows() * layers * (d + mlp); }  // of a network
+  // Where a block that begins at `row` keeps a layer's (rows, d), then its (rows, mlp).
+  int64_t kept(int network, int layer, int row) const { return ((int64_t(network) * layers + layer) * rows() + row) * (d + mlp); }
 };
 
 // Sum over a row's neighbours and itself: s = (A + I) a, for the rows of a block that begins at row `base`.
@@ -91,8 +92,7 @@ void nip_gin(const Gin* g, const float* x, const float* adjacency, const float* 
     linear(count, g->in, d, features.data(), turned[n * (1 + 2 * g->layers)].data(), at[1], grown(h, int64_t(count) * d));
     grown(s, int64_t(count) * d);
     for (int l = 0; l < g->layers; l++) {
-      // a block's (rows, d), then (rows, mlp)
-      float* a = kept ? kept + n * g->kept() + l * g->rows() * (d + m) + int64_t(rows.begin) * (d + m) : grown(passing, int64_t(count) * (d + m));
+      float* a = kept ? kept + g->kept(n, l, rows.begin) : grown(passing, int64_t(count) * (d + m));
       float* t = a + int64_t(count) * d;
       std::memcpy(a, h.data(), sizeof(float) * count * d);
       activate(a, int64_t(count) * d, g->kind);
@@ -126,7 +126,7 @@ void nip_gin_back(const Gin* g, const float* x, const float* adjacency, const fl
       grown(s, int64_t(count) * d), grown(ds, int64_t(count) * d), grown(dt, int64_t(count) * m);
       float* to = total.data() + g->size();
       for (int l = g->layers - 1; l >= 0; l--) {
-        const float* a = kept + n * g->kept() + l * g->rows() * (d + m) + int64_t(rows.begin) * (d + m);
+        const float* a = kept + g->kept(n, l, rows.begin);
         const float* t = a + int64_t(count) * d;
         gather(graphs, rows, rows.begin, d, a, s.data());
         to -= d; float* db2 = to; to -= d * m; float* dw2 = to; to -= m; float* db1 = to; to -= m * d; float* dw1 = to;
