@@ -42,7 +42,8 @@ ORDER = (
     ("text",),
     ("evaluation.verbs",),
     ("runs",),
-    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium"),
+    ("exports",),
+    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium", "inspect_ai"),
     ("",),
     ("cli",),
 )

@@ -18,22 +18,12 @@ from nip_ray.text.dialogues.tasks import test_tasks as held_out_tasks
 from nip_ray.text.dialogues.tasks import training_tasks
 from nip_ray.text.judging.judge_run import judge_run
 from nip_ray.text.training.state import load_state
-from tests.text.cooperation import PRICES, config, roles, write_config
+from tests.text.cooperation import PRICES, config, dummy, roles, write_config
 from tests.text.provider import API_KEY, provider_thread
 
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
 ALONE = {"provider": "nobody"}
 JUDGE = {"name": "judge", "marker": "judge|transcript|question", "replies": ["Yes.", "No."], "prior": [0.8, 0.2]}
-
-
-def dummy(folder: Path, protocol: str = "nip", **changes: Any) -> dict[str, Any]:
-    """A config that nobody speaks in."""
-    rule = {"name": "expert_iteration", "rollouts_per_iteration": 24, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
-    made = config(folder, rule, iterations=2)
-    made["protocol"] = {"name": protocol, "max_rounds": 5} if protocol in ("nip", "debate", "mnip") else {"name": protocol}
-    made["scenario"]["agents"] = {"_default": {"provider": "nobody", "model": "none"}}
-    made["providers"] = {"nobody": {"name": "dummy"}}
-    return {**made, **changes}
 
 
 def played(tmp_path: Path, data: dict[str, Any], name: str = "run") -> Path:

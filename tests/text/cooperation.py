@@ -84,6 +84,16 @@ def config(folder: Path, algorithm: dict[str, Any], **changes: Any) -> dict[str,
     return {**made, **changes}
 
 
+def dummy(folder: Path, protocol: str = "nip", **changes: Any) -> dict[str, Any]:
+    """A config that nobody speaks in."""
+    rule = {"name": "expert_iteration", "rollouts_per_iteration": 24, "num_test_items": 6, "fine_tuning": {"min_examples": 1}}
+    made = config(folder, rule, iterations=2)
+    made["protocol"] = {"name": protocol, "max_rounds": 5} if protocol in ("nip", "debate", "mnip") else {"name": protocol}
+    made["scenario"]["agents"] = {"_default": {"provider": "nobody", "model": "none"}}
+    made["providers"] = {"nobody": {"name": "dummy"}}
+    return {**made, **changes}
+
+
 def write_config(folder: Path, data: dict[str, Any]) -> Path:
     """The same as a YAML file."""
     path = folder / "config.yaml"

@@ -1,0 +1,32 @@
+"""`nip-ray export ...`: what other tools read of a run."""
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_ray.cli.common import RunDir, app, check_run_dir, errors
+
+export_app = typer.Typer(help="Write a run in the form of another tool.", no_args_is_help=True)
+app.add_typer(export_app, name="export")
+
+
+@export_app.command("inspect")
+def inspect(
+    run_dir: RunDir,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Ends in .eval or .json (default: RUN_DIR/inspect/NAME_ITERATION.eval)", show_default=False),
+    ] = None,
+    iteration: Annotated[int | None, typer.Option(metavar="N", help="That was tested (default: the last one)", show_default=False)] = None,
+) -> None:
+    """Write a test of a run of language models as a log of Inspect: every dialogue with its scores, for `inspect view`."""
+    with errors():
+        check_run_dir(run_dir)
+        with redirect_stdout(sys.stderr):
+            from nip_ray.exports.inspect_log import export_inspect
+
+            file = export_inspect(run_dir, out, iteration)
+        typer.echo(str(file))

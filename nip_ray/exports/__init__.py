@@ -1,0 +1,1 @@
+"""What other tools read of a run: Inspect's logs of evaluations."""
