@@ -82,7 +82,7 @@ class PlainLoop:
         advantage_N = normalise(data.advantage_N[own_N])
         policy_loss, _, _ = objective(log_policy.log_prob(action), rows.log_prob_N[own_N], advantage_N, settings, self.beta)
         value_loss = critic(value_N, data.value_N[own_N], data.target_N[own_N], settings)
-        return policy_loss - settings.entropy_coefficient * log_policy.entropy().mean() + settings.critic_coefficient * value_loss
+        return policy_loss - settings.entropy_of(agent) * log_policy.entropy().mean() + settings.critic_coefficient * value_loss
 
     def learn(self, rollout: Rollout) -> None:
         """All epochs over one iteration's episodes. A minibatch has the same copies for all agents, so that they stay in step."""

@@ -11,7 +11,7 @@ from nip_ray.config.players import DEFAULT, AgentSettings, agent_settings, playe
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 from nip_ray.settings.dqn import DQNSettings, dqn_faults, role_settings
 from nip_ray.settings.experiment import PlaySettings
-from nip_ray.settings.ppo import PPOSettings
+from nip_ray.settings.ppo import OnPolicySettings, PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule, is_updated
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
@@ -73,6 +73,18 @@ def _adaptive_rate(ppo: PPOSettings) -> Iterator[str]:
         yield f"algorithm.adaptive_lr_min: got {low:g}, more than adaptive_lr_max {high:g}, lower it"
     elif not low <= ppo.lr <= high:
         yield f"algorithm.lr: got {ppo.lr:g}, but adaptive_lr keeps it between {low:g} and {high:g}, start there or change these bounds"
+
+
+def own_settings(config: ExperimentConfig) -> Iterator[str]:
+    """What agents have of their own is for agents that learn."""
+    for agent in config.algorithm.agents if isinstance(config.algorithm, OnPolicySettings) else ():
+        key = f"algorithm.agents.{agent}"
+        if agent == DEFAULT:
+            continue
+        if (fault := stranger(config, agent)) is not None:
+            yield f"{key}: {fault}"
+        elif not learns(agent_settings(config, agent)):
+            yield f"{key}: {agent} never learns (scenario.agents.{source_of(config, agent)}), leave it out"
 
 
 def stackelberg(config: ExperimentConfig) -> Iterator[str]:
@@ -316,4 +328,4 @@ def stranger(config: ExperimentConfig | TextExperimentConfig, agent: str) -> str
     return None
 
 
-LEARNING_RULES = (objectives, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)
+LEARNING_RULES = (objectives, own_settings, stackelberg, solo, dqn, strict, schedules, first_weights, pretraining, message_regression)

@@ -109,7 +109,7 @@ class PPOLearner(ProtocolLearner):
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
         entropy = message + decision
         critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
-        entropy_loss = -settings.entropy_coefficient * entropy
+        entropy_loss = -settings.entropy_of(agent) * entropy
         metrics = {
             "objective": actor,
             "entropy_loss": entropy_loss,

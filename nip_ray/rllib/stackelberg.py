@@ -273,7 +273,7 @@ class StackelbergLearner(ProtocolLearner):
         self.optimizers[agent].set_gradients([gradients[parameter] for parameter in self.optimizers[agent].parameters])
 
     def _bonus(self, scores: _Scores, agent: str) -> Tensor:
-        return -self.settings.entropy_coefficient * scores.entropy[agent]
+        return -self.settings.entropy_of(agent) * scores.entropy[agent]
 
     def _index(self, agent: str) -> int:
         return self.scenario.protocol.agents.index(agent)

@@ -7,6 +7,15 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
+class OnPolicyAgentSettings:
+    """What an agent has of its own instead of the rule's."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    entropy_coefficient: float | None = option(None, "Weight of the entropy bonus (none: the rule's).", ge=0)
+
+
+@dataclass(frozen=True)
 class OnPolicySettings:
     """What PPO, REINFORCE and the Stackelberg family share; the defaults are the published library's. A frame is one round of one copy."""
 
@@ -27,6 +36,14 @@ class OnPolicySettings:
     max_grad_norm: float | None = option(1.0, "Largest gradient norm (none: no clipping).", gt=0)
     clip_gradients: Literal["agent", "joint"] = option("agent", "Clip each agent's gradients alone, or all of them together.")
     skip_silent_messages: bool = option(False, "Leave the message of a deciding turn, which nobody reads, out of ratios and entropies.")
+    agents: dict[str, OnPolicyAgentSettings] = option(
+        dict, "Settings of its own by agent name; `_default` stands for all that are not named."
+    )
+
+    def entropy_of(self, agent: str) -> float:
+        """The weight of this agent's entropy bonus."""
+        own = self.agents.get(agent, self.agents.get("_default"))
+        return self.entropy_coefficient if own is None or own.entropy_coefficient is None else own.entropy_coefficient
 
 
 @dataclass(frozen=True)

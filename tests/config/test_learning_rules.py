@@ -80,6 +80,8 @@ ILLEGAL: list[tuple[Data, str, str]] = [
     (KUHN | learning("solo", agent="player0"), "algorithm.name", "no labels to learn from"),
     (learning("solo") | schedules(prover=CONTIGUOUS), "schedules.prover", "verifier learns alone"),
     (learning("solo") | pretrained("verifier"), "pretraining.agents", "learns the labels itself"),
+    (learning("ppo", agents={"provr": {"entropy_coefficient": 0.1}}), "algorithm.agents.provr", "no agent of nip, did you mean prover?"),
+    (learning("ppo", agents={"prover": {"entropy_coefficient": 0.1}}) | agents(prover=RANDOM), "algorithm.agents.prover", "never learns"),
     # schedules
     (schedules(provr=ALTERNATING), "schedules.provr", "no agent of nip, did you mean prover?"),
     (schedules(prover={"kind": "contiguous", "start": 1, "stop": 2}), "schedules.prover.period", "needs period, start, stop"),

@@ -47,6 +47,18 @@ def test_an_iteration_in_which_nobody_learns_only_plays(made: Any) -> None:
     assert distance(start, train(algorithm, 1)) > 0
 
 
+@pytest.mark.parametrize("name", ["ppo", "reinforce", "stackelberg"])
+def test_an_agents_own_entropy_bonus(made: Any, name: str) -> None:
+    """It counts for that agent and in the place of the rule's: everybody's own is the rule's, and one's own leaves the other alone."""
+    own = dict(entropy_coefficient=0.5)
+    rules = (own, dict(entropy_coefficient=0.0, agents=dict(_default=own)), dict(entropy_coefficient=0.0, agents=dict(verifier=own)))
+    with_all, by_default, for_one = (train(made(experiment(NIP, algorithm=dict(name=name, **rule))), 1) for rule in rules)
+    assert distance(with_all, by_default) == 0
+    assert distance({"prover": with_all["prover"]}, {"prover": for_one["prover"]}) > 0
+    if name != "stackelberg":  # whose leaders foresee the bonus of their followers
+        assert distance({"verifier": with_all["verifier"]}, {"verifier": for_one["verifier"]}) == 0
+
+
 def test_rewards_to_go_end_with_their_episode(made: Any) -> None:
     """Every row's weight is what its own copy still paid, discounted by rounds: nothing leaks from copy to copy."""
     algorithm = made(experiment(NIP, algorithm=dict(name="reinforce", gamma=0.5)))
