@@ -25,7 +25,6 @@ from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
 from nip_ray.exports.inspect_log import models_at, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
-from nip_ray.exports.own_models import own_clients
 from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import NUM_SEEDS, from_settings
@@ -35,6 +34,7 @@ from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, StageContext
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.items import stored_items
+from nip_ray.text.own_models import own_clients
 from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
 
 require("inspect_ai", "inspect")

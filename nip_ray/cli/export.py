@@ -30,3 +30,32 @@ def inspect(
 
             file = export_inspect(run_dir, out, iteration)
         typer.echo(str(file))
+
+
+@export_app.command("hf")
+def hf(
+    run_dir: RunDir,
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder.", show_default=False)],
+    checkpoint: Annotated[
+        int | None, typer.Option(metavar="N", help="Iteration, of networks (default: the newest checkpoint)", show_default=False)
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME", help="Put it on the Hugging Face Hub as well, private, with the token in $HF_TOKEN.", show_default=False
+        ),
+    ] = None,
+) -> None:
+    """Write a run for the Hugging Face Hub: its models as safetensors and its transcripts as a data set, each with a card."""
+    with errors():
+        check_run_dir(run_dir)
+        with redirect_stdout(sys.stderr):
+            from nip_ray.exports.hub import export_hf
+            from nip_ray.exports.hub_push import check_push, push_export
+
+            if push is not None:
+                check_push(push)
+            export_hf(run_dir, out, checkpoint)
+            addresses = [] if push is None else push_export(out, push)
+        for line in [*(str(out / name) for name in ("model", "dataset") if (out / name).is_dir()), *addresses]:
+            typer.echo(line)

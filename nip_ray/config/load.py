@@ -33,6 +33,7 @@ from nip_ray.config.plugins import import_needed
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
 from nip_ray.errors import UserError
+from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
 
 _UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
@@ -95,10 +96,11 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
     with config_file(path) as file:
         name = str(path if fetched else file)
         data = parse_yaml(_text(file, name), name)
+        foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {_show(data)} at its top level"
         raise UserError(f"{name}: {what}; a config is a mapping of keys, for example `name: my-run`")
-    if fetched and data.get("plugins") and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
+    if foreign and data.get("plugins") and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
         raise UserError(f"{name}: asks for plugins ({_show(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
     try:
         return apply_overrides(data, overrides), name

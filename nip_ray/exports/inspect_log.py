@@ -21,7 +21,7 @@ from nip_ray.play.dialogue import Dialogue, beginning
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
-from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
 from nip_ray.text.items import stored_items
 from nip_ray.text.training.metrics import dialogue_record
@@ -44,6 +44,8 @@ def export_inspect(run_dir: Path | str, out: Path | str | None = None, iteration
         raise UserError(f"{run_dir}: its agents are networks, and Inspect's logs are of language models; `nip-ray export hf` takes it")
     require("inspect_ai", "inspect")
     import_plugins(config.plugins)
+    if (folder.path / EXPORTED).is_file():
+        raise UserError(f"{run_dir}: is an export, which holds no dialogues of a test; name the run")
     chosen = tested_iteration(folder.path, config, iteration)
     target = folder.path / "inspect" / f"{config.name}_{chosen:06d}.eval" if out is None else Path(out)
     if target.suffix not in SUFFIXES:
@@ -61,6 +63,8 @@ def export_inspect(run_dir: Path | str, out: Path | str | None = None, iteration
 
 def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int | None) -> int:
     """`iteration`, or the last one that was tested. Raises UserError where there is no such test."""
+    if (run_dir / EXPORTED).is_file():
+        return int(RunFolder.open(run_dir).read_json(EXPORTED)["iteration"])
     tested = [number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()]
     if not tested:
         raise UserError(f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are some")
@@ -70,7 +74,11 @@ def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int
 
 
 def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
-    """Group -> the model that spoke for it when `iteration` (from 1) was tested; of runs that learn from tokens, at the end."""
+    """Group -> the model that speaks for it in an export, or that spoke for it when `iteration` (from 1) was tested; of runs that learn
+    from tokens, at the end.
+    """
+    if (folder.path / EXPORTED).is_file():
+        return dict(folder.read_json(EXPORTED)["models"])
     state = load_state(folder)
     return dict(state.history[iteration - 1]) if iteration <= len(state.history) else state.models()
 

@@ -20,7 +20,7 @@ from nip_ray.progress import say_stage
 from nip_ray.runs.ended import ended_run
 from nip_ray.runs.session import Session, to_the_end
 from nip_ray.storage.files import write_atomically
-from nip_ray.storage.folder import CONFIG, RunFolder, environment
+from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
 from nip_ray.tracking import check_trackers
 
@@ -72,6 +72,10 @@ def resume_experiment(
     from nip_ray.config.load import config_to_yaml, load_config
 
     with RunFolder.open(run_dir) as folder:
+        if (folder.path / EXPORTED).is_file():
+            raise UserError(
+                f"{run_dir}: is an export, which has nothing to learn on from; start a new run, with initial_weights or base_run"
+            )
         stored = load_config(folder.path / CONFIG, checked=False)
     if isinstance(stored, TextExperimentConfig):
         from nip_ray.runs.text_run import resume_text_experiment

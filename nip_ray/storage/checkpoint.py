@@ -15,6 +15,9 @@ What the disk or a hand damages later is found by the sums: size and sum of ever
 then falls back to the checkpoint before; not from one that a newer nip_ray wrote, which is an error. It never runs code from a file:
 tensors are read by `torch.load(weights_only=True)`, and a file that has something else in it, under a right sum, was not written here:
 that is an error, and nothing falls back.
+
+Weights alone, for others to have, are a folder with the manifest and the state at its top and `AGENT.safetensors` for each agent
+(`write_weights`). It is read as the one checkpoint of a run folder that has no `checkpoints`.
 """
 
 import hashlib
@@ -32,13 +35,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from nip_ray.errors import UserError
+from nip_ray.errors import UserError, require
 from nip_ray.storage.files import sync
 from nip_ray.storage.fingerprint import canonical
 
 FORMAT = "nip_ray.checkpoint"
 VERSION = 1
-MANIFEST, STATE = "manifest.json", "state.json"
+MANIFEST, STATE, WEIGHTS = "manifest.json", "state.json", ".safetensors"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _FINISHED = re.compile(r"\d{6,}")
@@ -122,6 +125,30 @@ def load_checkpoint(folder: Path, iteration: int | None = None, fingerprint: str
     raise UserError(f"{folder}: no undamaged checkpoint is left: {'; '.join(skipped)}")
 
 
+def write_weights(folder: Path, iteration: int, modules: Mapping[str, Mapping[str, torch.Tensor]], fingerprint: str) -> None:
+    """Write the weights of each agent into `folder`, which has no other files, in the form that is read as a checkpoint without the rest.
+
+    Raises UserError without the library safetensors.
+    """
+    require("safetensors", "hf")
+    from safetensors.torch import save_file
+
+    for agent, weights in modules.items():
+        path = folder / f"{_checked_name(agent)}{WEIGHTS}"
+        save_file({name: weight.clone().contiguous() for name, weight in weights.items()}, path)
+        path.chmod(0o644)
+    _write_manifest(folder, iteration, {}, fingerprint)
+
+
+def weights_alone(run_dir: Path) -> dict[int, Path]:
+    """iteration -> the folder, where `write_weights` has written into it; else nothing."""
+    try:
+        found = json.loads((run_dir / MANIFEST).read_bytes())
+        return {int(found["iteration"]): run_dir} if found["format"] == FORMAT else {}
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether any checkpoint, damaged or not, was ever finished in `folder`; what a kill during the very first save leaves is none."""
     return bool(_candidates(folder))
@@ -165,21 +192,26 @@ def _prepare(folder: Path) -> None:
 
 def _write_files(aside: Path, iteration: int, tensors: Mapping[str, Any], state: Mapping[str, Any], fingerprint: str) -> None:
     aside.mkdir()
-    files: dict[str, dict[str, Any]] = {}
     for name, content in tensors.items():
         with (aside / f"{name}.pt").open("wb") as file:
             try:
                 torch.save(content, file)
             except RuntimeError as error:  # how torch passes on a full disk
                 raise (error.__context__ if isinstance(error.__context__, OSError) else OSError(str(error))) from None
+    _write_manifest(aside, iteration, state, fingerprint)
+    with ThreadPoolExecutor(8) as pool:  # at once: a journal then commits them together, in a fifth of the time or less
+        list(pool.map(sync, [*aside.iterdir(), aside]))
+
+
+def _write_manifest(aside: Path, iteration: int, state: Mapping[str, Any], fingerprint: str) -> None:
+    """Write the state and the manifest beside the other files of a checkpoint."""
+    files: dict[str, dict[str, Any]] = {}
     (aside / STATE).write_bytes(_readable(state))
     for path in sorted(aside.iterdir()):
         with path.open("rb") as file:
             files[path.name] = {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
     manifest = {"format": FORMAT, "version": VERSION, "iteration": iteration, "fingerprint": fingerprint, "files": files}
     (aside / MANIFEST).write_bytes(_readable({**manifest, "sha256": _sum_of(manifest)}))
-    with ThreadPoolExecutor(8) as pool:  # at once: a journal then commits them together, in a fifth of the time or less
-        list(pool.map(sync, [*aside.iterdir(), aside]))
 
 
 def _move_into_place(aside: Path, final: Path) -> None:
@@ -213,9 +245,9 @@ def _finished(folder: Path) -> list[tuple[int, Path]]:
 
 
 def _candidates(folder: Path) -> dict[int, Path]:
-    """iteration -> path, with those that a killed writer had moved aside and not yet replaced."""
+    """iteration -> path, with those that a killed writer had moved aside and not yet replaced; of weights alone, the run folder itself."""
     if not folder.is_dir():
-        return {}
+        return weights_alone(folder.parent)
     hidden = {_number_of(entry.name): entry for entry in folder.iterdir() if _REPLACED.fullmatch(entry.name)}
     return {**hidden, **dict(_finished(folder))}
 
@@ -266,7 +298,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _is_entry(name: str, entry: Any) -> bool:
-    known = name == STATE or (name.endswith(".pt") and _NAME.fullmatch(name))
+    known = name == STATE or (name.endswith((".pt", WEIGHTS)) and _NAME.fullmatch(name))
     return bool(known) and type(entry["bytes"]) is int and isinstance(entry["sha256"], str)
 
 
@@ -280,6 +312,10 @@ def _read(path: Path, manifest: Mapping[str, Any], expected: str | None, skipped
     for name in manifest["files"]:
         if name == STATE:
             continue
+        if name.endswith(WEIGHTS):
+            modules = tensors.setdefault("training", {}).setdefault("modules", {})
+            modules[name.removesuffix(WEIGHTS)] = _read_weights(path / name)
+            continue
         try:
             tensors[name.removesuffix(".pt")] = torch.load(path / name, map_location="cpu", weights_only=True)
         except Exception as error:  # torch raises a dozen kinds
@@ -291,6 +327,17 @@ def _read(path: Path, manifest: Mapping[str, Any], expected: str | None, skipped
     if not isinstance(state, dict):
         raise UserError(f"{path / STATE} must hold a mapping, and holds a {type(state).__name__}")
     return Checkpoint(manifest["iteration"], tensors, state, manifest["fingerprint"], path, skipped)
+
+
+def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+    require("safetensors", "hf")
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} is no file of safetensors ({error})") from None
 
 
 def _kind(error: Exception) -> str:

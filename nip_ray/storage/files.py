@@ -11,10 +11,11 @@ Decisions that matter here:
 
 import errno
 import fcntl
+import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -174,3 +175,19 @@ class LineFile:
 def cannot_write(path: Path, error: OSError) -> NoReturn:
     """Raise the UserError for a place that cannot be written."""
     raise UserError(f"{path} cannot be written ({error.strerror or error}); what was saved before is untouched") from None
+
+
+def sum_of(path: Path) -> str:
+    """The SHA-256 sum of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def check_files(folder: Path, sums: Mapping[str, str]) -> None:
+    """Raise UserError where a file of an export is missing or is not what it was."""
+    for name, expected in sums.items():
+        path = folder / name
+        if not path.resolve().is_relative_to(folder.resolve()) or not path.is_file():
+            raise UserError(f"{path} is missing; fetch the export again")
+        if sum_of(path) != expected:
+            raise UserError(f"{path} does not match its checksum; fetch the export again")

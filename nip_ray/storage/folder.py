@@ -37,6 +37,8 @@ VERSION = 1
 """The format of every file written here."""
 
 CONFIG, METRICS, LOCK = "config.yaml", "metrics.jsonl", ".lock"
+EXPORTED = "exported.json"
+"""In a folder that was made of a run for others to have: it can be evaluated, not resumed."""
 _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")

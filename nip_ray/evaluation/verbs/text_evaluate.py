@@ -1,7 +1,8 @@
 """What `evaluate_run` says of a run of language models: the figures of its last test, and the attack on the models that it ended with.
 
-Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder. So they cannot be of other items, of an
-earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the others are refused as well.
+Nothing is asked of a model for the figures: the dialogues of the last test are in the run folder (an export has none, and plays them). So
+they cannot be of other items, of an earlier iteration or with another seed, which is refused. Of an attack a few settings count, and the
+others are refused as well.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
 from nip_ray.protocols import from_settings
 from nip_ray.settings.attack import AttackSettings
-from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.folder import EXPORTED, RunFolder
 
 _SETTINGS = tuple(f"evaluation.attack.{name}" for name in ("goals", "text_iterations", "max_instances"))
 
@@ -34,8 +35,12 @@ def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any]
 
 
 def examined_text_run(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
-    """`text_document`. Raises UserError where there is no test as well."""
+    """`text_document`; of an export, whose models play the test again. Raises UserError where there is no test as well."""
     import_plugins(config.plugins)
+    if (folder.path / EXPORTED).is_file():
+        from nip_ray.evaluation.verbs.text_replay import replayed_test
+
+        return replayed_test(folder, config)
     document = text_document(folder.path, config)
     if document is None:
         raise UserError(
@@ -51,6 +56,8 @@ def attacked_text_run(
     from nip_ray.evaluation.verbs.text_attack import attack_text_run
 
     import_plugins(config.plugins)
+    if (folder.path / EXPORTED).is_file():
+        raise UserError(f"--attack: {folder.path} is an export of language models; attack the run, and export it then")
     document = text_document(folder.path, config) or {
         "iteration": config.iterations,
         "split": "test",

@@ -1,0 +1,114 @@
+"""`export_hf`: a run as two folders in the form of the Hugging Face Hub, its models and its transcripts, each with a card.
+
+    OUT/model/      README.md  config.yaml  evaluation.json  exported.json, and
+                    manifest.json  state.json  AGENT.safetensors              of networks
+                    PROVIDER/models/NAME/...                                  of language models whose weights the run holds
+    OUT/dataset/    README.md  schema.json  data/SPLIT.parquet
+
+Decisions that matter here:
+- OUT/model is a run folder without what learning goes on from: verbs that ask about a finished run take it (`nip-ray evaluate`), and give
+  the figures of the run, since the config makes the same data;
+- a config names files of this machine: of their paths only the last part goes along, and nothing of where figures were sent. Data files
+  stay at home, and so do the items of language models, which the config makes again or reads from files that whoever loads it must have;
+- nothing is pickled, and what the run holds in another form than safetensors is refused.
+"""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nip_ray.config.changes import run_fingerprint
+from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.keys import path_kind
+from nip_ray.config.load import config_to_yaml, load_config
+from nip_ray.config.plugins import import_plugins
+from nip_ray.errors import UserError
+from nip_ray.exports.hub_cards import write_dataset_card, write_model_card
+from nip_ray.exports.hub_models import copy_models, with_models
+from nip_ray.exports.hub_transcripts import write_transcripts
+from nip_ray.settings.tracking import TrackingSettings
+from nip_ray.storage.checkpoint import has_checkpoint, load_checkpoint, write_weights
+from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, write_document
+
+MODEL, DATASET = "model", "dataset"
+AnyConfig = ExperimentConfig | TextExperimentConfig
+
+
+def export_hf(run_dir: Path | str, out: Path | str, checkpoint: int | None = None) -> Path:
+    """Write OUT/model and OUT/dataset (the latter where the run has transcripts); returns OUT.
+
+    out: a new or empty folder. checkpoint: an iteration of a run of networks (none: the newest). Figures are told of the iteration that
+    evaluation.json is of; other weights go without. Raises UserError for a run without weights, a folder that is in use or cannot be
+    written, and an option that does not fit.
+    """
+    folder, target = RunFolder.open(run_dir), Path(out)
+    if (folder.path / EXPORTED).is_file():
+        raise UserError(f"{run_dir}: is an export itself, name the folder of a run")
+    stored = load_config(folder.path / CONFIG, checked=False)
+    import_plugins(stored.plugins)
+    if (target.is_dir() and any(target.iterdir())) or target.is_file():
+        raise UserError(f"--out {out}: is not empty, name a new or empty folder")
+    try:
+        (target / MODEL).mkdir(parents=True)
+        try:
+            _write(folder, stored, target, checkpoint)
+        except BaseException:
+            shutil.rmtree(target / MODEL, ignore_errors=True)
+            shutil.rmtree(target / DATASET, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written ({error.strerror}), name a folder that can be") from error
+    return target
+
+
+def _write(folder: RunFolder, stored: AnyConfig, target: Path, checkpoint: int | None) -> None:
+    model = target / MODEL
+    evaluation = folder.read_json("evaluation.json") if (folder.path / "evaluation.json").is_file() else {}
+    if isinstance(stored, ExperimentConfig):
+        if not has_checkpoint(folder.checkpoints):
+            raise UserError(f"{folder.path}: this run has no checkpoint to export; `nip-ray resume` continues with it until there is one")
+        found = load_checkpoint(folder.checkpoints, checkpoint, run_fingerprint(stored))
+        config, iteration = portable(stored), found.iteration
+        assert isinstance(config, ExperimentConfig)
+        write_weights(model, iteration, found.tensors["training"]["modules"], run_fingerprint(config))
+        about: dict[str, Any] = {"kind": "networks", "iteration": iteration, "agents": sorted(found.tensors["training"]["modules"])}
+    else:
+        if checkpoint is not None:
+            raise UserError("--checkpoint: is for runs of networks; of language models those of the last test are exported, leave it out")
+        kept = copy_models(folder, stored, model)
+        config = portable(with_models(stored, kept.names))
+        iteration = kept.iteration
+        about = {"kind": "language models", "iteration": iteration, "models": kept.names, "elsewhere": kept.elsewhere, "bases": kept.bases}
+        about["files"] = kept.files
+    about["plugins"] = [Path(name).name for name in stored.plugins]
+    figures = evaluation if evaluation.get("iteration") == iteration else {}
+    (model / CONFIG).write_text(config_to_yaml(config), encoding="utf-8")
+    if figures:
+        write_document(model / "evaluation.json", figures)
+    write_document(model / EXPORTED, about)
+    data = target / DATASET
+    splits = write_transcripts(folder, isinstance(stored, TextExperimentConfig), data)
+    environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}
+    write_model_card(model / "README.md", config, figures, about, environment)
+    if splits:
+        write_dataset_card(data / "README.md", config, splits)
+
+
+def portable(config: AnyConfig) -> AnyConfig:
+    """`config` without what is of this machine: folders of paths, where figures go, other runs, and plugins, which are code."""
+    kind = type(config)
+
+    def carried(value: Any, key: str = "") -> Any:
+        if isinstance(value, Mapping):
+            return {name: carried(item, f"{key}.{name}".lstrip(".")) for name, item in value.items()}
+        if isinstance(value, list):
+            return [carried(item, f"{key}.{place}") for place, item in enumerate(value)]
+        is_path = isinstance(value, str) and Path(value).is_absolute() and path_kind(key, kind) is not None
+        return Path(value).name if is_path else value
+
+    made = kind.model_validate(carried(config.model_copy(update={"tracking": TrackingSettings(), "plugins": ()}).model_dump(mode="json")))
+    if isinstance(made, ExperimentConfig):  # other runs do not go along
+        return made.model_copy(update={"evaluation": replace(made.evaluation, solo_run=None), "initial_weights": {}})
+    return made.model_copy(update={"base_run": None})

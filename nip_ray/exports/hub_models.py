@@ -1,0 +1,92 @@
+"""The models of a run of language agents for an export: copied where the run holds them, named where it does not."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.errors import UserError
+from nip_ray.exports.inspect_log import models_at, tested_iteration
+from nip_ray.serving.model_folder import ADAPTER, BASE
+from nip_ray.storage.files import sum_of
+from nip_ray.storage.folder import RunFolder
+
+_PICKLED = (".bin", ".pt", ".pth", ".pkl", ".ckpt")
+_CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
+
+
+@dataclass(frozen=True)
+class KeptModels:
+    """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights the run does not hold.
+    bases: folders of models that adapters need and that are not copied, by their last part. files: path in the export -> SHA-256 sum.
+    """
+
+    iteration: int
+    names: dict[str, str]
+    elsewhere: list[str]
+    bases: list[str]
+    files: dict[str, str]
+
+
+def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -> KeptModels:
+    """Copy the models that were tested last into `target`, at their places in a run folder. Raises UserError for pickled weights."""
+    iteration = tested_iteration(folder.path, config, None)
+    names, elsewhere, bases = models_at(folder, iteration), [], list[str]()
+    settings = language_agents(config)
+    for group, agents in groups(config).items():
+        home = settings[agents[0]].provider
+        if not config.providers[home].has_model:
+            continue
+        found = folder.path / home / "models" / names[group]
+        if not (found / "config.json").is_file() and Path(names[group], "config.json").is_file():
+            found = Path(names[group])  # a folder elsewhere on this machine, that the config named
+        if not config.providers[home].local_models or not (found / "config.json").is_file():
+            elsewhere.append(group)
+            continue
+        names[group] = found.name
+        bases += _copy(found, target / home / "models" / found.name)
+    files = {str(path.relative_to(target)): sum_of(path) for path in sorted(target.rglob("*")) if path.is_file()}
+    return KeptModels(iteration, names, elsewhere, sorted(set(bases)), files)
+
+
+def with_models(config: TextExperimentConfig, names: Mapping[str, str]) -> TextExperimentConfig:
+    """`config` whose agents speak by these models (group -> name)."""
+    group_of = {agent: group for group, agents in groups(config).items() for agent in agents}
+    agents = {agent: replace(own, model=names[group_of[agent]]) for agent, own in language_agents(config).items()}
+    return config.model_copy(update={"scenario": replace(config.scenario, agents=agents)})
+
+
+def _copy(source: Path, target: Path) -> list[str]:
+    """Copy a model's folder, and the base of its adapters where that stands beside it; returns bases that stand elsewhere."""
+    if target.is_dir():
+        return []
+    target.mkdir(parents=True)
+    for path in sorted(source.rglob("*")):
+        if path.suffix in _PICKLED:
+            raise UserError(f"{path}: is pickled, and an export has safetensors alone; convert the model, or remove the file")
+        if path.is_file() and path.suffix in _CARRIED:
+            (target / path.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target / path.relative_to(source))
+    for told in (target / "config.json", target / ADAPTER / "adapter_config.json"):
+        _forget_places(told)
+    if not (source / BASE).is_file():
+        return []
+    base = (source / json.loads((source / BASE).read_text(encoding="utf-8"))["base"]).resolve()
+    (target / BASE).write_text(json.dumps({"base": f"../{base.name}"}) + "\n", encoding="utf-8")
+    if base.parent != source.resolve().parent:
+        return [base.name]
+    return _copy(base, target.parent / base.name)
+
+
+def _forget_places(path: Path) -> None:
+    """Of folders of this machine that a library has written down only the last part is kept."""
+    if not path.is_file():
+        return
+    told = json.loads(path.read_text(encoding="utf-8"))
+    for key in ("_name_or_path", "base_model_name_or_path"):
+        if isinstance(told.get(key), str) and Path(told[key]).is_absolute():
+            told[key] = Path(told[key]).name
+    path.write_text(json.dumps(told, indent=2, sort_keys=True) + "\n", encoding="utf-8")

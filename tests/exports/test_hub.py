@@ -1,0 +1,221 @@
+"""The Hub's door: what is exported is loaded again with the figures of the run, by us and by the Hub's own libraries, offline."""
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from nip_ray.cli import app
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.load import config_from_dict, load_config
+from nip_ray.errors import UserError
+from nip_ray.evaluation.verbs.evaluate import evaluate_run
+from nip_ray.exports.hub import export_hf
+from nip_ray.exports.hub_cards import records
+from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.storage.folder import read_lines
+from tests.exports.hub_server import TOKEN, hub_thread
+from tests.runs.small import MESSAGES, small
+from tests.text.provider import ROOT
+
+ATTACK = ("iterations=1", "seeds=1", "sizes=[1]", "goals=[soundness]", "copies=16", "continued=false")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of networks, with an attack in its evaluation."""
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    run_experiment(small("tracking.mirror.url=file:///tmp/nowhere-of-mine", base=MESSAGES), folder, quiet=True)
+    evaluate_run(folder, attacked=True, settings=[f"evaluation.attack.{one}" for one in ATTACK])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return export_hf(trained, tmp_path_factory.mktemp("exported") / "out")
+
+
+def evaluation_of(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+def assert_figures_equal(found: Mapping[str, Any], folder: Path) -> None:
+    """Of `evaluate_run`, with the evaluation.json of a folder."""
+    stored = {key: value for key, value in evaluation_of(folder).items() if key in found and isinstance(value, dict)}
+    assert {"greedy", "sampled"} & set(stored)
+    assert {key: found[key] for key in stored} == stored
+
+
+def test_networks_are_evaluated_again_with_equal_figures(trained: Path, exported: Path, tmp_path: Path) -> None:
+    moved = shutil.copytree(exported / "model", tmp_path / "elsewhere")
+    assert not list(moved.rglob("*.pt"))
+    assert_figures_equal(evaluate_run(moved), trained)
+    assert "nowhere-of-mine" not in (moved / "config.yaml").read_text() + (moved / "README.md").read_text()
+
+
+def test_every_figure_of_the_card_is_that_of_the_evaluation(trained: Path, exported: Path) -> None:
+    from huggingface_hub import DatasetCard, ModelCard
+
+    card = (exported / "model" / "README.md").read_text()
+    evaluation = evaluation_of(trained)
+    rows = re.findall(r"^\| ([\w/=.-]+) \| (\S+) \| (\S*) ?\| (\S*) ?\| (\d*) ?\|$", card, re.M)
+    said = {name: tuple(float(part) if part else None for part in parts) for name, *parts in rows}
+    there = {name: tuple(record.get(part) for part in ("estimate", "lower", "upper", "n")) for name, record in records(evaluation)}
+    assert said == there
+    for row in evaluation["attack"]["soundness"]["attackers"]:
+        assert f"| soundness | {row['name']} | {row['held_out']['estimate']!r} |" in card
+    loaded = ModelCard.load(exported / "model" / "README.md")
+    figures = {result.metric_name: result.metric_value for result in loaded.data.eval_results}
+    assert figures["greedy/verifier/accuracy"] == evaluation["greedy"]["verifier/accuracy"]["estimate"]
+    assert "seed 3" in card
+    assert "`message_game`" in card
+    assert DatasetCard.load(exported / "dataset" / "README.md").data.configs[0]["config_name"] == "default"
+
+
+def test_transcripts_are_loaded_by_datasets(trained: Path, exported: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    import datasets
+
+    found = datasets.load_dataset(str(exported / "dataset"), cache_dir=str(tmp_path))["test"]
+    lines = [line for path in sorted((trained / "transcripts").glob("*.jsonl")) for line in read_lines(path)]
+    assert [(row["instance"], row["verdict"], row["length"]) for row in found] == [
+        (r["instance"], r["verdict"], r["length"]) for r in lines
+    ]
+    said = [[(turn["agent"], turn["symbols"]) for turn in row["turns"]] for row in found]
+    assert said == [[(turn["agent"], turn["message"]) for played in r["rounds"] for turn in played["turns"]] for r in lines]
+    schema = json.loads((exported / "dataset" / "schema.json").read_text())
+    assert set(schema["columns"]) == set(found.features)
+    assert set(schema["turns"]) == set(found[0]["turns"][0])
+
+
+def tiny_text(method: str = "full") -> TextExperimentConfig:
+    """Models of a few thousand weights that learn from their own tokens."""
+    rule = {"rollouts_per_iteration": 8, "group_size": 4, "warmup_steps": 1, "warmup_batch_size": 8, "evaluate_every": 1}
+    made = config_from_dict(
+        {
+            "name": "tiny",
+            "iterations": 1,
+            "protocol": {"name": "bisection", "max_rounds": 5},
+            "scenario": {
+                "name": "state_tracking",
+                "length": 4,
+                "num_train": 60,
+                "num_test": 8,
+                "agents": {"_default": {"model": "words", "max_tokens": 2, "max_invalid_replies": 1}},
+            },
+            "algorithm": {"name": "policy_gradient", **rule},
+            "providers": {
+                "local": {"name": "local", "method": method, "max_batch_size": 64, "word_model": {"hidden_size": 32, "num_layers": 1}}
+            },
+        }
+    )
+    assert isinstance(made, TextExperimentConfig)
+    return made
+
+
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
+def test_language_models_play_their_test_again(tmp_path: Path, method: str) -> None:
+    run_text_experiment(tiny_text(method), tmp_path / "run", quiet=True)
+    model = shutil.move(export_hf(tmp_path / "run", tmp_path / "out") / "model", tmp_path / "moved")
+    shutil.rmtree(tmp_path / "out")
+    names = {path.name for path in model.rglob("*.safetensors")}
+    assert names == ({"model.safetensors"} if method == "full" else {"model.safetensors", "adapter_model.safetensors"})
+    shutil.move(tmp_path / "run", tmp_path / "away")
+    assert_figures_equal(evaluate_run(model), tmp_path / "away")
+    assert str(tmp_path) not in "".join(path.read_text() for path in model.rglob("*.json"))
+    weights = next(model.rglob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(UserError, match="does not match its checksum"):
+        evaluate_run(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_fine_tuned_models_play_their_test_again(tmp_path: Path, ray_session: None, method: str) -> None:
+    fine_tuning = ["algorithm.format_warmup_tuning.num_epochs=1", "algorithm.rollouts_per_iteration=8", f"providers.local.method={method}"]
+    sizes = ["iterations=2", "algorithm.format_warmup=8", "scenario.num_train=8", "scenario.num_test=12", "providers.local.num_cpus=0.5"]
+    run_text_experiment(load_config(ROOT / "tune_configs/ei_offline.yaml", [*fine_tuning, *sizes]), tmp_path / "run", quiet=True)
+    assert_figures_equal(evaluate_run(export_hf(tmp_path / "run", tmp_path / "out") / "model"), tmp_path / "run")
+    inspect_ai = pytest.importorskip("inspect_ai")
+    from nip_ray.inspect_ai import protocol
+
+    for source in ("run", "out/model"):
+        (log,) = inspect_ai.eval(protocol(tmp_path / source, from_run="all"), model="none", log_dir=str(tmp_path), display="none")
+        found = next(score.metrics["mean"].value for score in log.results.scores if score.name == "accuracy")
+        assert found == pytest.approx(evaluation_of(tmp_path / "run")["sampled"]["verifier/accuracy"]["estimate"])
+
+
+def test_a_push_arrives_whole_and_needs_its_token(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the Hub's own client, at a stand-in of the Hub, without its store of chunks (Xet), which has none."""
+    import huggingface_hub
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", True)
+    with hub_thread() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        for name in ("out", "again"):  # into the same repositories
+            done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / name), "--push", "me/proof"])
+            assert done.exit_code == 0, done.output
+        assert done.stdout.split()[2:] == [f"{hub.url}/me/proof", f"{hub.url}/datasets/me/proof-transcripts"]
+        monkeypatch.setenv("HF_TOKEN", TOKEN[::-1])
+        done = CliRunner().invoke(app, ["export", "hf", str(trained), "--out", str(tmp_path / "other"), "--push", "me/other"])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1)
+        assert "me/other (model) was not written" in done.stderr
+        assert "401" in done.stderr
+        assert TOKEN[::-1] not in done.stderr
+    assert all(hub.private.values())
+    assert len(hub.repos) == 2
+    for (kind, _), files in hub.repos.items():
+        there = tmp_path / "again" / kind
+        assert files == {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*.*")}
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    for name, content in hub.repos["model", "me/proof"].items():
+        (fetched / name).write_bytes(content)
+    assert_figures_equal(evaluate_run(fetched), trained)
+
+
+def test_what_cannot_be_exported_or_pushed_is_named(trained: Path, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    shutil.copy(trained / "config.yaml", empty)
+    for words, told in (
+        ([trained, "--out", exported], "is not empty, name a new or empty folder"),
+        ([empty, "--out", tmp_path / "a"], "no checkpoint to export"),
+        ([trained, "--out", tmp_path / "a", "--checkpoint", "9"], "there is no checkpoint of iteration 9"),
+        ([exported / "model", "--out", tmp_path / "a"], "is an export itself"),
+        ([trained, "--out", tmp_path / "a", "--push", "me/x"], "$HF_TOKEN is not set"),
+        ([trained, "--out", tmp_path / "a", "--push", "x"], "--push x: expected OWNER/NAME"),
+        ([trained, "--out", "/proc/a"], "cannot be written"),
+    ):
+        done = CliRunner().invoke(app, ["export", "hf", *map(str, words)])
+        assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
+        assert told in done.stderr
+    assert not list(tmp_path.glob("a/*"))
+
+
+def test_an_export_is_evaluated_and_nothing_else(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is an export, which has nothing to learn on from"):
+        resume_experiment(exported / "model")
+    copy = shutil.copytree(exported / "model", tmp_path / "copy")
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = (copy / "config.yaml").read_text()
+    (copy / "config.yaml").write_text(config.replace("plugins: []", f"plugins: [{tmp_path / 'evil.py'}]"))
+    with pytest.raises(UserError, match="asks for plugins"):
+        evaluate_run(copy)
+    assert not os.path.exists(tmp_path / "ran"), "no code of a stranger's runs"
+    (copy / "config.yaml").write_text(config)
+    weights = copy / "verifier.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
+    with pytest.raises(UserError, match=r"verifier.safetensors does not match its checksum"):
+        evaluate_run(copy)
