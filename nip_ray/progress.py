@@ -83,18 +83,21 @@ def _lines(start: int, total: int, unit: str) -> Report:
             began = now  # what is left is iterations
         if now - told >= LINE_S or (stage, tested) != (stage_before, tested_before) or done == total:
             told = now
-            left = [] if done in (start, total) else [f"{_duration((now - began) / (done - start) * (total - done))} left"]
+            left = [] if done in (start, total) else [f"{duration((now - began) / (done - start) * (total - done))} left"]
             say(" · ".join([f"{unit} {done}/{total}", *filter(None, [headline(figures)]), *left]))
         stage_before, tested_before = stage, tested
 
     return report
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """A length of time in words, to two digits or so."""
     minutes = round(seconds / 60)
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+    if minutes < 120:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // 1440} days"
 
 
 def headline(figures: dict[str, Any]) -> str:

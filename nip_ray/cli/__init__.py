@@ -12,7 +12,7 @@ Decisions that matter here:
 from nip_ray.cli.common import app
 
 # isort: off
-from nip_ray.cli import train, evaluate, text, report, export, sweep, run, play, new, tools, data  # noqa: F401
+from nip_ray.cli import train, evaluate, text, folder, report, export, sweep, run, play, new, tools, data  # noqa: F401
 # isort: on
 
 __all__ = ["app", "main"]

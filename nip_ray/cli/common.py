@@ -82,8 +82,9 @@ def check_run_dir(folder: Path) -> None:
     """UserError where `folder` is not a run's."""
     if not folder.is_dir():
         from nip_ray.config.load import nearest_path
+        from nip_ray.storage.listing import find_runs
 
-        near = nearest_path(folder, (found for place in {folder.parent, Path("runs")} for found in place.glob("*") if is_run(found)))
+        near = nearest_path(folder, (found for place in {folder.parent, Path("runs")} for found in find_runs(place, depth=1)))
         hint = f"did you mean {near}?" if near else "name the folder of a run, for example one in runs/"
         raise UserError(f"{folder}: no such folder, {hint}")
     if not is_run(folder):
@@ -91,8 +92,8 @@ def check_run_dir(folder: Path) -> None:
         raise UserError(f"{folder}: not a run folder (it has no config.yaml), name one that `nip-ray train` made{sweep}")
 
 
-def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table on stdout; the first column is text, the others are figures."""
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[int] = (0,), width: int = 120) -> None:
+    """A plain table on stdout. words: the columns of text; the others are figures. width: where no terminal says how wide it is."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -100,10 +101,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     table = Table(box=box.SIMPLE, show_header=any(header), pad_edge=False)
     for column, name in enumerate(header):
-        table.add_column(name, justify="right" if column else "left", overflow="fold")
+        table.add_column(name, justify="left" if column in words else "right", overflow="fold")
     for row in rows:
         table.add_row(*map(Text, row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else 120).print(table)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else width).print(table)
 
 
 def print_json(value: Any) -> None:

@@ -14,9 +14,20 @@ from nip_ray.errors import UserError
 
 def run_folders(incomplete: str) -> list[str]:
     """Run folders whose path begins with `incomplete`, or else those of runs/. Where there are none the shell completes files."""
+    from nip_ray.storage.listing import find_runs
+
     above = incomplete[: incomplete.rfind("/") + 1]
-    here = [f"{above}{config.parent.name}" for config in Path(above).glob("*/config.yaml")]
-    return sorted(here or (str(config.parent) for config in Path("runs").glob("*/config.yaml")))
+    here = [f"{above}{found.name}" for found in find_runs(Path(above), depth=1) if found != Path(above)]
+    return here or [str(found) for found in find_runs(Path("runs"), depth=1)]
+
+
+def folders(incomplete: str) -> list[str]:
+    """Folders whose path begins with `incomplete`: such as may hold runs."""
+    above = incomplete[: incomplete.rfind("/") + 1]
+    try:
+        return sorted(f"{above}{entry.name}" for entry in Path(above).iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    except OSError:
+        return []
 
 
 def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from nip_ray.errors import UserError
-from nip_ray.runs.watch import LivePage, PageServer, is_running
+from nip_ray.runs.pages import PageServer
+from nip_ray.runs.watch import LivePage, is_running
 from nip_ray.storage.folder import lock
 
 

@@ -1,0 +1,53 @@
+"""`nip-ray list` and `nip-ray view`: all the runs of a folder, as a table and as a page."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nip_ray.cli.common import AsJson, app, errors, number, print_json, print_table
+from nip_ray.cli.complete import folders
+from nip_ray.progress import duration, say
+
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", help="Folder with runs in it, or in folders below (a sweep's, too).", autocompletion=folders)
+]
+
+
+@app.command("list")
+def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
+    """List the runs in a folder: task, state, how far they are, their headline metric."""
+    with errors():
+        from nip_ray.storage.listing import list_runs
+
+        runs = list_runs(folder, told=lambda note: say(f"warning: {note}"))
+        now = time.time()
+        if as_json:
+            print_json({"folder": str(folder), "runs": [{**run.record(), "age_s": round(max(0.0, now - run.changed), 1)} for run in runs]})
+            return
+        if not runs:
+            say(f"{folder}: no runs in it; `nip-ray train` makes one")
+            return
+        header = ["run", "task", "state", "iteration", "metric", "", "age"]
+        rows = [
+            [run.place, run.about, run.state, run.progress, run.metric, number(run.value), duration(max(0.0, now - run.changed))]
+            for run in runs
+        ]
+        print_table(header, rows, words=(0, 1, 2, 4), width=400)
+        for run in runs:
+            if run.note:
+                say(f"{run.path}: {run.note}")
+
+
+@app.command()
+def view(
+    folder: Folder = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    host: Annotated[str, typer.Option(help="Address to listen on. Whoever can reach it can read the runs.")] = "127.0.0.1",
+) -> None:
+    """Serve one page over the runs in a folder, until Ctrl-C: table, curves, transcripts side by side; it follows live runs."""
+    with errors():
+        from nip_ray.runs.view import view as serve
+
+        serve(folder, port, host, told=lambda url: typer.echo(url))

@@ -1,0 +1,144 @@
+"""Pages that are served while somebody looks at them: to GET and HEAD, on this machine alone unless told otherwise, and nothing is written.
+
+Decisions that matter here:
+- what may be asked for is decided by whoever makes the pages (`Pages.answer`): no path is a path of the file system;
+- a page of the outside world could ask through a name that it lets point here (DNS rebinding). So the Host header must be the address that
+  is listened on, or `localhost`; where that is every address of the machine, any address in figures or the machine's own name. Another is
+  refused before anything is read.
+"""
+
+import ipaddress
+import platform
+import socket
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
+
+from nip_ray.errors import UserError
+
+ADDRESS = "127.0.0.1"
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is sent: a text in UTF-8, of which kind, and the status."""
+
+    body: bytes
+    kind: str = "text/html"
+    code: int = 200
+
+
+class Pages(Protocol):
+    """What a `PageServer` serves."""
+
+    def answer(self, path: str) -> Answer | None:
+        """What is at `path` (with its query, as it was sent); None where nothing is. A UserError is answered with its text."""
+        ...
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves `Pages`. port: 0 for any free one; `url` says which it became. host: an address of this machine, or a name for one."""
+
+    daemon_threads = True
+
+    def __init__(self, pages: Pages, port: int = 0, host: str = ADDRESS) -> None:
+        """Raises UserError when the port, or the address, cannot be had."""
+        self.pages, self.host = pages, host
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            super().__init__((host, port), _Handler)
+        except (OSError, OverflowError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it must be below 65536"
+            if host != ADDRESS and not _can_be_bound(host, self.address_family):
+                raise UserError(f"--host {host}: is no address of this machine ({reason}); name one, or 0.0.0.0 for all of them") from None
+            raise UserError(f"--port {port}: cannot be listened on ({reason}); choose another, or leave it out for a free one") from None
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A reader who went away in the middle of an answer is none; anything else is shown."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
+
+    @property
+    def url(self) -> str:
+        """Where the pages are."""
+        host = platform.node() if self.host in ("0.0.0.0", "::") else self.host
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.server_port}/"
+
+    def serve(self, told: Callable[[str], None]) -> None:
+        """Serve until Ctrl-C. told: hears the address, once it can be asked."""
+        told(self.url)
+        with suppress(KeyboardInterrupt):  # how it is meant to end
+            self.serve_forever(poll_interval=0.2)
+
+    def is_own(self, host: str) -> bool:
+        """Whether a Host header names this server, so that no other name for its address was used."""
+        name, colon, port = host.rpartition(":")
+        if not colon or port != str(self.server_port):
+            return False
+        if name in (f"[{self.host}]" if ":" in self.host else self.host, "localhost"):
+            return True
+        return self.host in ("0.0.0.0", "::") and (name == platform.node() or _in_figures(name))
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """GET and HEAD of what the pages answer. Everything else is refused by what it is made of."""
+
+    server: PageServer
+    server_version, sys_version = "nip-ray", ""
+    protocol_version = "HTTP/1.1"
+    timeout = 30  # seconds for a request to come in: a silent client must not hold a thread
+
+    def do_GET(self) -> None:
+        """What the pages have there, or nothing."""
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or not self.server.is_own(hosts[0]):
+            self._send(Answer(b"this address answers to its own name only\n", "text/plain", 421))
+            return
+        try:
+            found = self.server.pages.answer(self.path)
+        except UserError as error:
+            found = Answer(f"{error}\n".encode(errors="replace"), "text/plain", 404)
+        self._send(found or Answer(b"there is no such page here\n", "text/plain", 404))
+
+    do_HEAD = do_GET
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: requests are the reader's own."""
+
+    def _send(self, answer: Answer) -> None:
+        self.send_response(answer.code)
+        headers = {"Content-Type": f"{answer.kind}; charset=utf-8", "Content-Length": str(len(answer.body)), **_HEADERS}
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
+
+
+def _in_figures(name: str) -> bool:
+    """Whether a host is an address, which no name server can have pointed elsewhere."""
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _can_be_bound(host: str, family: socket.AddressFamily) -> bool:
+    """Whether an address is one of this machine's."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind((host, 0))
+    except (OSError, UnicodeError):
+        return False
+    return True

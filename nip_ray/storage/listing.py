@@ -1,0 +1,248 @@
+"""The runs below a folder and how each of them stands, of the first lines and the last that it takes to know: hundreds in about a second.
+
+Decisions that matter here:
+- a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing below it is looked at.
+  Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, not the copy of the best;
+- of `metrics.jsonl` the end is read, and so much before it as it takes to find the last evaluation (`_MAX_TAIL` bytes at most). Damage
+  further up is found by whoever reads it all;
+- nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.
+"""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from nip_ray.errors import UserError
+from nip_ray.storage.files import is_locked
+from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder
+from nip_ray.storage.identity import IDENTITY, is_finished
+
+State = Literal["running", "ended", "interrupted", "damaged"]
+STATES: tuple[State, ...] = ("running", "ended", "interrupted", "damaged")
+
+HEADLINES = (
+    "eval/verifier/accuracy",
+    "eval_sampled/verifier/accuracy",
+    "eval/exploitability",
+    "eval/rho/own-own",
+    "train/verifier/accuracy",
+)
+"""The metrics that a run is known by: the first that it has; else the return of its first agent."""
+_RETURNS = ("/return", "/value", "/return_mean")
+
+_BEGUN = {LOCK, IDENTITY, "environment.json"}
+_SWEEP, _TRIALS = "sweep.yaml", "trials"
+_MAX_DEPTH = 6
+_BLOCK, _MAX_TAIL = 1 << 16, 1 << 19
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+Stamp = tuple[int, int]
+"""Time of change and size of a file: the same while nobody has written to it."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A run as it stands.
+
+    place: its folder as seen from the one that was searched, with "/" ("." for that one itself). task: scenario, or environment of a
+    runner file. note: what is damaged, else "". done, total: iterations (of a runner file: timesteps); None where unknown. metric, value:
+    its headline. changed: when a file of it was last written, in seconds since 1970. config: {} where it cannot be read.
+    """
+
+    path: Path
+    place: str
+    name: str
+    task: str
+    protocol: str
+    algorithm: str
+    seed: str
+    state: State
+    note: str
+    done: int
+    total: int | None
+    metric: str
+    value: float | None
+    changed: float
+    config: Mapping[str, Any]
+
+    @property
+    def about(self) -> str:
+        """Task, protocol and algorithm in one line."""
+        return ", ".join(dict.fromkeys(filter(None, (self.task, self.protocol, self.algorithm))))
+
+    @property
+    def progress(self) -> str:
+        """How far it is, as in 12/40."""
+        return str(self.done) if self.total is None else f"{self.done}/{self.total}"
+
+    def record(self) -> dict[str, Any]:
+        """All but the config, as plain JSON values."""
+        left_out = ("config", "path")
+        return {"path": str(self.path)} | {part.name: getattr(self, part.name) for part in fields(self) if part.name not in left_out}
+
+
+def find_runs(folder: Path, depth: int = _MAX_DEPTH, told: Callable[[str], None] | None = None) -> list[Path]:
+    """The run folders at or below `folder`, by name. depth: how many folders down. told: hears which folders cannot be read."""
+    found: list[Path] = []
+    waiting = [(folder, depth)]
+    while waiting:
+        here, left = waiting.pop()
+        try:
+            with os.scandir(here) as scanned:
+                entries = sorted(scanned, key=lambda entry: entry.name)
+        except OSError as error:
+            if told is not None:
+                told(f"{here} cannot be read ({error.strerror}); left out")
+            continue
+        files = {entry.name for entry in entries if entry.is_file()}
+        if METRICS in files or (CONFIG in files and files & _BEGUN):
+            found.append(here)
+        elif left:
+            below = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and not entry.name.startswith(".")]
+            if _SWEEP in files:
+                below = [name for name in below if name == _TRIALS]
+            waiting += [(here / name, left - 1) for name in below]
+    return sorted(found)
+
+
+def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[Listed]:
+    """All runs at or below `folder`: those that are running first, then by what was written last. told: see `find_runs`.
+
+    Raises UserError when there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: {'is a file' if folder.exists() else 'no such folder'}, name one with run folders in it, as runs/")
+    listed = [look_at(path, folder) for path in find_runs(folder, told=told)]
+    return sorted(listed, key=lambda run: (run.state != "running", -run.changed, run.place))
+
+
+def look_at(path: Path, above: Path) -> Listed:
+    """How the run at `path` stands. above: the folder that was searched."""
+    place = path.relative_to(above).as_posix()
+    marks = {name: mark for name in (CONFIG, METRICS, IDENTITY, "evaluation.json") if (mark := _stamp(path / name)) is not None}
+    changed = max((mark[0] for mark in marks.values()), default=0) / 1e9
+    config, faults = {}, ["config.yaml is missing"]
+    if CONFIG in marks:
+        config, fault = _config(path / CONFIG, marks[CONFIG])
+        faults = [fault] if fault else []
+    last: Mapping[str, Any] = {}
+    headline: tuple[str, float | None] = ("", None)
+    if METRICS in marks:
+        last, headline, fault = _tail(path / METRICS, marks[METRICS])
+        faults += [fault] if fault else []
+    done, total = last.get("iteration", 0), _total(config)
+    ended = False
+    try:
+        ended = CONFIG in marks and (is_finished(RunFolder(path, None)) or _runner_ended(path, config, done, total))
+    except UserError as error:
+        faults.append(str(error).removeprefix(f"{path}{os.sep}"))
+    running = is_locked(path / LOCK)
+    state: State = "running" if running else "damaged" if faults else "ended" if ended else "interrupted"
+    task, protocol, algorithm = _about(config)
+    name, seed = str(config.get("name") or path.resolve().name), str(config.get("seed", ""))
+    note = "; ".join(faults)
+    return Listed(path, place, name, task, protocol, algorithm, seed, state, note, done, total, *headline, changed, config)
+
+
+def headline_of(row: Mapping[str, Any]) -> tuple[str, float | None]:
+    """(key, value) of the metric that a run is known by; ("", None) for a row without one."""
+    returns = (key for end in _RETURNS for kind in ("eval", "") for key in row if key.startswith(kind) and key.endswith(end))
+    for key in (*HEADLINES, *returns):
+        value = row.get(key)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return key, float(value)
+    return "", None
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
+@lru_cache(maxsize=4096)
+def _config(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], str]:
+    """The config at `path`, and what is wrong with it. mark: the file's, so that what was read is read again once it has changed."""
+    del mark
+    try:
+        found = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+    except OSError as error:
+        return {}, f"{CONFIG} cannot be read ({error.strerror})"
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}, f"{CONFIG} is not YAML"
+    if not isinstance(found, dict):
+        return {}, f"{CONFIG} holds no keys"
+    return found, ""
+
+
+@lru_cache(maxsize=4096)
+def _tail(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], tuple[str, float | None], str]:
+    """(last row, headline, what is wrong) of the rows at `path`; a torn last line is as good as none."""
+    end, data = mark[1], b""
+    last: dict[str, Any] | None = None
+    try:
+        with path.open("rb") as file:
+            while end > 0 and len(data) < _MAX_TAIL:
+                start = max(0, end - _BLOCK)
+                file.seek(start)
+                data, end = file.read(end - start) + data, start
+                whole = data[0 if end == 0 else data.find(b"\n") + 1 : data.rfind(b"\n") + 1]
+                if not whole:
+                    continue
+                lines = whole.splitlines()
+                if last is None:
+                    last = _row(lines[-1])
+                    if last is None:
+                        return {}, ("", None), f"the last line of {METRICS} is damaged"
+                tested = next((row for line in reversed(lines) if b'"eval' in line and (row := _row(line))), None)
+                if tested is not None:
+                    found = headline_of(tested)
+                    return last, found if found[0].startswith("eval") else headline_of(last), ""
+    except OSError as error:
+        return {}, ("", None), f"{METRICS} cannot be read ({error.strerror})"
+    return last or {}, headline_of(last or {}), ""
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) and type(row.get("iteration")) is int else None
+
+
+def _inner(config: Mapping[str, Any], *keys: str) -> Any:
+    for key in keys:
+        config = config.get(key, {}) if isinstance(config, Mapping) else {}
+    return config or ""
+
+
+def _total(config: Mapping[str, Any]) -> int | None:
+    total = config.get("iterations", _inner(config, "driver", "timesteps"))
+    return total if type(total) is int else None
+
+
+def _about(config: Mapping[str, Any]) -> tuple[str, str, str]:
+    """(task, protocol, algorithm); of a runner file environment, nothing, and the learners' algorithms."""
+    if "environment" in config:
+        learners = config.get("learners")
+        names = [str(_inner(one, "algorithm", "name")) for one in learners] if isinstance(learners, list) else []
+        task = _inner(config, "environment", "id") or _inner(config, "environment", "config") or _inner(config, "environment", "name")
+        return str(task), "", " and ".join(dict.fromkeys(names))
+    scenario = str(_inner(config, "scenario", "game") or _inner(config, "scenario", "name"))
+    return scenario, str(_inner(config, "protocol", "name")), str(_inner(config, "algorithm", "name"))
+
+
+def _runner_ended(path: Path, config: Mapping[str, Any], done: int, total: int | None) -> bool:
+    """Whether a run of a runner file has made all its timesteps, and its evaluation where it has one."""
+    if "environment" not in config or total is None or done < total:
+        return False
+    return not _inner(config, "evaluation", "timesteps") or (path / "runner_evaluation.json").is_file()
