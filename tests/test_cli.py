@@ -89,6 +89,7 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "a-run"
     folder.mkdir()
     (folder / "config.yaml").write_text("name: a\n")
+    (folder / "environment.json").write_text("{}")
     return folder
 
 
@@ -116,12 +117,12 @@ from typer.testing import CliRunner
 from nip_ray.cli import app
 codes = [CliRunner().invoke(app, ["train", {QUICKSTART!r}, *more]).exit_code for more in (
     ["--dry-run"], ["--set", "algorithm.minibatch_size=1"], ["--set", "protocol.nme=1"], ["--set", "protocol.name=chess"])]
-codes.append(CliRunner().invoke(app, ["schema"]).exit_code)
+codes += [CliRunner().invoke(app, verb).exit_code for verb in (["schema"], ["list", "tests"])]
 print(codes, sorted({{"torch", "ray", "numpy", "matplotlib"}} & set(sys.modules)))
 """
     start = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[0, 2, 2, 2, 0] []"
+    assert done.stdout.strip() == "[0, 2, 2, 2, 0, 0] []"
     assert time.perf_counter() - start < 5
 
 
@@ -172,12 +173,28 @@ def complete(*words: str) -> list[str]:
         (["resume", "a-run", "--set", "algorithm.lr"], []),
         (["evaluate", "a"], ["a-run"]),
         (["report", "runs/"], []),
+        (["vi"], ["view"]),
+        (["list", "a"], ["a-run"]),
     ],
     ids=" ".join,
 )
 def test_the_shell_completes(words: list[str], offered: list[str], run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(run_dir.parent)
     assert complete("nip-ray", *words) == offered
+
+
+def test_list(run_dir: Path) -> None:
+    """A table for readers, an object for programs, one line for a folder that is none."""
+    (run_dir / "metrics.jsonl").write_text('{"iteration": 3, "eval/verifier/accuracy": 0.75, "version": 1}\n')
+    line = next(line for line in call("list", run_dir.parent).stdout.splitlines() if "a-run" in line)
+    assert line.split()[:5] == ["a-run", "interrupted", "3", "eval/verifier/accuracy", "0.7500"]
+    found = json.loads(call("list", run_dir.parent, "--json").stdout)["runs"]
+    assert [(run["place"], run["state"], run["metric"], run["value"]) for run in found] == [
+        ("a-run", "interrupted", "eval/verifier/accuracy", 0.75)
+    ]
+    assert "no such folder" in one_line_error(call("list", "nowhere"))
+    assert "is a file" in one_line_error(call("view", run_dir / "config.yaml"))
+    assert "is no address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))
 
 
 def test_the_script_for_bash_completes(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 Decisions that matter here:
 - a folder with a `metrics.jsonl`, or a `config.yaml` beside another file that runs begin with, is a run, and nothing below it is looked at.
-  Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, not the copy of the best;
+  Links to folders are not followed, so that no run stands twice and none outside; of a sweep its trials are listed, once;
 - of `metrics.jsonl` the end is read, and so much before it as it takes to find the last evaluation (`_MAX_TAIL` bytes at most). Damage
   further up is found by whoever reads it all;
 - nothing is locked for longer than it takes to see whether somebody else has done so, and nothing is written.

@@ -119,7 +119,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     found: dict[str, list[Run]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for run in runs:
-        own = _flat({key: value for key, value in run.source.config.items() if key not in FREE_KEYS})
+        own = flat({key: value for key, value in run.source.config.items() if key not in FREE_KEYS})
         key = json.dumps(own, sort_keys=True, default=str) if own else run.name  # a config that cannot be read is like no other
         found.setdefault(key, []).append(run)
         settings[key] = own
@@ -187,13 +187,13 @@ def _instances(config: Mapping[str, Any]) -> dict[str, Any]:
     scenario = section(config, "scenario")
     data = section(scenario, "data")
     if not data:
-        return _flat({key: value for key, value in scenario.items() if key != "agents"})
+        return flat({key: value for key, value in scenario.items() if key != "agents"})
     left_out = set(_OF_TRAINING)
     if data.get("test") is not None:
         left_out.add("train")
         if scenario.get("name") == "graph_isomorphism":  # the others say how pairs are made; the seed, which are taken of so many
             left_out |= data.keys() - {"test", "num_test"} - ({"seed"} if data.get("num_test") is not None else set())
-    return _flat({key: value for key, value in data.items() if key not in left_out}, "data")
+    return flat({key: value for key, value in data.items() if key not in left_out}, "data")
 
 
 def _examined(groups: Sequence[Group]) -> str:
@@ -238,13 +238,13 @@ def _cross_play(path: Path) -> Record:
     return found
 
 
-def _flat(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted key -> value. Lists are values."""
+def flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value of a config. Lists are values."""
     if not isinstance(config, dict):
         return {prefix: config}
     made: dict[str, Any] = {}
     for key, value in config.items():
-        made |= _flat(value, f"{prefix}.{key}" if prefix else str(key))
+        made |= flat(value, f"{prefix}.{key}" if prefix else str(key))
     return made
 
 

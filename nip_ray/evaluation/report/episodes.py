@@ -33,8 +33,8 @@ def short(value: object, limit: int = 160) -> str:
 
 def browser(source: RunSource) -> dict[str, Any]:
     """Everything that the template of the transcripts needs: episodes, filters with their counts, whether messages are words."""
-    ordered = sorted(source.transcripts, key=_is_right)[:EPISODES_SHOWN]
-    agents = _agents(ordered)
+    ordered = sorted(source.transcripts, key=is_right)[:EPISODES_SHOWN]
+    agents = colours_of(ordered)
     labels, episodes, left = label_words(source.config), [], PAGE_SHARE
     for number, record in enumerate(ordered, 1):
         episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items)
@@ -54,12 +54,13 @@ def browser(source: RunSource) -> dict[str, Any]:
     }
 
 
-def _is_right(record: Record) -> bool:
+def is_right(record: Record) -> bool:
+    """Whether an episode was judged rightly, or not at all."""
     return record.get("correct") is not False
 
 
-def _agents(records: Sequence[Record]) -> dict[str, int]:
-    """Agent -> its colour."""
+def colours_of(records: Sequence[Record]) -> dict[str, int]:
+    """Agent -> its colour, of all who have a turn in these episodes."""
     names = (turn.get("agent") for record in records for turn in _raw_turns(record.get("rounds")))
     return agent_colours(name for name in names if isinstance(name, str))
 

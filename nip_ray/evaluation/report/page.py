@@ -22,14 +22,23 @@ if TYPE_CHECKING:
 TEMPLATES = Path(__file__).parent / "templates"
 
 
-def rendered(template: str, *, scripts: tuple[str, ...] = (), connect: bool = False, folder: Path = TEMPLATES, **variables: Any) -> str:
-    """The page of `template`, which includes head.html.j2. scripts: files of `TEMPLATES` that it carries. connect: may ask its own server.
+def rendered(
+    template: str,
+    *,
+    scripts: tuple[str, ...] = (),
+    styles: tuple[str, ...] = (),
+    connect: bool = False,
+    folder: Path = TEMPLATES,
+    **variables: Any,
+) -> str:
+    """The page of `template`, which includes head.html.j2. scripts, styles: files of `TEMPLATES` that it carries, the styles behind the
+    sheet that all pages have. connect: may ask its own server.
 
     folder: where the template lies, if not here. variables: of the template, all escaped.
     """
     from markupsafe import Markup  # here, not above: training imports this room, and must not wait for it
 
-    style = _file("style.css")
+    style = "".join(_file(name) for name in ("style.css", *styles))
     script = "".join(_file(name) for name in scripts)
     own = {"style": Markup(style), "script": Markup(script), "policy": Markup(policy(style, script, connect)), "connect": connect}
     return _environment(folder).get_template(template).render(**variables, **own)

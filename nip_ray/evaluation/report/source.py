@@ -64,7 +64,7 @@ def read_run(run_dir: Path, transcripts: str | None = None) -> RunSource:
     Raises UserError when `run_dir` holds no run, or the file of transcripts that was asked for is missing or damaged.
     """
     notes: list[str] = []
-    rows = _metric_rows(run_dir / METRICS, notes)
+    rows = metric_rows(run_dir / METRICS, notes)
     config_text = _text(run_dir / CONFIG, notes)
     evaluation = _object(run_dir / "evaluation.json", notes)
     if evaluation and (evaluation.get("format"), evaluation.get("version")) != ("nip_ray.evaluation", 1):
@@ -141,7 +141,8 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _metric_rows(path: Path, notes: list[str]) -> list[Row]:
+def metric_rows(path: Path, notes: list[str]) -> list[Row]:
+    """The finite numbers of each iteration, in order; what is damaged is noted. Raises UserError where there is no row to be read."""
     if not path.is_file():
         raise UserError(f"{path.parent}: not a run folder (it has no metrics.jsonl); give the folder that `nip-ray train` printed")
     found, lost = _json_lines(path)

@@ -1,0 +1,213 @@
+"""`view`: one page over the runs of a folder: a table, their curves over one another, their transcripts side by side; it follows live runs.
+
+Decisions that matter here:
+- the page comes without data and asks for it: `/runs` every two seconds (answered by 204 while nothing has changed), `/settings`, `/curves`
+  and `/episodes` for what is picked; `/run/PLACE/` is the report of a run, as `watch` serves it;
+- a run is named by its place in the listing, never by a path: what is not in the listing is not there, and a run whose files are links that
+  lead out of the folder is refused. Nothing is written;
+- rows of metrics are kept while their file is the same, the newest `_ROWS_KEPT` files.
+"""
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from nip_ray.errors import UserError
+from nip_ray.evaluation.report.beside import Column, beside, transcript_files
+from nip_ray.evaluation.report.compare import flat
+from nip_ray.evaluation.report.episodes import short
+from nip_ray.evaluation.report.page import rendered
+from nip_ray.evaluation.report.source import Row, metric_rows, read_run
+from nip_ray.play.dialogue_records import visible
+from nip_ray.runs.pages import ADDRESS, Answer, PageServer
+from nip_ray.runs.watch import LivePage
+from nip_ray.storage.folder import CONFIG, LOCK, METRICS, json_ready
+from nip_ray.storage.listing import STATES, Listed, list_runs
+
+MAX_CURVES, MAX_BESIDE = 24, 4
+"""Runs whose curves are drawn over one another, and whose transcripts stand side by side."""
+_POINTS = 600  # of a curve: about one a pixel
+_EVERY_S = 1.0  # between two looks at the folder
+_ROWS_KEPT = 64
+_READ = (CONFIG, METRICS, LOCK, "evaluation.json", "cross_play.json", "instances.json", "environment.json", "run.json")
+_READ_FOLDERS = ("transcripts", "items")
+_PHASES = ("time/iteration_s", "time/evaluate_s", "time/checkpoint_s")
+
+Query = Mapping[str, Sequence[str]]
+
+
+class RunsPage:
+    """What is served over the runs at or below `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises UserError when there is no such folder."""
+        self.folder = folder
+        self._lock, self._looked = threading.Lock(), -float("inf")
+        self._runs: dict[str, Listed] = {}
+        self._reports: dict[str, LivePage] = {}
+        self._look()
+
+    def answer(self, path: str) -> Answer | None:
+        """The page, its data, and the reports of its runs."""
+        url = urlsplit(path)
+        query = parse_qs(url.query, max_num_fields=200)
+        match url.path.split("/")[1:]:
+            case [""]:
+                return Answer(self._page().encode("utf-8", errors="replace"))
+            case ["runs"]:
+                return self._listing(query)
+            case ["settings"]:
+                return _json(self._settings())
+            case ["curves"]:
+                return _json(self._curves(query))
+            case ["episodes"]:
+                return Answer(self._episodes(query).encode("utf-8", errors="replace"))
+            case ["run", place, rest]:
+                report = self._report(unquote(place))
+                return report.answer(f"/{rest}")
+        return None
+
+    def _page(self) -> str:
+        title = visible(self.folder.resolve().name or str(self.folder))[:100]
+        return rendered(
+            "view.html.j2",
+            scripts=("view_curves.js", "view.js"),
+            styles=("view.css",),
+            connect=True,
+            kind="runs",
+            title=title,
+            states=STATES,
+            limits=(MAX_CURVES, MAX_BESIDE),
+        )
+
+    def _look(self) -> dict[str, Listed]:
+        """The runs by their places, looked at again where that is due."""
+        with self._lock:
+            if time.monotonic() - self._looked >= _EVERY_S:
+                self._runs = {run.place: run for run in list_runs(self.folder)}
+                self._looked = time.monotonic()
+            return self._runs
+
+    def _chosen(self, place: str) -> Listed:
+        run = self._look().get(place)
+        if run is None:
+            raise UserError(f"{visible(short(place))}: no such run here")
+        if _leads_out(run.path, self.folder.resolve()):
+            raise UserError(f"{visible(place)}: has a link that leads out of the folder, and is not shown")
+        return run
+
+    def _listing(self, query: Query) -> Answer:
+        runs = self._look()
+        settings = _mark([[place, run.config] for place, run in sorted(runs.items())])
+        content = {"settings": settings, "runs": [_told(run) for run in runs.values()]}
+        mark = _mark(content)
+        if query.get("since") == [mark]:
+            return Answer(b"", code=204)
+        return _json({"mark": mark, **content})
+
+    def _settings(self) -> dict[str, dict[str, str]]:
+        """Place -> key -> value, of the keys of configs that are not the same in all runs."""
+        settings = {place: flat(dict(run.config)) for place, run in self._look().items() if run.config}
+        keys = dict.fromkeys(key for own in settings.values() for key in own)
+        differ = [key for key in keys if len({_value(own, key) for own in settings.values()}) > 1]
+        return {place: {visible(key): _value(own, key) for key in differ if key in own} for place, own in settings.items()}
+
+    def _curves(self, query: Query) -> dict[str, Any]:
+        """keys: all metrics of these runs. curves: metric -> place -> [iterations or minutes, values]."""
+        by_time = query.get("x") == ["minutes"]
+        rows = {place: _rows_of(self._chosen(place).path) for place in query.get("run", [])[:MAX_CURVES]}
+        keys = sorted({key for own in rows.values() for row in own for key in row} - {"iteration", "version"})
+        curves = {
+            metric: {place: drawn for place, own in rows.items() if (drawn := _curve(own, metric, by_time))[0]}
+            for metric in dict.fromkeys(query.get("metric", []))
+        }
+        return {"keys": keys, "curves": curves}
+
+    def _episodes(self, query: Query) -> str:
+        """The transcripts of these runs, side by side."""
+        file = query.get("file", [""])[0]
+        columns = [self._column(place, file) for place in query.get("run", [])[:MAX_BESIDE]]
+        every = [self._column(place, "") for place in query.get("run", [])[:MAX_BESIDE]] if file else columns
+        return rendered("beside.html.j2", file=file, files=transcript_files(every), **beside(columns, query.get("instance", [""])[0]))
+
+    def _column(self, place: str, file: str) -> Column:
+        try:
+            return Column(place, read_run(self._chosen(place).path, file or None))
+        except UserError as error:
+            return Column(place, None, str(error))
+
+    def _report(self, place: str) -> LivePage:
+        path = self._chosen(place).path
+        with self._lock:
+            return self._reports.setdefault(place, LivePage(path))
+
+
+def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[str], None] = print) -> None:
+    """Serve the page over the runs at or below `folder` until Ctrl-C. told: hears the address, once the page can be asked for.
+
+    Raises UserError when there is no such folder, or the address or port cannot be had.
+    """
+    with PageServer(RunsPage(folder), port, host) as server:
+        server.serve(told)
+
+
+def _told(run: Listed) -> dict[str, Any]:
+    """A run as the page shows it. place: by which it is asked for; all other texts are for reading."""
+    texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in run.record().items() if key != "path"}
+    return {**texts, "place": run.place, "label": visible(run.place), "about": visible(short(run.about, 300))}
+
+
+def _value(settings: Mapping[str, Any], key: str) -> str:
+    value = settings.get(key, "")
+    return visible(short("null" if value is None else str(value).lower() if isinstance(value, bool) else value, 60))
+
+
+def _rows_of(path: Path) -> Sequence[Row]:
+    try:
+        stat = (path / METRICS).stat()
+        return _kept_rows(path / METRICS, (stat.st_mtime_ns, stat.st_size))
+    except (OSError, UserError):  # the listing says what is wrong with it
+        return ()
+
+
+@lru_cache(maxsize=_ROWS_KEPT)
+def _kept_rows(path: Path, mark: tuple[int, int]) -> Sequence[Row]:
+    del mark
+    return metric_rows(path, [])
+
+
+def _curve(rows: Sequence[Row], metric: str, by_time: bool) -> tuple[list[float], list[float]]:
+    """(x, values) of the rows that have the metric, thinned; the newest is always among them."""
+    places = list(accumulate(map(_minutes, rows))) if by_time else [row["iteration"] for row in rows]
+    points = [(x, row[metric]) for x, row in zip(places, rows, strict=True) if metric in row]
+    step = 1 + len(points) // _POINTS
+    kept = points[::-1][::step][::-1]
+    return [round(x, 4) for x, _ in kept], [y for _, y in kept]
+
+
+def _minutes(row: Row) -> float:
+    """What an iteration took, with its evaluation and checkpoint; of language models all parts together."""
+    parts = _PHASES if _PHASES[0] in row else [key for key in row if key.startswith("time/") and key.endswith("_s")]
+    return sum(row.get(key, 0.0) for key in parts) / 60
+
+
+def _leads_out(path: Path, root: Path) -> bool:
+    """Whether a file of a run that pages are made of is a link to somewhere outside of `root`."""
+    below = [one for name in _READ_FOLDERS if (path / name).is_dir() for one in (path / name).iterdir()]
+    files = [path / name for name in (*_READ, *_READ_FOLDERS)] + below
+    return not path.resolve().is_relative_to(root) or any(one.is_symlink() and not one.resolve().is_relative_to(root) for one in files)
+
+
+def _json(content: Any) -> Answer:
+    return Answer(json.dumps(json_ready(content), allow_nan=False).encode(), "application/json")
+
+
+def _mark(content: Any) -> str:
+    return hashlib.blake2b(json.dumps(content, default=str).encode(errors="replace"), digest_size=8).hexdigest()

@@ -1,0 +1,99 @@
+"""The page over many runs: its data, and what it does not give away."""
+
+import json
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+
+from nip_ray.errors import UserError
+from nip_ray.runs.pages import PageServer
+from nip_ray.runs.view import RunsPage
+
+
+def make_run(path: Path, accuracy: float, verdict: str = "accept", seed: int = 0) -> Path:
+    (path / "transcripts").mkdir(parents=True)
+    (path / "config.yaml").write_text(f"name: n\nseed: {seed}\niterations: 3\nscenario:\n  name: message_game\n  numbers: [1, 2]\n")
+    rows = [{"iteration": i, "version": 1, "time/iteration_s": 60, "train/verifier/accuracy": accuracy * i} for i in (1, 2, 3)]
+    (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = [
+        {"instance": i, "label": 1, "length": 1, "verdict": verdict if i == 7 else "accept", "correct": i != 7 or verdict == "accept"}
+        | {"rounds": [{"round": 0, "turns": [{"agent": "verifier", "channel": "m", "message": f"said <b>{i}</b>"}]}], "version": 1}
+        for i in (5, 6, 7)
+    ]
+    (path / "transcripts" / "000003.jsonl").write_text("".join(json.dumps(record) + "\n" for record in told))
+    return path
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> RunsPage:
+    make_run(tmp_path / "runs/a", 0.1)
+    make_run(tmp_path / "runs/deep/b", 0.2, "reject", seed=1)
+    return RunsPage(tmp_path / "runs")
+
+
+def ask(page: RunsPage, path: str) -> str:
+    answer = page.answer(path)
+    assert answer is not None
+    return answer.body.decode()
+
+
+def test_the_data_of_the_page(page: RunsPage) -> None:
+    listing = json.loads(ask(page, "/runs"))
+    assert {run["place"]: (run["done"], run["total"], run["state"]) for run in listing["runs"]} == {
+        "a": (3, 3, "interrupted"),
+        "deep/b": (3, 3, "interrupted"),
+    }
+    again = page.answer(f"/runs?since={listing['mark']}")
+    assert again is not None
+    assert (again.code, again.body) == (204, b"")
+    assert json.loads(ask(page, "/settings")) == {"a": {"seed": "0"}, "deep/b": {"seed": "1"}}
+    curves = json.loads(ask(page, "/curves?run=a&run=deep/b&metric=train/verifier/accuracy&x=minutes"))
+    assert curves["keys"] == ["time/iteration_s", "train/verifier/accuracy"]
+    assert curves["curves"]["train/verifier/accuracy"]["deep/b"] == [[1, 2, 3], pytest.approx([0.2, 0.4, 0.6])]
+
+
+def test_transcripts_side_by_side(page: RunsPage) -> None:
+    """The instance on which verdicts differ comes first, and is the one that is shown; texts are escaped."""
+    shown = ask(page, "/episodes?run=a&run=deep/b")
+    assert shown.index('data-instance="7"') < shown.index('data-instance="5"')
+    assert "3 instances played by both runs; on 1 the verdicts differ" in shown
+    assert shown.count("said &lt;b&gt;7&lt;/b&gt;") == 2
+    assert "said &lt;b&gt;5&lt;/b&gt;" in ask(page, "/episodes?run=a&run=deep/b&instance=5&file=000003")
+    assert "000009.jsonl is missing" in ask(page, "/episodes?run=a&file=000009")
+
+
+@pytest.mark.parametrize("place", ["..", "../secret", "/etc", "a/../../secret", "link", "leaks", "a/transcripts", "%2e%2e/secret", "x\0"])
+def test_nothing_outside_of_the_folder_can_be_asked_for(tmp_path: Path, place: str) -> None:
+    """Whatever is named, and whatever links a run holds."""
+    make_run(tmp_path / "runs/a", 0.1)
+    secret = make_run(tmp_path / "secret", 0.9)
+    (tmp_path / "runs/link").symlink_to(secret)
+    leaks = make_run(tmp_path / "runs/leaks", 0.1)
+    (leaks / "transcripts/000003.jsonl").unlink()
+    (leaks / "transcripts/000003.jsonl").symlink_to(secret / "transcripts/000003.jsonl")
+    page = RunsPage(tmp_path / "runs")
+    for path in (f"/curves?run={quote(place)}&metric=train/verifier/accuracy", f"/run/{quote(place, safe='')}/"):
+        with pytest.raises(UserError, match=r"no such run|leads out"):
+            page.answer(path)
+    assert "said" not in ask(page, f"/episodes?run={quote(place)}")
+    assert page.answer(f"/{place}") is None
+    assert page.answer("/run/a/metrics.jsonl") is None
+
+
+@pytest.mark.parametrize(
+    "listens, host, own",
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "localhost", True),
+        ("127.0.0.1", "10.0.0.1", False),
+        ("0.0.0.0", "10.0.0.1", True),
+        ("0.0.0.0", "[fe80::1]", True),
+        ("0.0.0.0", "evil.example", False),
+    ],
+)
+def test_by_which_names_it_can_be_asked(page: RunsPage, listens: str, host: str, own: bool) -> None:
+    """A name that others could let point here is none of them."""
+    with PageServer(page, host=listens) as server:
+        assert server.is_own(f"{host}:{server.server_port}") is own
+        assert not server.is_own(host)
