@@ -159,9 +159,15 @@ def view(folder: Path, port: int = 0, host: str = ADDRESS, *, told: Callable[[st
 
 
 def _told(run: Listed) -> dict[str, Any]:
-    """A run as the page shows it. place: by which it is asked for; all other texts are for reading."""
+    """A run as the page shows it. place: by which it is asked for; all other texts are for reading. talks: whether it has transcripts."""
     texts = {key: visible(short(value, 300)) if isinstance(value, str) else value for key, value in run.record().items() if key != "path"}
-    return {**texts, "place": run.place, "label": visible(run.place), "about": visible(short(run.about, 300))}
+    return {
+        **texts,
+        "place": run.place,
+        "label": visible(run.place),
+        "about": visible(short(run.about, 300)),
+        "talks": any((run.path / "transcripts").glob("*.jsonl")),
+    }
 
 
 def _value(settings: Mapping[str, Any], key: str) -> str:

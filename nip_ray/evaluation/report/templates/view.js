@@ -4,7 +4,7 @@
   const $ = (id) => document.getElementById(id);
   const main = document.querySelector("main.view");
   const MAX_CURVES = Number(main.dataset.curves), MAX_BESIDE = Number(main.dataset.beside);
-  const PICKED_AT_FIRST = 6, PLOTS_AT_FIRST = 4;
+  const PICKED_AT_FIRST = 6, PLOTS_AT_FIRST = 3;
   const asked = new URLSearchParams(location.hash.slice(1));
   const chosen = {
     text: asked.get("text") ?? "", state: asked.get("state") ?? "", task: asked.get("task") ?? "",
@@ -155,7 +155,7 @@
     const age = made("td", ago(run.changed), "n");
     age.dataset.changed = run.changed;
     const key = chosen.key ? [made("td", (settings[run.place] ?? {})[chosen.key] ?? "–", "key")] : [];
-    line.append(choose, name, made("td", run.about), ...key, state, done, value, made("td", run.metric, "metric"), age);
+    line.append(choose, name, made("td", run.about, "about"), ...key, state, done, value, made("td", run.metric, "metric"), age);
     return line;
   }
 
@@ -275,7 +275,7 @@
   function changed({ talk = false } = {}) {
     const before = besides.join("\n");
     besides = besides.filter((place) => picked.has(place));
-    if (!besides.length) besides = alike([...picked.keys()].map((place) => runs.find((run) => run.place === place)).filter(Boolean)).slice(0, 2).map((run) => run.place);
+    if (!besides.length) besides = alike([...picked.keys()].map((place) => runs.find((run) => run.place === place)).filter((run) => run?.talks)).slice(0, 2).map((run) => run.place);
     filters();
     table();
     legend();

@@ -2,7 +2,7 @@
 // Curves of several runs over one another. Everything is made of elements and text nodes: no text of a run becomes markup.
 const Curves = (() => {
   const SVG = "http://www.w3.org/2000/svg";
-  const WIDE = 560, HIGH = 330, LEFT = 74, RIGHT = 16, TOP = 12, BOTTOM = 52;
+  const WIDE = 480, HIGH = 300, LEFT = 70, RIGHT = 14, TOP = 10, BOTTOM = 50;
   const NAMED = 12; // runs that the box at the pointer names
   const CLEAR = 6; // runs whose values are drawn behind their smoothed curves
   let lit = null;
@@ -92,14 +92,16 @@ const Curves = (() => {
     let [y0, y1] = range(series.map((one) => one.points[1]));
     if (x0 === x1) { x0 -= 1; x1 += 1; }
     const pad = y0 === y1 ? Math.abs(y0) * 0.1 || 0.5 : (y1 - y0) * 0.06;
+    const share = y0 >= 0 && y1 <= 1;
     y0 -= pad; y1 += pad;
+    if (share) { y0 = Math.max(y0, -0.03); y1 = Math.min(y1, 1.03); }
     const X = (x) => LEFT + (x - x0) / (x1 - x0) * (WIDE - LEFT - RIGHT);
     const Y = (y) => HIGH - BOTTOM - (y - y0) / (y1 - y0) * (HIGH - TOP - BOTTOM);
     for (const y of ticks(y0, y1, 5, false)) {
       svg.append(element("line", { class: "grid", x1: LEFT, x2: WIDE - RIGHT, y1: Y(y), y2: Y(y) }));
       svg.append(element("text", { x: LEFT - 8, y: Y(y) + 5, "text-anchor": "end" }, number(Number(y.toPrecision(10)))));
     }
-    for (const x of ticks(x0, x1, 6, over === "iteration")) {
+    for (const x of ticks(x0, x1, 5, over === "iteration")) {
       svg.append(element("text", { x: X(x), y: HIGH - BOTTOM + 22, "text-anchor": "middle" }, number(Number(x.toPrecision(10)))));
     }
     svg.append(element("text", { class: "axis", x: (LEFT + WIDE - RIGHT) / 2, y: HIGH - 8, "text-anchor": "middle" }, over));
