@@ -35,7 +35,7 @@ MAX_CURVES, MAX_BESIDE = 24, 4
 """Runs whose curves are drawn over one another, and whose transcripts stand side by side."""
 _POINTS = 600  # of a curve: about one a pixel
 _EVERY_S = 1.0  # between two looks at the folder
-_ROWS_KEPT = 64
+_ROWS_KEPT, _MAX_FIELDS = 64, 200
 _READ = (CONFIG, METRICS, LOCK, "evaluation.json", "cross_play.json", "instances.json", "environment.json", "run.json")
 _READ_FOLDERS = ("transcripts", "items")
 _PHASES = ("time/iteration_s", "time/evaluate_s", "time/checkpoint_s")
@@ -56,8 +56,11 @@ class RunsPage:
 
     def answer(self, path: str) -> Answer | None:
         """The page, its data, and the reports of its runs."""
-        url = urlsplit(path)
-        query = parse_qs(url.query, max_num_fields=200)
+        try:
+            url = urlsplit(path)
+            query = parse_qs(url.query, max_num_fields=_MAX_FIELDS)
+        except ValueError:  # no address, or one that the page would not ask for
+            return None
         match url.path.split("/")[1:]:
             case [""]:
                 return Answer(self._page().encode("utf-8", errors="replace"))

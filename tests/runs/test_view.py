@@ -78,7 +78,7 @@ def test_nothing_outside_of_the_folder_can_be_asked_for(tmp_path: Path, place: s
             page.answer(path)
     assert "said" not in ask(page, f"/episodes?run={quote(place)}")
     assert page.answer(f"/{place}") is None
-    assert page.answer("/run/a/metrics.jsonl") is None
+    assert [page.answer(path) for path in ("/run/a/metrics.jsonl", "//[", f"/curves?{'run=a&' * 300}")] == [None] * 3
 
 
 @pytest.mark.parametrize(
