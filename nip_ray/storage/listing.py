@@ -50,7 +50,7 @@ Stamp = tuple[int, int]
 class Listed:
     """A run as it stands.
 
-    place: its folder as seen from the one that was searched, with "/" ("." for that one itself). task: scenario, or environment of a
+    place: its folder as seen from the one that was searched, with "/" (of that one itself its name). task: scenario, or environment of a
     runner file. note: what is damaged, else "". done, total: iterations (of a runner file: timesteps); None where unknown. metric, value:
     its headline. changed: when a file of it was last written, in seconds since 1970. config: {} where it cannot be read.
     """
@@ -124,7 +124,7 @@ def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[L
 
 def look_at(path: Path, above: Path) -> Listed:
     """How the run at `path` stands. above: the folder that was searched."""
-    place = path.relative_to(above).as_posix()
+    place = path.relative_to(above).as_posix() if path != above else path.resolve().name
     marks = {name: mark for name in (CONFIG, METRICS, IDENTITY, "evaluation.json") if (mark := _stamp(path / name)) is not None}
     changed = max((mark[0] for mark in marks.values()), default=0) / 1e9
     config, faults = {}, ["config.yaml is missing"]

@@ -36,8 +36,9 @@ def test_runs_are_filtered_picked_and_drawn(opened: Callable[..., Any], served: 
     page.locator(".plot path.line").first.wait_for()
     assert (page.locator("#rows tr").count(), page.locator("#legend li").count()) == (3, 3)
     assert [page.locator(f".plot[data-metric='eval/verifier/accuracy'] {part}").count() for part in ("path.line", "text.axis")] == [3, 2]
-    page.fill("#text", "seed=1")
-    assert page.locator("#rows tr").count() == 1
+    for words, count in (("seed=1", 1), ("seed=", 3), ("WORDS", 1), ("words seed=1", 0)):
+        page.fill("#text", words)
+        assert page.locator("#rows tr input").count() == count
     page.fill("#text", "")
     page.select_option("#key", "seed")
     page.select_option("#value", "2")

@@ -72,5 +72,6 @@ def test_which_folders_are_runs(tmp_path: Path) -> None:
     (tmp_path / "other/config.yaml").touch()
     assert [path.relative_to(tmp_path).as_posix() for path in find_runs(tmp_path)] == ["a", "b/c", "sweep/trials/1"]
     assert find_runs(tmp_path, depth=1) == [tmp_path / "a"]
+    assert [listed.place for listed in list_runs(tmp_path / "a")] == ["a"]
     with lock(tmp_path / "sweep/trials/1"):
         assert list_runs(tmp_path)[0].place == "sweep/trials/1"

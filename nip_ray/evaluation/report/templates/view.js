@@ -45,12 +45,13 @@
     if (chosen.state && run.state !== chosen.state || chosen.task && run.task !== chosen.task) return false;
     const own = settings[run.place] ?? {};
     if (chosen.key && chosen.value && (own[chosen.key] ?? "") !== chosen.value) return false;
-    const texts = `${run.label} ${run.name} ${run.about} ${run.state} ${run.metric} ${run.note} seed=${run.seed}`.toLowerCase();
+    const texts = `${run.label} ${run.name} ${run.about} ${run.state} ${run.metric} ${run.note}`.toLowerCase();
+    const known = { seed: run.seed, "scenario.name": run.task, "protocol.name": run.protocol, "algorithm.name": run.algorithm, ...own };
     return chosen.text.toLowerCase().split(/\s+/).filter(Boolean).every((word) => {
       const [key, value] = word.split("=", 2);
-      if (texts.includes(word)) return true;
-      return value !== undefined && Object.entries(own).some(([name, found]) =>
-        (name === key || name.endsWith(`.${key}`)) && found.toLowerCase().startsWith(value));
+      if (value === undefined) return texts.includes(word);
+      return Object.entries(known).some(([name, found]) =>
+        (name.toLowerCase() === key || name.toLowerCase().endsWith(`.${key}`)) && (value === "" || found.toLowerCase() === value));
     });
   }
 
@@ -247,7 +248,7 @@
 
   // ------------------------------------------------------------------------------------------------------ transcripts
 
-  let reading = 0;
+  let reading = 0, read = "";
   async function episodes() {
     const own = ++reading, places = besides;
     $("beside").replaceChildren(...[...picked].map(([place, slot]) => {
@@ -258,9 +259,11 @@
       button.append(Curves.swatch(slot), label(place));
       return button;
     }));
-    if (!places.length) { $("episodes").replaceChildren(made("p", "Pick runs to read what they said.", "soft")); return; }
+    if (!places.length) { read = ""; $("episodes").replaceChildren(made("p", picked.size ? "None of the picked runs has transcripts yet." : "Pick runs to read what they said.", "soft")); return; }
     const text = await (await ask(`episodes?${query(places, [["instance", chosen.instance], ["file", chosen.file]])}`)).text();
-    if (own !== reading) return;
+    const colours = places.map((place) => picked.get(place)).join();
+    if (own !== reading || read === colours + text) return; // the same as before: what a reader has marked stays marked
+    read = colours + text;
     const scroll = $("episodes").querySelector(".list")?.scrollTop ?? 0;
     $("episodes").replaceChildren(...new DOMParser().parseFromString(text, "text/html").body.childNodes);
     for (const one of $("episodes").querySelectorAll("[data-column]")) one.replaceWith(Curves.swatch(picked.get(places[Number(one.dataset.column)])));
@@ -324,6 +327,14 @@
     $(where).addEventListener("pointerleave", () => Curves.light(null));
   }
 
+  let waiting = false;
+  function follow() {
+    waiting = false;
+    if (!metrics.length) keys = [];
+    changed({ talk: true });
+  }
+  $("curves").addEventListener("pointerleave", () => { if (waiting) follow(); });
+
   async function look() {
     let wait = 2000;
     try {
@@ -338,7 +349,10 @@
         if (fresh && runs.length) { fresh = false; for (const run of alike(runs.filter((run) => run.metric)).slice(0, PICKED_AT_FIRST)) pick(run.place, true); }
         const moved = (place) => before.get(place)?.changed !== runs.find((run) => run.place === place)?.changed;
         const grown = [...picked.keys()].some(moved), first = before.size === 0;
-        if (grown || first) { if (grown) keys = metrics.length ? keys : []; changed({ talk: first || besides.some(moved) }); } else narrowed();
+        if (first) changed({ talk: true });
+        else if (grown && $("curves").matches(":hover")) { waiting = true; narrowed(); } // not under the pointer that reads them
+        else if (grown) follow();
+        else narrowed();
       }
       for (const cell of document.querySelectorAll("[data-changed]")) cell.textContent = ago(Number(cell.dataset.changed));
       $("pulse").textContent = `up to date at ${new Date(heard).toLocaleTimeString("en-GB")}`;

@@ -145,9 +145,11 @@ const Curves = (() => {
       cursor.setAttribute("x1", X(x));
       cursor.setAttribute("x2", X(x));
       cursor.setAttribute("visibility", "visible");
-      const lines = here.slice(0, NAMED).map((one) => {
+      const named = here.slice(0, NAMED);
+      if (!named.includes(close)) named.push(close);
+      const lines = named.map((one) => {
         const line = document.createElement("div"), what = document.createElement("span"), value = document.createElement("b");
-        what.className = "what";
+        what.className = one === close ? "what near" : "what";
         what.textContent = one.label;
         value.textContent = number(one.y);
         line.append(swatch(one.slot), what, value);
