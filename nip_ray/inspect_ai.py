@@ -7,7 +7,7 @@ Decisions that matter here:
   evaluated. So keys, limits, caches and the log of calls are Inspect's. `from_run` names agents that speak by a run's own models instead;
 - turns, payment, unusable replies and verdicts are those of the protocol: dialogues are played by the same `DialogueRunner` as in a run;
 - items and episode seeds are those of the run's test, epoch by epoch. With all agents `from_run` so are the seeds of calls, and with
-  them the dialogues.
+  them the dialogues, unless the models learned from their own tokens: those were sampled in step, and not by the engine that answers here.
 """
 
 import asyncio

@@ -15,6 +15,7 @@ from nip_ray.settings.ppo import OnPolicySettings, PPOSettings
 from nip_ray.settings.schedule import UpdateSchedule, is_updated
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
+from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import is_artifact
 
 _SCHEDULE_FIELDS = {"constant": (), "contiguous": ("period", "start", "stop"), "alternating": ("period", "first_agent_num_rounds")}
@@ -269,7 +270,7 @@ def _missing_run(key: str, run_dir: str, checkpoint: int | None) -> Iterator[str
         yield f"{key}.run_dir: missing, name the folder of another run"
     elif not (path / "config.yaml").is_file():
         yield f"{key}.run_dir: {run_dir}: no run here, name the folder of one"
-    else:
+    elif not (path / EXPORTED).is_file():  # an export is weights
         folder = path / "checkpoints"
         found = sorted(int(entry.name) for entry in folder.iterdir() if entry.name.isdigit()) if folder.is_dir() else []
         if not found:

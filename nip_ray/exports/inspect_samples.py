@@ -102,6 +102,8 @@ def pay_score(outcome: Mapping[str, Any]) -> Score:
 def _message(turn: Turn, number: int, verifier: str | None, model: str | None) -> ChatMessage:
     said = "\n".join(turn.messages.values()) or turn.raw or "(no reply that can be used)"
     where: dict[str, Any] = {"agent": turn.agent, "round": number, "channels": ", ".join(turn.messages), "model": model}
+    if turn.invalid:
+        where["invalid"] = True
     content: Any = f"{turn.agent}: {said}"
     if turn.reasoning:
         content = [ContentReasoning(reasoning=turn.reasoning), ContentText(text=content)]

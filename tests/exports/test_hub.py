@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -19,6 +20,7 @@ from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.exports.hub import export_hf
 from nip_ray.exports.hub_cards import records
 from nip_ray.runs.experiment import resume_experiment, run_experiment
+from nip_ray.runs.initial_weights import initial_weights
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.storage.folder import read_lines
 from tests.exports.hub_server import TOKEN, hub_thread
@@ -202,6 +204,17 @@ def test_what_cannot_be_exported_or_pushed_is_named(trained: Path, exported: Pat
         assert (done.exit_code, len(done.stderr.splitlines())) == (2, 1), done.output
         assert told in done.stderr
     assert not list(tmp_path.glob("a/*"))
+
+
+def test_an_export_is_attacked_and_gives_its_weights(exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (exported / "model" / "evaluation.json").read_bytes()
+    evaluate_run(exported / "model", attacked=True, settings=[f"evaluation.attack.{one}" for one in ATTACK])
+    assert "is an export; what the attack finds is not written there" in capsys.readouterr().err
+    assert (exported / "model" / "evaluation.json").read_bytes() == before
+    source = {"run_dir": str(exported / "model")}
+    weights, _ = initial_weights(small(f"initial_weights={{prover: {source}}}", base=MESSAGES), None)
+    there = load_file(exported / "model" / "prover.safetensors")
+    assert all(weights["prover"][name].equal(weight) for name, weight in there.items())
 
 
 def test_an_export_is_evaluated_and_nothing_else(exported: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import ENTRIES
 from nip_ray.progress import say
-from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.folder import EXPORTED, RunFolder
 
 EVALUATION = "evaluation.json"
 
@@ -28,6 +28,9 @@ def can_be_kept(folder: RunFolder, about: Mapping[str, Any], *, same_instances: 
     Raises UserError for a file that cannot be read though it is not damaged: of a newer version, for one.
     """
     path = folder.path / EVALUATION
+    if (folder.path / EXPORTED).is_file():
+        say(f"{folder.path} is an export; what the attack finds is not written there")
+        return False
     stored, damage = _stored(folder)
     if damage:
         say(f"warning: {damage.partition('; ')[0]}; it will be replaced")
