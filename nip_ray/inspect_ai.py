@@ -236,4 +236,4 @@ def _name(agent: str, speaker: AgentClient, game: Game) -> str:
     """What speaks for an agent, for readers."""
     if isinstance(speaker.client, InspectChat):
         return str(get_model(role=agent))
-    return f"{language_agents(game.config)[agent].provider}/{speaker.model}"
+    return f"{language_agents(game.config)[agent].provider}/{Path(speaker.model).name}"

@@ -30,7 +30,14 @@ def write_model_card(
         result = {"task": {"type": "other", "name": f"{config.protocol.name} protocol"}, "dataset": dataset, "metrics": metrics}
         front["model-index"] = [{"name": config.name, "results": [result]}]
     attackers = list(_attackers(evaluation.get("attack", {})))
-    words = {"evaluation": evaluation, "about": about, "environment": {"nip_ray": "", **environment}, "files": list(_files(config))}
+    held = {file.split("/")[2] for file in about.get("files", {})}
+    words = {
+        "held": held,
+        "evaluation": evaluation,
+        "about": about,
+        "environment": {"nip_ray": "", **environment},
+        "files": list(_files(config)),
+    }
     _write("model_card.md.j2", path, config, front, rows=rows, attackers=attackers, **words)
 
 

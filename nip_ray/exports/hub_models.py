@@ -20,8 +20,9 @@ _CARRIED = (".safetensors", ".json", ".jinja", ".txt", ".model")
 
 @dataclass(frozen=True)
 class KeptModels:
-    """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights the run does not hold.
-    bases: folders of models that adapters need and that are not copied, by their last part. files: path in the export -> SHA-256 sum.
+    """iteration: of whose test they are. names: group -> model. elsewhere: those groups whose weights a provider has.
+    bases: places in the export of models that the run did not make, by themselves or under adapters; they are not copied.
+    files: path in the export -> SHA-256 sum.
     """
 
     iteration: int
@@ -41,13 +42,15 @@ def copy_models(folder: RunFolder, config: TextExperimentConfig, target: Path) -
         if not config.providers[home].has_model:
             continue
         found = folder.path / home / "models" / names[group]
-        if not (found / "config.json").is_file() and Path(names[group], "config.json").is_file():
-            found = Path(names[group])  # a folder elsewhere on this machine, that the config named
+        if config.providers[home].local_models and Path(names[group]).is_absolute():
+            names[group] = found.name  # the config named a folder elsewhere, which is not the run's to give away
+            bases.append(f"{home}/models/{names[group]}")
+            continue
         if not config.providers[home].local_models or not (found / "config.json").is_file():
             elsewhere.append(group)
             continue
         names[group] = found.name
-        bases += _copy(found, target / home / "models" / found.name)
+        bases += [f"{home}/models/{base}" for base in _copy(found, target / home / "models" / found.name)]
     files = {str(path.relative_to(target)): sum_of(path) for path in sorted(target.rglob("*")) if path.is_file()}
     return KeptModels(iteration, names, elsewhere, sorted(set(bases)), files)
 

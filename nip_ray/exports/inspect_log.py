@@ -93,7 +93,9 @@ def _log(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> Any
     items = (stored_items(folder.path, kind) or {}).get("test", [])
     dialogues = read_dialogues(rollout_file(folder.path, "test", iteration - 1), {item.id: item for item in items})
     named, settings = models_at(folder, iteration), language_agents(config)
-    models = {agent: f"{settings[agent].provider}/{named[group]}" for group, agents in groups(config).items() for agent in agents}
+    models = {
+        agent: f"{settings[agent].provider}/{Path(named[group]).name}" for group, agents in groups(config).items() for agent in agents
+    }
     samples = list(_samples(kind, scenario, items, dialogues, models, {a: (chat_shapes(config)[a], settings[a]) for a in models}))
     record = dialogue_record(dialogues, protocol, groups=kind.groups)
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}

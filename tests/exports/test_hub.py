@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from nip_ray.exports.hub_cards import records
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
 from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import read_lines
 from tests.exports.hub_server import TOKEN, hub_thread
 from tests.runs.small import MESSAGES, small
@@ -136,6 +138,27 @@ def test_language_models_play_their_test_again(tmp_path: Path, method: str) -> N
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     with pytest.raises(UserError, match="does not match its checksum"):
         evaluate_run(model)
+
+
+@pytest.mark.slow
+def test_models_that_a_run_did_not_make_stay_at_home(tmp_path: Path) -> None:
+    base = tmp_path / "from-elsewhere"
+    run_text_experiment(tiny_text(), tmp_path / "first", quiet=True)
+    shutil.copytree(tmp_path / "first" / "local" / "models" / "words", base)
+    config = tiny_text("lora")
+    agents = {"_default": replace(config.scenario.agents["_default"], model=str(base))}
+    agents["prover1"] = replace(agents["_default"], frozen=True)
+    rule = replace(config.algorithm, warmup_steps=0, warmup_batch_size=PolicyGradientSettings().warmup_batch_size)
+    scenario = replace(config.scenario, agents=agents)
+    run_text_experiment(config.model_copy(update={"scenario": scenario, "algorithm": rule}), tmp_path / "run", quiet=True)
+    model = export_hf(tmp_path / "run", tmp_path / "out") / "model"
+    assert {path.name for path in model.rglob("*.safetensors")} == {"adapter_model.safetensors"}
+    assert "must be put there before use: `local/models/from-elsewhere`" in (model / "README.md").read_text()
+    assert str(tmp_path) not in "".join(path.read_text() for path in [*model.rglob("*.json"), *model.glob("*.yaml"), model / "README.md"])
+    with pytest.raises(UserError, match="from-elsewhere"):
+        evaluate_run(model)
+    shutil.copytree(base, model / "local" / "models" / base.name)
+    assert_figures_equal(evaluate_run(model), tmp_path / "run")
 
 
 @pytest.mark.slow
