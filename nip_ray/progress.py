@@ -91,10 +91,10 @@ def _lines(start: int, total: int, unit: str) -> Report:
 
 
 def duration(seconds: float) -> str:
-    """A length of time in words, to two digits or so."""
+    """A length of time as a reader wants it."""
     minutes = round(seconds / 60)
     if seconds < 90:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     if minutes < 120:
         return f"{minutes} min"
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // 1440} days"

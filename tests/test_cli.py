@@ -192,6 +192,8 @@ def test_list(run_dir: Path) -> None:
     assert [(run["place"], run["state"], run["metric"], run["value"]) for run in found] == [
         ("a-run", "interrupted", "eval/verifier/accuracy", 0.75)
     ]
+    (run_dir / "config.yaml").write_text('name: "a"\nscenario: {name: "\\x1b]0;owned\\x07"}\n')
+    assert "<U+001B>]0;owned<U+0007>" in call("list", run_dir.parent).stdout
     assert "no such folder" in one_line_error(call("list", "nowhere"))
     assert "is a file" in one_line_error(call("view", run_dir / "config.yaml"))
     assert "is no address of this machine" in one_line_error(call("view", run_dir, "--host", "192.0.2.1"))

@@ -31,13 +31,24 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
             return
         header = ["run", "task", "state", "iteration", "metric", "", "age"]
         rows = [
-            [run.place, run.about, run.state, run.progress, run.metric, number(run.value), duration(max(0.0, now - run.changed))]
+            [
+                *map(_plain, (run.place, run.about, run.state, run.progress, run.metric)),
+                number(run.value),
+                duration(max(0.0, now - run.changed)),
+            ]
             for run in runs
         ]
         print_table(header, rows, words=(0, 1, 2, 4), width=400)
         for run in runs:
             if run.note:
-                say(f"{run.path}: {run.note}")
+                say(_plain(f"{run.path}: {run.note}"))
+
+
+def _plain(text: str) -> str:
+    """Texts of runs, which others have written, as a terminal can show them without obeying them."""
+    from nip_ray.play.dialogue_records import visible
+
+    return visible(text.encode(errors="replace").decode())
 
 
 @app.command()

@@ -40,6 +40,7 @@ _BEGUN = {LOCK, IDENTITY, "environment.json"}
 _SWEEP, _TRIALS = "sweep.yaml", "trials"
 _MAX_DEPTH = 6
 _BLOCK, _MAX_TAIL = 1 << 16, 1 << 19
+_MAX_CONFIG, _MAX_DEEP = 50_000, 100
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 Stamp = tuple[int, int]
@@ -125,6 +126,7 @@ def list_runs(folder: Path, told: Callable[[str], None] | None = None) -> list[L
 def look_at(path: Path, above: Path) -> Listed:
     """How the run at `path` stands. above: the folder that was searched."""
     place = path.relative_to(above).as_posix() if path != above else path.resolve().name
+    place = place.encode(errors="replace").decode()  # a name that is no UTF-8
     marks = {name: mark for name in (CONFIG, METRICS, IDENTITY, "evaluation.json") if (mark := _stamp(path / name)) is not None}
     changed = max((mark[0] for mark in marks.values()), default=0) / 1e9
     config, faults = {}, ["config.yaml is missing"]
@@ -168,19 +170,47 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_size
 
 
+def config_of(text: str) -> tuple[dict[str, Any], str]:
+    """The config that a text of YAML is, and what is wrong with it ("": nothing). Nothing that it says can take long or much memory."""
+    try:
+        found = yaml.load(text, _LOADER) if (deep := _depth(text)) <= _MAX_DEEP else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return {}, f"{CONFIG} is not YAML"
+    if deep > _MAX_DEEP or _size(found, {}) > _MAX_CONFIG:
+        return {}, f"{CONFIG} is no config: more than {_MAX_DEEP} levels or {_MAX_CONFIG:,} values"
+    return (found, "") if isinstance(found, dict) else ({}, f"{CONFIG} holds no keys")
+
+
 @lru_cache(maxsize=4096)
 def _config(path: Path, mark: Stamp) -> tuple[Mapping[str, Any], str]:
     """The config at `path`, and what is wrong with it. mark: the file's, so that what was read is read again once it has changed."""
     del mark
     try:
-        found = yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+        return config_of(path.read_text(encoding="utf-8", errors="replace"))
     except OSError as error:
         return {}, f"{CONFIG} cannot be read ({error.strerror})"
-    except (yaml.YAMLError, ValueError, RecursionError):
-        return {}, f"{CONFIG} is not YAML"
-    if not isinstance(found, dict):
-        return {}, f"{CONFIG} holds no keys"
-    return found, ""
+
+
+def _depth(text: str) -> int:
+    """How deeply YAML is nested, of which libyaml's composer takes only so much before it takes the process down."""
+    depth = deepest = 0
+    for event in yaml.parse(text, _LOADER):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        deepest = max(deepest, depth)
+        if deepest > _MAX_DEEP:
+            break
+    return deepest
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """How many values there are in one, those that are named several times counted as often: a few lines of YAML can name billions."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = _MAX_CONFIG + 1  # what holds itself has no end
+        parts = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_size(part, known) for part in parts)
+    return known[id(value)]
 
 
 @lru_cache(maxsize=4096)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.report.contents import seconds, short
 from nip_ray.evaluation.report.describe import describe
+from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.pictures import GRID, PALETTE, Drawing, picture, plain
 from nip_ray.evaluation.report.source import MAX_TEXT
+from nip_ray.progress import duration
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
 from nip_ray.sweeps.summary import SettingSummary, Summary, TrialRecord, figure_of, headline, label, short_names, show, table_rows
@@ -107,7 +108,7 @@ def _facts(spec: SweepSpec, summary: Summary, trials: Sequence[TrialRecord]) -> 
         ("search", _search(spec)),
         ("scheduler", settings.scheduler.name),
         ("iterations", f"{sum(trial.iterations for trial in trials):,} in all trials together"),
-        ("time", f"{seconds(summary.seconds)} in all trials together"),
+        ("time", f"{duration(summary.seconds)} in all trials together"),
     ]
     return [(name, text) for name, text in facts if text]
 

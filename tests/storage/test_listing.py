@@ -11,6 +11,8 @@ from nip_ray.storage.listing import find_runs, list_runs, look_at
 
 CONFIG = "name: n\nseed: 1\niterations: 4\nscenario: {name: message_game}\nprotocol: {name: nip}\nalgorithm: {name: ppo}\n"
 RUNNER = "environment: {name: gymnasium, id: CartPole-v1}\nlearners: [{algorithm: {name: ppo}}]\ndriver: {timesteps: 4}\n"
+TOO_LARGE = "config.yaml is no config: more than 100 levels or 50,000 values"
+BILLIONS = "a0: &a0 [x, x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 40))
 
 
 def row(iteration: int, **figures: float) -> str:
@@ -36,6 +38,9 @@ def run(path: Path, config: str = CONFIG, rows: str = "", finished: bool = False
         (CONFIG, row(2) + "{half}\n", False, "damaged", "the last line of metrics.jsonl is damaged"),
         ("a: [", row(4), False, "damaged", "config.yaml is not YAML"),
         ("- a", "", False, "damaged", "config.yaml holds no keys"),
+        (BILLIONS, "", False, "damaged", TOO_LARGE),
+        ("a: &a [*a]\n", "", False, "damaged", TOO_LARGE),
+        ("[" * 100_000, "", False, "damaged", TOO_LARGE),
         (RUNNER, row(4), False, "ended", ""),
         (RUNNER, row(3), False, "interrupted", ""),
     ],

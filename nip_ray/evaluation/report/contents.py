@@ -12,6 +12,7 @@ from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figu
 from nip_ray.evaluation.report.panels import agents, group_values
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
+from nip_ray.progress import duration
 from nip_ray.storage.folder import CONFIG, METRICS
 
 GROUP_ROWS_SHOWN = 60
@@ -54,14 +55,6 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         "config": short(source.config_text, MAX_TEXT),
         "environment": short(json.dumps(source.environment, indent=2, ensure_ascii=False), MAX_TEXT) if source.environment else "",
     }
-
-
-def seconds(duration: float) -> str:
-    """A duration as a reader wants it."""
-    if duration < 100:
-        return f"{duration:.1f} s" if duration < 10 else f"{duration:.0f} s"
-    minutes = round(duration / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def _scale(findings: Findings) -> dict[str, float] | None:
@@ -123,7 +116,7 @@ def _progress(source: RunSource) -> str:
     wanted = wanted if isinstance(wanted, int) else None
     newest = source.rows[-20:]
     pace = sum(row.get(f"time/{key}_s", 0.0) for row in newest for key in ("iteration", "evaluate", "checkpoint")) / len(newest)
-    left = f", about {seconds(pace * (wanted - done))} left" if wanted is not None and wanted > done and pace > 0 else ""
+    left = f", about {duration(pace * (wanted - done))} left" if wanted is not None and wanted > done and pace > 0 else ""
     written = datetime.fromtimestamp((source.run_dir / METRICS).stat().st_mtime).astimezone()
     return f"Running: iteration {done:,}{'' if wanted is None else f' of {wanted:,}'}{left}; last update {written:%H:%M:%S (UTC%z)}."
 
@@ -174,7 +167,7 @@ def _time_spent(source: RunSource) -> str:
     if whole <= 0:
         return ""
     parts = [(name, _total(source, f"time/{key}_s") / whole) for name, key in _PHASES]
-    return f"{seconds(whole)}: " + ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
+    return f"{duration(whole)}: " + ", ".join(f"{name} {share:.0%}" for name, share in parts if share >= 0.005)
 
 
 _PHASES = (("playing", "sample"), ("learning", "learn"), ("evaluation", "evaluate"), ("checkpoints", "checkpoint"))

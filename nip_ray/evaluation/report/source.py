@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from nip_ray.errors import UserError
 from nip_ray.evaluation.report.instances import read_pictures
 from nip_ray.storage.folder import CONFIG, METRICS, VERSION, RunFolder
+from nip_ray.storage.listing import config_of
 
 MAX_TEXT = 60_000  # characters of a config or environment that a page shows
 CROSS_PLAY = "cross_play.json"
@@ -219,15 +218,10 @@ def _object(path: Path, notes: list[str]) -> Record:
 
 
 def _parsed(text: str, notes: list[str]) -> Record:
-    try:
-        found = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        found = None
-    if isinstance(found, dict):
-        return found
-    if text:
+    found, fault = config_of(text)
+    if text and fault:
         notes.append("config.yaml is damaged; it is shown as it stands.")
-    return {}
+    return found
 
 
 def _iteration_and_name(path: Path) -> tuple[int, str]:
