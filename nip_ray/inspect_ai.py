@@ -23,7 +23,7 @@ from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
-from nip_ray.exports.inspect_log import models_at, tested_iteration
+from nip_ray.exports.inspect_log import models_at, shown, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
 from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.play.language_scenario import LanguageScenario
@@ -236,4 +236,4 @@ def _name(agent: str, speaker: AgentClient, game: Game) -> str:
     """What speaks for an agent, for readers."""
     if isinstance(speaker.client, InspectChat):
         return str(get_model(role=agent))
-    return f"{language_agents(game.config)[agent].provider}/{Path(speaker.model).name}"
+    return f"{language_agents(game.config)[agent].provider}/{shown(speaker.model)}"

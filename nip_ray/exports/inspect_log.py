@@ -83,6 +83,11 @@ def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
     return dict(state.history[iteration - 1]) if iteration <= len(state.history) else state.models()
 
 
+def shown(model: str) -> str:
+    """A model's name for readers: of a folder on this machine its last part."""
+    return Path(model).name if Path(model).is_absolute() else model
+
+
 def _log(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> Any:
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalPlan, EvalPlanStep, EvalResults, EvalSpec, EvalStats
     from inspect_ai.model import ModelConfig
@@ -93,9 +98,7 @@ def _log(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> Any
     items = (stored_items(folder.path, kind) or {}).get("test", [])
     dialogues = read_dialogues(rollout_file(folder.path, "test", iteration - 1), {item.id: item for item in items})
     named, settings = models_at(folder, iteration), language_agents(config)
-    models = {
-        agent: f"{settings[agent].provider}/{Path(named[group]).name}" for group, agents in groups(config).items() for agent in agents
-    }
+    models = {agent: f"{settings[agent].provider}/{shown(named[group])}" for group, agents in groups(config).items() for agent in agents}
     samples = list(_samples(kind, scenario, items, dialogues, models, {a: (chat_shapes(config)[a], settings[a]) for a in models}))
     record = dialogue_record(dialogues, protocol, groups=kind.groups)
     environment = folder.read_json("environment.json") if (folder.path / "environment.json").is_file() else {}
