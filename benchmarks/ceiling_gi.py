@@ -4,7 +4,8 @@
     python benchmarks/ceiling_gi.py --full                             # the same with copies that play (nearly) all rounds
     python benchmarks/ceiling_gi.py --config message_game              # the message game
 
-Prints medians and the spread (smallest to largest), their ratio, and the machine's yardstick before and after.
+Prints medians and the spread (smallest to largest), their ratio, the machine's yardstick before and after, and how far this is from what
+the machine could do: operations in products, also a second, kernels a gradient step (both by torch's own kernels), and one large product.
 """
 
 import argparse
@@ -12,9 +13,10 @@ import resource
 import statistics
 
 import torch
-from _common import PlainLoop, config, machine, show, timed, yardstick_ms
+from _common import PlainLoop, config, machine, peak_gflops, show, timed, work, yardstick_ms
 
 from nip_ray.cluster.process import prepare_process
+from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.cluster import build_algorithm
 
 
@@ -40,7 +42,7 @@ def main() -> None:
             ours.append(seconds)
             theirs.append(plain_seconds)
             steps.append(algorithm.row["env_steps"])
-    median = statistics.median(ours)
+    median, asked = statistics.median(ours), work(config(arguments.config, *overrides, *uncompiled(experiment)))
     show(
         arguments.config + (" --full" if arguments.full else ""),
         {
@@ -52,9 +54,17 @@ def main() -> None:
             "env_steps": statistics.median(steps),
             "env_steps_per_s": round(statistics.median(steps) / median),
             "peak_memory_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+            **asked,
+            "gflop_per_s": round(asked["gflop"] / median, 1),
+            "peak_gflop_per_s": round(peak_gflops()),
             "yardstick_after_ms": round(yardstick_ms(), 1),
         },
     )
+
+
+def uncompiled(experiment: ExperimentConfig) -> list[str]:
+    """What has an experiment compute by torch alone, so that all of it is counted."""
+    return ["scenario.kernels=torch"] if hasattr(experiment.scenario, "kernels") else []
 
 
 if __name__ == "__main__":

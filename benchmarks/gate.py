@@ -1,0 +1,161 @@
+"""Whether the working tree has become slower than another commit: both timed side by side, and exit status 1 where that is certain.
+
+    make bench-gate BASE=HEAD~3
+    python benchmarks/gate.py --base HEAD~3 --cases play chat_calls --record pairs.json
+    python benchmarks/gate.py --trials 1000 pairs.json      # how often it is right, from recorded pairs of equal commits
+
+Decisions that matter here:
+- a pair is one fresh process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours): what the machine does
+  meanwhile meets both, and the luck of a process's layout is noise between pairs. What counts is the logarithm of the ratio of medians;
+- two clocks: wall seconds, which see waiting, and processor seconds, which other programs hardly disturb. A case is slower where by one
+  of them the mean ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a difference that is both large and not
+  noise. How often that is right is found by resampling recorded pairs, not assumed;
+- the base is checked out beside and run by the same interpreter and the same cases; what it compiles it compiles while warming up.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from _gate_cases import CASES, ROOT
+
+LIMIT, PLANTED = 1.03, 1.05
+CONFIDENCE = 0.998  # wide, since there are six cases and two clocks, and a percentile interval of ten pairs is too narrow
+CLOCKS = ("wall", "processor")
+TURNS, TURNS_OF_OTHERS = {"first_row": 1}, 8
+RESAMPLES = 2000
+Pairs = list[tuple[float, float]]
+"""For each pair and clock, the logarithm of our seconds over theirs."""
+
+
+def main() -> None:
+    """Time and judge, or say how often the judgement is right."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="HEAD", help="The commit to compare the working tree with.")
+    parser.add_argument("--pairs", type=int, default=10, help="Pairs of each case.")
+    parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
+    parser.add_argument("--record", type=Path, help="Write the pairs here.")
+    parser.add_argument("--trials", type=int, help="Do not time: resample the pairs recorded in FILE so often.")
+    parser.add_argument("file", type=Path, nargs="?", help="What --record wrote, of two equal commits.")
+    arguments = parser.parse_args()
+    if (arguments.trials is None) != (arguments.file is None):
+        parser.error("--trials N takes a FILE that --record wrote, and FILE takes --trials")
+    if arguments.pairs < 5:
+        parser.error(f"--pairs: got {arguments.pairs}, must be at least 5: fewer say nothing of noise")
+    if arguments.trials is not None:
+        print(json.dumps(error_rates(json.loads(arguments.file.read_text()), arguments.pairs, arguments.trials)))
+        return
+    found = measure(commit_of(arguments.base), arguments.cases, arguments.pairs)
+    if arguments.record:
+        arguments.record.write_text(json.dumps(found))
+    sys.exit(any(is_slower(pairs) for pairs in found.values()))
+
+
+def commit_of(name: str) -> str:
+    """The hash of a commit; ends the program where there is none of this name."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}"]
+    asked = subprocess.run(command, capture_output=True, text=True)
+    if asked.returncode:
+        sys.exit(f"error: --base: no commit {name!r} here; expected a hash, a branch or something like HEAD~3")
+    return asked.stdout.strip()
+
+
+def measure(commit: str, cases: Sequence[str], count: int) -> dict[str, Pairs]:
+    """Case -> its pairs, the working tree against the commit; each case is told when it is done."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder) / "base"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(base), commit], check=True)
+        try:
+            for case in cases:
+                found[case] = [pair(case, base, number) for number in range(count)]
+                print(told(case, found[case]), flush=True)
+        finally:
+            subprocess.run([*git, "remove", "--force", str(base)], check=True)
+    return found
+
+
+def pair(case: str, base: Path, number: int) -> tuple[float, float]:
+    """One pair of a case."""
+    ours, theirs = Timed(case, ROOT, number), Timed(case, base, number)
+    for timed in (ours, theirs):  # they start side by side
+        timed.wait()
+    for turn in range(TURNS.get(case, TURNS_OF_OTHERS)):
+        for timed in (ours, theirs) if (turn + number) % 2 == 0 else (theirs, ours):
+            timed.once()
+    wall, processor = np.log(np.median(ours.end(), 0) / np.median(theirs.end(), 0))
+    return float(wall), float(processor)
+
+
+class Timed:
+    """One case of one tree, waiting in a process."""
+
+    def __init__(self, case: str, tree: Path, number: int) -> None:
+        self.name, self.seconds = f"{case} in {tree}", list[tuple[float, ...]]()
+        environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(number)}
+        command = [sys.executable, str(ROOT / "benchmarks" / "_gate_cases.py"), case]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+    def wait(self) -> str:
+        """The next line it says; ends the program where there is none."""
+        assert self.process.stdout is not None
+        if not (line := self.process.stdout.readline()):
+            sys.exit(f"error: {self.name} cannot be timed:\n{self.process.communicate()[1][-2000:]}")
+        return line
+
+    def once(self) -> None:
+        """One unit."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        self.seconds.append(tuple(map(float, self.wait().split())))
+
+    def end(self) -> list[tuple[float, ...]]:
+        """End it; the seconds of all units, by both clocks."""
+        self.process.communicate()
+        return self.seconds
+
+
+def interval(log_K: np.ndarray) -> tuple[float, float, float]:
+    """Mean ratio of K pairs, and the ends of its percentile bootstrap interval (Efron, 1979)."""
+    drawn = np.random.default_rng(0).choice(log_K, (RESAMPLES, len(log_K))).mean(1)
+    low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return math.exp(log_K.mean()), math.exp(low), math.exp(high)
+
+
+def is_slower(pairs: Pairs) -> bool:
+    """Whether there is a slowdown that is both large and not noise, by either clock."""
+    found = [interval(log_K) for log_K in np.array(pairs).T]
+    return any(ratio > LIMIT and low > 1 for ratio, low, _ in found)
+
+
+def told(case: str, pairs: Pairs) -> str:
+    """One line on a case."""
+    parts = ["{} {:.3f} ({:.3f} to {:.3f})".format(clock, *interval(log_K)) for clock, log_K in zip(CLOCKS, np.array(pairs).T)]
+    return f"{case:14} seconds over the base's: {', '.join(parts)}, {len(pairs)} pairs{'  SLOWER' if is_slower(pairs) else ''}"
+
+
+def error_rates(found: dict[str, Pairs], count: int, trials: int) -> dict[str, Any]:
+    """From pairs of equal commits: how often a planted slowdown is found in each case, and how often a run of all cases cries wolf."""
+    generator = np.random.default_rng(0)
+    caught, wrong_T = dict[str, float](), np.zeros(trials, dtype=bool)
+    for case, pairs in found.items():
+        centred_KC = np.array(pairs) - np.mean(pairs, 0)
+        drawn_TKC = centred_KC[generator.integers(len(centred_KC), size=(trials, count))]
+        caught[case] = float(np.mean([is_slower(drawn_KC + math.log(PLANTED)) for drawn_KC in drawn_TKC]))
+        wrong_T |= np.array([is_slower(drawn_KC) for drawn_KC in drawn_TKC])
+    return {"pairs": count, "trials": trials, "planted": PLANTED, "found": caught, "false_alarm_of_a_run": float(wrong_T.mean())}
+
+
+if __name__ == "__main__":
+    main()
