@@ -24,7 +24,9 @@ def main() -> None:
     arguments = parser.parse_args()
     prepare_process(arguments.threads)
     print(machine())
-    algorithms = {kernels: build_algorithm(config(arguments.config, f"scenario.kernels={kernels}")) for kernels in ("torch", "native")}
+    algorithms = {
+        kernels: build_algorithm(config(arguments.config, f"scenario.kernels={kernels}", "schedules={}")) for kernels in ("torch", "native")
+    }
     torch.set_num_threads(arguments.threads)
     seconds = in_turns({kernels: algorithm.train for kernels, algorithm in algorithms.items()}, arguments.iterations)
     figures = {f"{kernels}_s": round(statistics.median(taken), 3) for kernels, taken in seconds.items()}

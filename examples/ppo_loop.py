@@ -43,6 +43,8 @@ class PlainLoop:
     def __init__(self, experiment: AnyConfig, device: str = "cpu") -> None:
         if not isinstance(experiment, ExperimentConfig) or not isinstance(experiment.algorithm, PPOSettings):
             raise UserError(f"algorithm.name: got {experiment.algorithm.name}, expected ppo")
+        if experiment.schedules:
+            raise UserError("schedules: here everybody always learns, set it to {} or use `nip-ray train`")
         self.config, self.settings, self.device = experiment, experiment.algorithm, device
         self.scenario = build_scenario(from_settings(experiment.protocol), experiment.scenario).to(device)
         self.agents = {name: agent.to(device) for name, agent in build_agents(self.scenario, experiment.scenario, experiment.seed).items()}

@@ -43,7 +43,7 @@ def test_the_message_game_is_learned_whatever_the_seed(tmp_path: Path, seed: int
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
 def test_nip_does_better_than_any_verifier_could_alone(tmp_path: Path, seed: int) -> None:
-    figures = final(tmp_path, "gi_fast", seed, 300)
+    figures = final(tmp_path, "gi_fast", seed, 400)
     assert figures["eval/verifier/accuracy"] >= 0.90 > figures["eval/verifier/wl_bound"]
 
 
@@ -74,7 +74,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 def test_the_other_rules_do_better_than_what_was_measured_alone(tmp_path: Path, rule: str, seed: int) -> None:
     iterations, copies, algorithm = RULES[rule]
-    figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}")
+    figures = final(tmp_path, "gi_fast", seed, iterations, f"algorithm={algorithm}", f"play.num_copies={copies}", "schedules={}")
     assert figures["eval/verifier/accuracy"] > alone(figures)
 
 
