@@ -41,6 +41,8 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     *ORDERS,
     ("merlin_arthur", {}),
     ("consultancy", dict(max_rounds=4)),
+    ("consultancy", dict(max_rounds=4, one_prover=True)),
+    ("helpful_sneaky", {}),
     ("solo_verifier", {}),
     ("multi_channel_test", {}),
 ]

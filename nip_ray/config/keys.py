@@ -19,6 +19,7 @@ _PLACES = {
     "providers": "<provider>",
     "prices": "<model>",
     "layers": "<number>",
+    "by_role": "<role>",
 }  # what stands for any name below a mapping; elsewhere it is an agent's
 _TAG = "name"  # the key that says which member of a union is meant
 

@@ -29,6 +29,7 @@ from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
+from nip_ray.settings.protocol import PayoffEntries
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import ChainSettings, StateAgentSettings, chain_faults
 
@@ -103,7 +104,8 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     protocol, name = config.protocol, config.protocol.name
     amounts = {key: getattr(protocol, key) for key in _REWARDS}
     for agent, entries in protocol.payoff.items():
-        amounts |= {f"payoff.{agent}.{field.name}": getattr(entries, field.name) for field in fields(entries) if field.name != "turns"}
+        tables = {"": entries, **{f"by_role.{role}.": own for role, own in entries.by_role.items()}}
+        amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for at, own in tables.items() for f in fields(PayoffEntries)}
         amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
     for key, value in amounts.items():
         if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX):

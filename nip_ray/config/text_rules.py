@@ -20,7 +20,7 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 
-WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "mnip", "solo_verifier")
+WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "helpful_sneaky", "mnip", "solo_verifier")
 """Those with prompts of code validation."""
 WORDS = "words"
 """The local model whose tokens are the words of the scenario."""

@@ -113,10 +113,13 @@ class SinglePlay:
         return dict(zip(self.agents, outcome.reward_BA[0].tolist()))
 
     def info(self, agent: str) -> dict[str, Any]:
-        """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label" and "verdict"."""
+        """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label" and
+        "verdict", and "role" where one was drawn.
+        """
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
         if self.play.finished and self.protocol.verifier is not None:
             told |= {"label": int(self.play.state.y_B[0]), "verdict": VERDICTS[int(self.play.decision_B[0])]}
+            told |= {"role": self.protocol.role_of(int(self.play.state.seed_B[0]))} if self.protocol.roles else {}
         return told
 
     def text(self) -> str:
@@ -124,7 +127,8 @@ class SinglePlay:
         rollout = self.play.rollout(self._turn_1RA, self._reward_1RA, torch.zeros_like(self._reward_1RA))
         (record,) = transcript_records(self.play.scenario, rollout, 1)
         label = f", label {VERDICTS[record['label']]}" if "label" in record else ""
-        lines = [f"{self.protocol.name}, instance {record['instance']}{label}, episode seed {record['seed']}"]
+        role = f", role {record['role']}" if "role" in record else ""
+        lines = [f"{self.protocol.name}, instance {record['instance']}{label}, episode seed {record['seed']}{role}"]
         lines += [f"round {part['round']}: {'; '.join(map(_said, part['turns']))}" for part in record["rounds"]]
         if self.play.finished:
             paid = ", ".join(f"{agent} {total:g}" for agent, total in record["reward"].items())

@@ -8,6 +8,8 @@ Decisions that matter here:
 - on y = 0 those provers attack who are paid for acceptance, on y = 1 those who are paid for rejection. The others continue as they were
   trained: in a debate the honest side may answer. A goal that nobody is paid for is attacked only if it is asked for, by all provers; for
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
+- where the episode draws a role, episodes are those in which somebody is paid for the wrong verdict: it is told so, and the verifier is
+  judged in these alone;
 - where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
   so it bounds what training more or longer could find.
 """
@@ -134,7 +136,14 @@ def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 
 
 def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    return tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
+    """The provers who are paid for `wanted` where it is wrong, at least in some role."""
+    return tuple(agent for agent in protocol.provers if wanted in protocol.wanted_by(agent, 1 - wanted))
+
+
+def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
+    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it is wrong."""
+    sought = {role for agent in protocol.provers for role in protocol.wanted_by(agent, 1 - wanted).get(wanted, ())}
+    return tuple(role for role in protocol.roles if role in sought) or protocol.roles
 
 
 class _Attack:
@@ -148,6 +157,7 @@ class _Attack:
         self.device = scenario.label_I.device
         self.seed = stable_seed(target.seed, "attack", goal)
         self.agents = attacking_agents(scenario.protocol, self.wanted)
+        self.roles = attacking_roles(scenario.protocol, self.wanted)
         self.play = BatchedPlay(scenario, str(self.device))
         self.held_out = self._measured(self._of_label(target.held_out.to(self.device)))
         self.train, self.selection = self._divided(self._of_label(scenario.ids("train")))
@@ -168,6 +178,7 @@ class _Attack:
             "agents": list(self.agents),
             "label": self.label,
             "wanted": DECISIONS[self.wanted],
+            **({"roles": list(self.roles)} if self.roles else {}),
             "attackers": rows,
             "any_attacker": _share(torch.stack(right).all(0)).record(),
             **self._every_message(),
@@ -188,7 +199,7 @@ class _Attack:
             def report(iterations: int, pay: float, done: int = done, name: str = name) -> None:
                 tell(done + iterations, name)
 
-            target = Target(self.target.scenario, self._others(), self.wanted, self.train)
+            target = Target(self.target.scenario, self._others(), self.wanted, self.train, self.roles)
             curve = train_attacker(target, networks, self.settings, stable_seed(self.seed, name), report)
             done += self.settings.iterations
             yield Attacker(name, kind, networks, size=size, seed=seed, iterations=self.settings.iterations, curve=curve)
@@ -240,7 +251,8 @@ class _Attack:
         return {agent: Player(network, noise) for agent, network in self._others().items()}
 
     def _episode_seeds(self, count: int) -> Tensor:
-        return episode_seeds(stable_seed(self.seed, "measured"), 0, count)
+        drawn_B = episode_seeds(stable_seed(self.seed, "measured"), 0, count)
+        return self.target.scenario.protocol.seeds_within(self.roles, drawn_B)
 
     def _figures(self, verdict_B: Tensor) -> dict[str, Any]:
         shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}

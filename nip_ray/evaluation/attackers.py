@@ -81,13 +81,14 @@ def silence(turn: Turn) -> Action:
 @dataclass(frozen=True)
 class Target:
     """Whom an attack is against, and what for. others: everybody who does not attack, as they finished their training. wanted: the verdict
-    that attackers are paid for. ids: the training instances that they learn on.
+    that attackers are paid for. ids: the training instances that they learn on. roles: that episodes draw then, () where none are drawn.
     """
 
     scenario: Scenario
     others: Mapping[str, nn.Module]
     wanted: int
     ids: Tensor
+    roles: tuple[str, ...] = ()
 
 
 def train_attacker(
@@ -137,9 +138,9 @@ def _played(
         network.eval()
     players = {agent: Player(network, noise) for agent, network in {**target.others, **networks}.items()}
     chosen = torch.randint(len(target.ids), (settings.copies,), generator=generator(seed, "instances", iteration))
-    return stage(
-        play, players, target.ids[chosen.to(target.ids.device)], episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
-    )
+    drawn_B = episode_seeds(stable_seed(seed, "episodes"), iteration, settings.copies)
+    seed_B = target.scenario.protocol.seeds_within(target.roles, drawn_B)
+    return stage(play, players, target.ids[chosen.to(target.ids.device)], seed_B)
 
 
 @torch.enable_grad()

@@ -5,6 +5,7 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
 - ``verifier/accuracy``, ``verifier/completeness`` (accepted, of y = 1), ``verifier/soundness`` (rejected, of y = 0),
   ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
+- ``.../role=<role>`` behind accuracy, completeness, soundness, undecided and everybody's return: of the episodes that drew this role.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
 - ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge, how far the simulator's conversation is from the
   adversarial verifier's: of the two agents' distributions, turn by turn, each in the conversation that it sees
@@ -55,8 +56,19 @@ def evaluation_record(
 
 
 def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """`verdict_counts`, where there is somebody to give a verdict."""
-    return {} if protocol.verifier is None else verdict_counts(rollout, groups)
+    """`verdict_counts`, where there is somebody to give a verdict, also by role where roles are drawn."""
+    if protocol.verifier is None:
+        return {}
+    counts = verdict_counts(rollout, groups)
+    for role, role_B in _by_role(protocol, rollout).items():
+        counts |= {f"{name}/role={role}": count for name, count in verdict_counts(rollout.copies(role_B), {}).items()}
+    return counts
+
+
+def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
+    """Role -> (B,) bool, the episodes that drew it; {} where none is drawn."""
+    role_B = protocol.role_B(rollout.seed_B)
+    return {role: role_B == place for place, role in enumerate(protocol.roles)}
 
 
 def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -83,7 +95,11 @@ def _episode_values(protocol: Protocol, rollout: Rollout) -> dict[str, Array]:
     """Key -> (B,) of everything that is averaged over episodes."""
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
     values: dict[str, Array] = {"episode_length": rollout.length_B.cpu().numpy(), **simulation_values(rollout)}
-    return values | {f"{agent}/return": return_BA[:, a] for a, agent in enumerate(protocol.agents)}
+    values |= {f"{agent}/return": return_BA[:, a] for a, agent in enumerate(protocol.agents)}
+    for role, role_B in _by_role(protocol, rollout).items():
+        own_BA = return_BA[role_B.cpu().numpy()]
+        values |= {f"{agent}/return/role={role}": own_BA[:, a] for a, agent in enumerate(protocol.agents)}
+    return values
 
 
 def simulation_values(rollout: Rollout) -> dict[str, Array]:

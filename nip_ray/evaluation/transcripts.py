@@ -27,11 +27,12 @@ def transcript_records(
 ) -> Iterator[dict[str, Any]]:
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
-    instance (id), label, seed (of the episode), length (rounds played), verdict ("accept", "reject" or "undecided"), correct,
-    reward (agent -> sum over the episode), rounds: a list of {round, turns}, and turns: a list of {agent, channel, message} in the
-    protocol's order. A turn has "linear" where the scenario has a second message; the first of the verifier's turns in a round has
-    "decision", what it said, whether or not it counted, and, where it could count and `networks` has the agent, "probabilities", what it
-    gave each decision. A game without a verifier has no label, verdict and correct. A scenario may add more: `Scenario.record_extras`.
+    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played), verdict ("accept",
+    "reject" or "undecided"), correct, reward (agent -> sum over the episode), rounds: a list of {round, turns}, and turns:
+    a list of {agent, channel, message} in the protocol's order. A turn has "linear" where the scenario has a second message; the first of
+    the verifier's turns in a round has "decision", what it said, whether or not it counted, and, where it could count and `networks`
+    has the agent, "probabilities", what it gave each decision. A game without a verifier has no label, verdict
+    and correct. A scenario may add more: `Scenario.record_extras`.
     Nothing is raised; the rollout must be one of `scenario`.
     """
     rollout = rollout.copies(slice(0, max(limit, 0))).to("cpu")
@@ -44,6 +45,7 @@ def transcript_records(
             "instance": int(rollout.id_B[copy]),
             **({"label": label} if judged else {}),
             "seed": int(rollout.seed_B[copy]),
+            **({"role": scenario.protocol.role_of(int(rollout.seed_B[copy]))} if scenario.protocol.roles else {}),
             "length": length,
             **judged,
             "reward": {agent: round(total, 6) for agent, total in zip(scenario.protocol.agents, totals)},

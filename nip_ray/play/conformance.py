@@ -109,13 +109,21 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
         elsewhere = {key: value.flip(0) for key, value in obs.items()}, observe(said.before(round_N), turned)
         if names := [*_different(*alone), *_different(*elsewhere)]:
             yield f"observe({agent!r}): {', '.join(dict.fromkeys(names))}: a row depends on the other rows of its batch, or on its place"
+        drawn_N = scenario.protocol.role_B(seed_N)
+        if scenario.protocol.roles and agent not in scenario.protocol.told and len(scenario.protocol.turns) == 1:
+            other = scenario.observe(
+                agent, id_N, said.before(round_N), round_N, seed_N - drawn_N + (drawn_N + 1) % len(scenario.protocol.roles)
+            )
+            if names := _different(obs, other):
+                yield f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
         if names := _different(obs, observe(_elsewhere(scenario, agent, said).before(round_N))):
             yield f"observe({agent!r}): {', '.join(names)} tell what is said in channels that it cannot read (protocol.sees)"
 
 
 def _shape_faults(scenario: Scenario, agent: str, obs: Mapping[str, Tensor], count: int) -> Iterator[str]:
     factors = len(scenario.protocol.writes[agent]) * scenario.message_size
-    for key, shape in {"round": (count,), "speaks": (count, factors), "may_decide": (count,)}.items():
+    told = {"told": (count, len(scenario.protocol.roles))} if agent in scenario.protocol.told else {}
+    for key, shape in {**told, "round": (count,), "speaks": (count, factors), "may_decide": (count,)}.items():
         if key not in obs or tuple(obs[key].shape) != shape:
             yield f"observe({agent!r}) needs {key!r} of shape {shape}; see nip_ray.play.core.turn_masks"
     for key, value in obs.items():
@@ -173,6 +181,11 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
             yield f"the network of {agent!r} must return a policy and a value when both are wanted"
         else:
             yield from _answer_faults(scenario, agent, policy, value_N, len(id_N))
+            if trained and agent in scenario.protocol.told and "told" in obs:
+                with torch.no_grad():
+                    _, other_N = network({**obs, "told": obs["told"].roll(1, 1)}, False, True)
+                if torch.equal(value_N, other_N):
+                    yield f"the network of {agent!r} does not read what it is told of the episode's role: the observation `told`"
 
 
 # ----------------------------------------------------------------------------------------------------------------- play

@@ -126,7 +126,9 @@ class BatchedPlay:
 
 
 def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
-    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would count now."""
+    """ "round" (N,), "speaks" (N, F): which message factors are in play; "may_decide" (N,): whether a decision would count now; and for an
+    agent that is told the episode's role "told" (N, roles), one-hot.
+    """
     writes, index = protocol.writes[agent], protocol.agents.index(agent)
     active_NC = protocol.active(round_N, seed_N)[:, index]
     if len(writes) < len(protocol.channels):
@@ -136,7 +138,8 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
         may_decide_N = active_NC.any(1) & (round_N >= protocol.min_rounds - 1)
     else:
         may_decide_N = torch.zeros_like(active_NC[:, 0])
-    return {"round": round_N, "speaks": speaks_NF, "may_decide": may_decide_N}
+    masks = {"round": round_N, "speaks": speaks_NF, "may_decide": may_decide_N}
+    return {**masks, "told": protocol.told_NW(seed_N)} if agent in protocol.told else masks
 
 
 @dataclass(frozen=True)

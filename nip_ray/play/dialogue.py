@@ -84,13 +84,23 @@ class InvalidReply(Exception):
     """A reply that cannot be read, with the reason; the agent is asked again."""
 
 
-class TextScenario(Protocol):
-    """What the text core asks of a scenario. Pure functions of the dialogue: anything can be rebuilt from its record."""
+class Sided(Protocol):
+    """A scenario that says who argues for what."""
 
     @property
     def protocol(self) -> Rules:
         """Who speaks when, and who is paid for what."""
         ...
+
+    def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
+        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for, None for a verifier. role: that the episode draws, where
+        the protocol draws one.
+        """
+        ...
+
+
+class TextScenario(Sided, Protocol):
+    """What the text core asks of a scenario. Pure functions of the dialogue: anything can be rebuilt from its record."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """All that `agent` is shown before its turn in the round about to be played."""
@@ -100,6 +110,8 @@ class TextScenario(Protocol):
         """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
         ...
 
-    def stance(self, item: Any, agent: str) -> int | None:
-        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for, None for a verifier."""
-        ...
+
+def stance_in(scenario: Sided, dialogue: Dialogue, agent: str) -> int | None:
+    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them alone."""
+    role = scenario.protocol.role_of(dialogue.seed)
+    return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)

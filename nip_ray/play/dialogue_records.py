@@ -63,10 +63,10 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
 
 
 def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """`dialogue` for readers: instance, label, seed, length (rounds), verdict, correct, reward (agent -> sum) and rounds, a list of
-    {round, turns}. A game without a verifier has no label, verdict and correct. A turn has agent, channel ("" where nothing was
-    written), message, and for the verifier decision; further confidence (of a verdict), reasoning, retries, truncated and invalid where
-    there is something to say.
+    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct,
+    reward (agent -> sum) and rounds, a list of {round, turns}. A game without a verifier has no label, verdict and correct. A turn
+    has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence (of a verdict),
+    reasoning, retries, truncated and invalid where there is something to say.
     """
     label, verdict = dialogue.item.y, dialogue.verdict
     judged = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
@@ -74,6 +74,7 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
         "instance": dialogue.item.id,
         **({"label": label} if judged else {}),
         "seed": dialogue.seed,
+        **({"role": scenario.protocol.role_of(dialogue.seed)} if scenario.protocol.roles else {}),
         "length": len(dialogue.rounds),
         **judged,
         "reward": {agent: round(dialogue.total(agent), 6) for agent in scenario.protocol.agents},

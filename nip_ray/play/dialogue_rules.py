@@ -58,7 +58,7 @@ class Rulebook:
         """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
-        seeds = len(self._speakers)
+        seeds = self.protocol.seed_classes
         return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * NUM_DECISIONS + decision]
 
     def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
@@ -67,7 +67,8 @@ class Rulebook:
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome
         given = certainty(torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
-        ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]))
+        role_B = self.protocol.role_B(torch.tensor([seed]))
+        ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]), role_B)
         more = function_pays(self.protocol, ends)[0].tolist()
         return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
 
@@ -81,7 +82,8 @@ class Rulebook:
             return accept
         if confidence == 0:
             return reject
-        shares = {agent: self.protocol.payment.share(agent, y, confidence) for agent in accept.rewards}
+        payment = self.protocol.payment.of(self.protocol.role_of(seed))
+        shares = {agent: payment.share(agent, y, confidence) for agent in accept.rewards}
         mixed = {agent: share * accept.rewards[agent] + (1 - share) * reject.rewards[agent] for agent, share in shares.items()}
         return Outcome(mixed, verdict_of(confidence), confidence, accept.ended)
 
@@ -114,7 +116,7 @@ def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[st
 def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     """Outcomes over (round, seed class, label, decision), the last varying fastest."""
     paid = replace(protocol, payment=replace(protocol.payment.arguing(dict(stances)), function=None))
-    axes = (range(protocol.max_rounds), range(len(protocol.turns)), (0, 1), range(NUM_DECISIONS))
+    axes = (range(protocol.max_rounds), range(protocol.seed_classes), (0, 1), range(NUM_DECISIONS))
     round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
     state = replace(start(paid, y_B, seed_B), round_B=round_B)
     after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))

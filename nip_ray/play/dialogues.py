@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from nip_ray.errors import UserError
 from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn, stance_in
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogue_rules import Stances, rulebook
 from nip_ray.protocols import CONTINUE, NUM_SEEDS
@@ -136,7 +136,7 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
             ended=over or len(dialogue.rounds) + 1 >= protocol.max_rounds,
         )
     confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
-    stances = _stances(scenario, dialogue.item)
+    stances = _stances(scenario, dialogue)
     outcome = rulebook(protocol).settle(len(dialogue.rounds), dialogue.seed, dialogue.item.y, confidence, stances)
     return replace(
         dialogue,
@@ -241,8 +241,8 @@ def encodable(text: str) -> str:
     return text
 
 
-def _stances(scenario: TextScenario, item: Any) -> Stances:
-    stances = ((agent, scenario.stance(item, agent)) for agent in scenario.protocol.provers)
+def _stances(scenario: TextScenario, dialogue: Dialogue) -> Stances:
+    stances = ((agent, stance_in(scenario, dialogue, agent)) for agent in scenario.protocol.provers)
     return tuple((agent, stance) for agent, stance in stances if stance is not None)
 
 

@@ -35,9 +35,11 @@ class LanguageScenario(ABC):
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
         """A random reply of the right form in the round about to be played. It depends on the arguments alone."""
 
-    def stance(self, item: Any, agent: str) -> int | None:
-        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for; None for a verifier, and where nothing is paid."""
-        return self.protocol.payment.goals.get(agent)
+    def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
+        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
+        that the episode draws, given under protocols that draw one.
+        """
+        return self.protocol.payment.of(role).goals.get(agent)
 
     def verdict_text(self, label: int) -> str:
         """The reply that decides for `label` (REJECT or ACCEPT) with full confidence, as `parse` reads it."""

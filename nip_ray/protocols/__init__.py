@@ -5,7 +5,7 @@ The tables need no torch; what plays them (`step`, `check`) is imported when it 
 
 from typing import TYPE_CHECKING, Any
 
-from nip_ray.protocols.payment import Ends, Payment, for_being_right, for_verdict
+from nip_ray.protocols.payment import Ends, Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import (
     ACCEPT,
     CONTINUE,
@@ -40,6 +40,7 @@ __all__ = [
     "Protocol",
     "ProtocolParams",
     "ProtocolState",
+    "Stake",
     "StepOutcome",
     "ZeroKnowledge",
     "build",

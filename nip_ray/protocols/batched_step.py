@@ -159,16 +159,18 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
 
 def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor) -> Tensor:
     """(B, A) float32 rewards of one step; decision_B is CONTINUE where no decision counted."""
-    payoff_YVA, turns_AA = protocol.amounts_on(decision_B.device)
+    payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     over_B = (decision_B != CONTINUE) | exhausted_B
-    reward_BA = torch.where(over_B[:, None], payoff_YVA[state.y_B, decision_B], 0.0)
+    end = (state.y_B, decision_B)
+    paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
+    reward_BA = torch.where(over_B[:, None], paid_BA, 0.0)
     if turns_AA is not None:
         counts_BA = turn_BA.clone()
         counts_BA[:, protocol.verifier_index] &= ~over_B
-        paid_BA = (counts_BA[:, None] * turns_AA).sum(-1)
-        reward_BA = reward_BA + torch.where(state.agent_done_BA, 0.0, paid_BA)
+        for_turns_BA = (counts_BA[:, None] * turns_AA).sum(-1)
+        reward_BA = reward_BA + torch.where(state.agent_done_BA, 0.0, for_turns_BA)
     if protocol.payment.function is not None:
-        ends = Ends(state.y_B, decision_B, certainty(decision_B), state.round_B + 1)
+        ends = Ends(state.y_B, decision_B, certainty(decision_B), state.round_B + 1, protocol.role_B(state.seed_B))
         reward_BA = reward_BA + torch.where(over_B[:, None], function_pays(protocol, ends), 0.0)
     return reward_BA
 

@@ -1,14 +1,15 @@
 """One call that says whether a protocol table makes sense."""
 
 import math
+import re
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.batched_step import start, step
-from nip_ray.protocols.payment import Ends, PaymentFunction
+from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
 
 _NUMBER = "must be a finite number within float32"
@@ -18,13 +19,15 @@ def check(protocol: Protocol) -> None:
     """Raise one UserError that lists every fault of `protocol`; return quietly when there is none.
 
     Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
-    the verifier has a turn in which its decision counts, under every seed; round limits make sense; rewards are finite, in the
+    the verifier has a turn in which its decision counts, under every seed; round limits and roles make sense; rewards are finite, in the
     tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents exist and have the
     verifier's turns.
     """
     faults = _shape_faults(protocol) or _name_faults(protocol)
     if not faults:
-        faults = [*_limit_faults(protocol), *_payment_faults(protocol)]
+        faults = [*_limit_faults(protocol), *_role_faults(protocol)]
+    if not faults:
+        faults = _payment_faults(protocol)
     if not faults:
         faults = [*_turn_faults(protocol), *_zero_knowledge_faults(protocol, protocol.zero_knowledge)]
     if not faults:
@@ -75,6 +78,8 @@ def _limit_faults(protocol: Protocol) -> list[str]:
 
 def _payment_faults(protocol: Protocol) -> list[str]:
     payment, faults = protocol.payment, []
+    for role in payment.by_role:
+        faults += [f"by_role[{role!r}]: {fault}" for fault in _payment_faults(_in_role(protocol, role))]
     largest = torch.finfo(torch.float32).max
     for agent, table in payment.payoff.items():
         if agent not in protocol.agents:
@@ -107,14 +112,48 @@ def _payment_faults(protocol: Protocol) -> list[str]:
     return faults
 
 
+def _in_role(protocol: Protocol, role: str) -> Protocol:
+    """What an episode of one role pays by its tables, as if no other could be drawn."""
+    stakes = protocol.payment.by_role[role]
+    goals = {agent: stake.goal for agent, stake in stakes.items() if stake.goal is not None}
+    tables = {agent: stake.table for agent, stake in stakes.items()}
+    return replace(protocol, payment=Payment(tables, goals=goals, scoring=protocol.payment.scoring))
+
+
+def _role_faults(protocol: Protocol) -> list[str]:
+    roles, faults = protocol.roles, []
+    if not roles:
+        faults += [f"{what}: no roles are drawn, name them in `roles`" for what in ("told", "by_role") if _given(protocol, what)]
+        return faults
+    if protocol.verifier is None:
+        return ["roles: a game without a verifier draws none, its scenario deals and pays"]
+    if protocol.zero_knowledge is not None:
+        return ["roles: not defined under zero knowledge"]
+    if len(set(roles)) < len(roles) or not all(isinstance(role, str) and re.fullmatch("[A-Za-z0-9_]+", role) for role in roles):
+        faults.append(f"roles must be names of letters, digits and _, each once (got {list(roles)})")
+    if len(protocol.turns) not in (1, len(roles)):
+        faults.append(f"`turns` must have one table for all roles, or one for each (has {len(protocol.turns)}, roles are {list(roles)})")
+    faults += [f"told names {agent!r}, expected some of {list(protocol.agents)}" for agent in protocol.told if agent not in protocol.agents]
+    if protocol.payment.by_role and set(protocol.payment.by_role) != set(roles):
+        faults.append(
+            f"by_role must name every role, {{}} for one that changes nothing (has {list(protocol.payment.by_role)}, not {list(roles)})"
+        )
+    return faults
+
+
+def _given(protocol: Protocol, what: str) -> bool:
+    return bool(protocol.told if what == "told" else protocol.payment.by_role)
+
+
 def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]:
     """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves what it is given."""
     if protocol.verifier is None:
         return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
-    axes = (torch.arange(2), torch.arange(3), torch.arange(5), torch.arange(protocol.min_rounds, protocol.max_rounds + 1))
-    y_B, verdict_B, grade_B, rounds_B = torch.cartesian_prod(*axes).T
+    roles = torch.arange(max(1, len(protocol.roles)))
+    axes = (torch.arange(2), torch.arange(3), torch.arange(5), torch.arange(protocol.min_rounds, protocol.max_rounds + 1), roles)
+    y_B, verdict_B, grade_B, rounds_B, role_B = torch.cartesian_prod(*axes).T
     graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
-    ends = Ends(y_B, verdict_B, torch.where(verdict_B == CONTINUE, 0.5, graded_B), rounds_B)
+    ends = Ends(y_B, verdict_B, torch.where(verdict_B == CONTINUE, 0.5, graded_B), rounds_B, role_B)
     kept = [getattr(ends, field.name).clone() for field in fields(ends)]
     paid, again = function(ends), function(ends)
     if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
@@ -175,7 +214,7 @@ def _play_faults(protocol: Protocol) -> list[str]:
     """Play every label, seed class and constant decision through to the end."""
     if protocol.verifier is None:
         return []  # its scenario is the judge
-    num_seeds = len(protocol.turns)
+    num_seeds = protocol.seed_classes
     grid = torch.cartesian_prod(torch.arange(num_seeds), torch.arange(2), torch.arange(3))
     state = start(protocol, grid[:, 1], grid[:, 0])
     decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))

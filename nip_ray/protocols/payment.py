@@ -3,7 +3,8 @@
 Decisions that matter here:
 - a table has a row for each label (reject, accept) and in it an amount for each end: rejected, accepted, undecided when the rounds ran out;
 - the parameters of a config (`prover_reward`, `shared_reward` ...) are names for entries of these tables, so there is one way to pay;
-- whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give another side.
+- whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give another side;
+- where the episode draws a role (`Protocol.roles`), `by_role` holds what it changes, and `Payment.of` gives the payment of one role.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from math import log
 from typing import TYPE_CHECKING, Literal
 
-from nip_ray.settings.protocol import PayoffSettings, ProtocolParams
+from nip_ray.settings.protocol import PayoffEntries, PayoffSettings, ProtocolParams
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +26,7 @@ NOTHING: Table = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
 Scoring = Literal["linear", "brier", "log"]
 LEAST = 0.001
 """The probability of the truth from which downwards the logarithmic score pays a wrong verdict's amount."""
+NO_ENTRIES = PayoffEntries()
 _ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0), "true_accept": (1, 1)}
 
 
@@ -34,17 +36,26 @@ class Ends:
 
     y_B: (B,) int64 labels. verdict_B: (B,) int64, REJECT or ACCEPT; CONTINUE where the rounds ran out or neither side was favoured.
     confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
-    rounds_B: (B,) int64, rounds played.
+    rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
     """
 
     y_B: Tensor
     verdict_B: Tensor
     confidence_B: Tensor
     rounds_B: Tensor
+    role_B: Tensor
 
 
 PaymentFunction = Callable[[Ends], Mapping[str, "Tensor"]]
 """Agent -> (B,) what it is paid at the end, besides what its table says; pure, and each copy for itself."""
+
+
+@dataclass(frozen=True)
+class Stake:
+    """What a role makes of an agent. table: what it is paid at the end. goal: the verdict that it argues for, None for none."""
+
+    table: Table
+    goal: int | None = None
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,8 @@ class Payment:
     payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent for each turn of the
     speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict (REJECT or ACCEPT) that it
     argues for; a prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those
-    who are paid for being right, between their two amounts; everybody else's share of acceptance is its confidence.
+    who are paid for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent
+    -> what stands in episodes of that role in place of the agent's entries in payoff and goals.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -62,13 +74,21 @@ class Payment:
     goals: Mapping[str, int] = field(default_factory=dict)
     function: PaymentFunction | None = None
     scoring: Scoring = "linear"
+    by_role: Mapping[str, Mapping[str, Stake]] = field(default_factory=dict)
 
     @classmethod
-    def from_params(cls, params: ProtocolParams, goals: Mapping[str, int | None], verifier: str = "verifier") -> Payment:
+    def from_params(
+        cls,
+        params: ProtocolParams,
+        goals: Mapping[str, int | None],
+        verifier: str = "verifier",
+        by_role: Mapping[str, Mapping[str, Stake]] | None = None,
+    ) -> Payment:
         """The tables that `params` describe: the verifier is paid for being right, provers for their goals.
 
         goals: every prover -> the verdict that it is paid for, None for one who wants nothing. With `shared_reward` all provers have the
-        verifier's table. Entries of `params.payoff` stand above all that.
+        verifier's table. by_role: every role that the episode may draw -> agent -> its stake in it, which stands above that. Entries of
+        `params.payoff` stand above all, those of a role above the agent's own.
         """
         judged = for_being_right(params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty)
         asking = {verifier: params.verifier_no_guess_reward} if params.verifier_no_guess_reward else {}
@@ -85,17 +105,43 @@ class Payment:
                 if entries.turns:
                     turns[agent] = {**turns.get(agent, {}), **entries.turns}
         stated = {prover: goal for prover, goal in goals.items() if goal is not None}
-        return cls(payoff, turns, stated, scoring=params.verifier_scoring)
+        stakes = {role: _stakes(params, role, given, payoff, stated) for role, given in (by_role or {}).items()}
+        return cls(payoff, turns, stated, scoring=params.verifier_scoring, by_role=stakes)
+
+    def of(self, role: str | None) -> Payment:
+        """The payment in episodes of `role`; without what roles change for None (none is drawn, or it is not known)."""
+        stakes = self.by_role.get(role or "", {})
+        if not stakes:
+            return replace(self, by_role={}) if self.by_role else self
+        payoff = {**self.payoff, **{agent: stake.table for agent, stake in stakes.items()}}
+        goals = {agent: goal for agent, goal in self.goals.items() if agent not in stakes}
+        goals |= {agent: stake.goal for agent, stake in stakes.items() if stake.goal is not None}
+        return replace(self, payoff=payoff, goals=goals, by_role={})
+
+    def tables(self, agent: str) -> tuple[Table, ...]:
+        """All tables that an agent may have: one for each role, or the one."""
+        return tuple(self.of(role).payoff.get(agent, NOTHING) for role in self.by_role or (None,))
 
     def grants(self, agent: str, entries: PayoffSettings) -> bool:
         """Whether the agent is paid what these entries of a config say."""
-        table = self.payoff.get(agent, NOTHING)
-        return _laid_over(table, entries) == table and entries.turns.items() <= self.turns.get(agent, {}).items()
+        if entries.by_role.keys() - self.by_role.keys():
+            return False
+        for role in self.by_role or (None,):
+            table = self.of(role).payoff.get(agent, NOTHING)
+            if _laid_over(_laid_over(table, entries), entries.by_role.get(role or "", NO_ENTRIES)) != table:
+                return False
+        return entries.turns.items() <= self.turns.get(agent, {}).items()
 
     def arguing(self, goals: Mapping[str, int]) -> Payment:
         """The same where provers argue for these verdicts. One who argues for another than here, and is paid for a verdict whatever the
-        label, is paid for that one instead; whoever is paid for being right stays so.
+        label, is paid for that one instead; whoever is paid for being right stays so. In every role, where roles are drawn.
         """
+        if self.by_role:
+            parts = {role: self.of(role).arguing(goals) for role in self.by_role}
+            stakes = {
+                role: {agent: Stake(table, part.goals.get(agent)) for agent, table in part.payoff.items()} for role, part in parts.items()
+            }
+            return replace(self, by_role=stakes)
         turned = {
             agent: (_mirrored(table[0]), _mirrored(table[1]))
             for agent, table in self.payoff.items()
@@ -118,8 +164,8 @@ class Payment:
 
     def is_paid(self, agent: str) -> bool:
         """Whether anything that happens makes a difference to what this agent is paid."""
-        amounts = {amount for row in self.payoff.get(agent, NOTHING) for amount in row}
-        return len(amounts) > 1 or any(self.turns.get(agent, {}).values()) or agent in self._of_function()
+        several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
+        return several or any(self.turns.get(agent, {}).values()) or agent in self._of_function()
 
     def _of_function(self) -> Set[str]:
         """Whom the payment function names."""
@@ -128,12 +174,14 @@ class Payment:
         import torch
 
         one_B = torch.ones(1, dtype=torch.int64)
-        return set(self.function(Ends(one_B, one_B, one_B.float(), one_B)))
+        return set(self.function(Ends(one_B, one_B, one_B.float(), one_B, torch.zeros_like(one_B))))
 
     def mid_point(self, agent: str) -> float:
-        """Half way between an agent's good and bad ends: between the least of the labels' better verdicts and the most of the worse."""
-        table = self.payoff.get(agent, NOTHING)
-        return (min(max(row[:2]) for row in table) + max(min(row[:2]) for row in table)) / 2
+        """Half way between an agent's good and bad ends: between the least of the labels' (and roles') better verdicts and the most of the
+        worse.
+        """
+        rows = [row for table in self.tables(agent) for row in table]
+        return (min(max(row[:2]) for row in rows) + max(min(row[:2]) for row in rows)) / 2
 
 
 def for_verdict(verdict: int, amount: float) -> Table:
@@ -151,7 +199,21 @@ def _mirrored(row: Row) -> Row:
     return row[1], row[0], row[2]
 
 
-def _laid_over(table: Table, entries: PayoffSettings) -> Table:
+def _stakes(
+    params: ProtocolParams, role: str, given: Mapping[str, Stake], payoff: Mapping[str, Table], goals: Mapping[str, int]
+) -> dict[str, Stake]:
+    """Every agent's stake in a role: as `given`, else its own, with the entries of a config over it."""
+    stakes = dict(given)
+    for agent, entries in params.payoff.items():
+        if agent in given:
+            stakes[agent] = replace(given[agent], table=_laid_over(given[agent].table, entries))
+        if role in entries.by_role:
+            stake = stakes.get(agent) or Stake(payoff.get(agent, NOTHING), goals.get(agent))
+            stakes[agent] = replace(stake, table=_laid_over(stake.table, entries.by_role[role]))
+    return stakes
+
+
+def _laid_over(table: Table, entries: PayoffEntries) -> Table:
     rows = [list(row) for row in table]
     for name, (label, verdict) in _ENTRIES.items():
         if (amount := getattr(entries, name)) is not None:

@@ -28,4 +28,6 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
         verifier=agent,
         force_guess=None,
         zero_knowledge=None,
+        roles=(),
+        told=(),
     )

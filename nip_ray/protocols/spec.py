@@ -5,6 +5,8 @@ Decisions that matter here:
   seed class, so "which prover speaks" can be random without any code;
 - a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
 - payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
+- a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom `told` says. All
+  others see what they would see in any other role;
 - a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
 - torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
@@ -12,7 +14,7 @@ Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
@@ -66,6 +68,8 @@ class Protocol:
     turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
     payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge.
+    roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns. There is then one table of
+    turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
     force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
     continues, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
@@ -82,6 +86,53 @@ class Protocol:
     force_guess: Literal["zero", "one", "y"] | None = None
     zero_knowledge: ZeroKnowledge | None = None
     cuts: bool = False
+    roles: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+
+    @property
+    def seed_classes(self) -> int:
+        """How many episode seeds in a row make all the difference there is; `seed % seed_classes` is an episode's class."""
+        return len(self.roles) or len(self.turns)
+
+    def role_of(self, seed: int) -> str | None:
+        """The role that an episode of this seed draws; None where none is drawn."""
+        return self.roles[seed % len(self.roles)] if self.roles else None
+
+    def role_B(self, seed_B: Tensor) -> Tensor:
+        """(B,) int64: the drawn roles by their place in `roles`; 0 where none is drawn."""
+        return seed_B % max(1, len(self.roles))
+
+    def told_NW(self, seed_N: Tensor) -> Tensor:
+        """(N, roles) float: what is told of the drawn role, one-hot."""
+        import torch
+
+        return torch.eye(len(self.roles), device=seed_N.device)[self.role_B(seed_N)]
+
+    def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
+        """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles are drawn).
+
+        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after the better paid.
+        """
+        found: dict[int, tuple[str, ...]] = {}
+        for role in self.roles or (None,):
+            payment = self.payment.of(role)
+            wanted, amounts = payment.goals.get(prover), payment.payoff.get(prover, NOTHING)[label]
+            if wanted is None and role is not None and amounts[REJECT] != amounts[ACCEPT]:
+                wanted = int(amounts[ACCEPT] > amounts[REJECT])
+            if wanted is not None:
+                found[wanted] = (*found.get(wanted, ()), *([] if role is None else [role]))
+        return found
+
+    def seeds_within(self, roles: Collection[str], seed_B: Tensor) -> Tensor:
+        """(B,) int64: episode seeds like these that draw one of `roles`, each as often; the same where no roles are drawn."""
+        if not roles:
+            return seed_B
+        import torch
+
+        count = len(self.roles)
+        place_K = torch.tensor([self.roles.index(role) for role in roles], device=seed_B.device)
+        block_B = (seed_B // count).clamp(max=NUM_SEEDS // count - 1)
+        return block_B * count + place_K[block_B % len(place_K)]
 
     @cached_property
     def provers(self) -> tuple[str, ...]:
@@ -97,7 +148,7 @@ class Protocol:
     @property
     def fixed_stances(self) -> bool:
         """Whether the protocol itself says who argues for what: not where each prover is paid for acceptance alone."""
-        return not self.provers or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
+        return bool(self.roles) or not self.provers or any(self.payment.goals.get(agent) != ACCEPT for agent in self.provers)
 
     @cached_property
     def deciders(self) -> tuple[str, ...]:
@@ -157,12 +208,13 @@ class Protocol:
         return int(self.turn_table_SKAC[:, :, self.verifier_index].any(-1).sum(1).min())
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
-        """(label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
+        """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
         found = self._amounts.get(device)
         if found is None:
             import torch
 
-            payoff = [[[self.payment.payoff.get(agent, NOTHING)[y][v] for agent in self.agents] for v in range(3)] for y in range(2)]
+            tables = [self.payment.of(role).payoff for role in self.roles or (None,)]
+            payoff = [[[[t.get(agent, NOTHING)[y][v] for agent in self.agents] for v in range(3)] for y in range(2)] for t in tables]
             turns = [[self.payment.turns.get(agent, {}).get(speaker, 0.0) for speaker in self.agents] for agent in self.agents]
             turns_AA = torch.tensor(turns, device=device) if any(map(any, turns)) else None
             found = self._amounts[device] = torch.tensor(payoff, device=device), turns_AA

@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.payment import Payment
+from nip_ray.protocols.payment import Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
@@ -53,10 +53,23 @@ def merlin_arthur(params: ProtocolParams) -> Protocol:
     return _drawn_prover("merlin_arthur", params, False, 2, 1)
 
 
+def helpful_sneaky(params: ProtocolParams) -> Protocol:
+    """One message of the prover, then the decision. The episode draws whether the prover is helpful (paid where the verdict is right) or
+    sneaky (paid where it is wrong). It knows, and the verifier does not.
+
+    Source: Kirchner et al., "Prover-verifier games improve legibility of LLM outputs", arXiv 2407.13692.
+    """
+    wanted = {"helpful": for_being_right(params.prover_reward, 0, 0), "sneaky": for_being_right(0, params.prover_reward, 0)}
+    by_role = {role: {"prover": Stake(table)} for role, table in wanted.items()}
+    payment = Payment.from_params(replace(params, shared_reward=False), {"prover": None}, by_role=by_role)
+    return replace(adp(params), name="helpful_sneaky", payment=payment, roles=tuple(wanted), told=("prover",))
+
+
 def consultancy(params: ProtocolParams) -> Protocol:
     """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which (even: prover0).
 
-    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. Source: Khan et al.,
+    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. With `one_prover` one
+    prover argues for both sides, as the episode draws and tells it: one network or model learns both. Source: Khan et al.,
     "Debating with more persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
     """
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
@@ -170,8 +183,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, merlin_arthur, consultancy, mnip, bisection, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker,
-    hironaka,
+    nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, solo_verifier, multi_channel_test, message_game,
+    matrix_game, kuhn_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
@@ -267,7 +280,10 @@ def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterat
         for other, place in ((agent, ""), *((speaker, ".turns") for speaker in entries.turns)):
             if other not in table.agents:
                 yield f"payoff.{agent if place else other}{place}: no agent {other!r} of {name}, expected one of {', '.join(table.agents)}"
-        if agent in table.agents and not table.payment.grants(agent, entries):
+        unknown = [role for role in entries.by_role if role not in table.roles]
+        known = f"expected one of {', '.join(table.roles)}" if table.roles else f"{name} draws none, leave it out"
+        yield from (f"payoff.{agent}.by_role.{role}: no such role, {known}" for role in unknown)
+        if agent in table.agents and not unknown and not table.payment.grants(agent, entries):
             yield f"payoff.{agent}: {name} has no use for it, leave it out"
 
 
@@ -317,7 +333,17 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
 
 
 def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int) -> Protocol:
-    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance."""
+    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance. With
+    `one_prover` it picks the side of the only one.
+    """
+    if params.one_prover:
+        table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
+        sides = {"reject": REJECT, "accept": ACCEPT}
+        shared = params.shared_reward
+        by_role = {side: {} if shared else {"prover": Stake(for_verdict(goal, params.prover_reward), goal)} for side, goal in sides.items()}
+        one = _two_party(name, params, table[::-1] if verifier_first else table, max_rounds, min_rounds)
+        payment = Payment.from_params(params, {"prover": None}, by_role=by_role)
+        return replace(one, payment=payment, roles=tuple(sides), told=("prover",))
     agents, listen = ("prover0", "prover1", "verifier"), (("verifier", "main"),)
     turns = tuple((((prover, "main"),), listen) for prover in agents[:2])
     return Protocol(

@@ -229,7 +229,7 @@ def _key(config: ExperimentConfig, pupil: _Pupil) -> str:
         "agent": [pupil.agent, {name: value for name, value in own.items() if not name.endswith("lr_factor")}],
         # where data come from does not matter, what they are is hashed below
         "scenario": {name: value for name, value in asdict(config.scenario).items() if name not in ("agents", "data")},
-        "protocol": [protocol.max_rounds, protocol.channels, protocol.sees, protocol.turns],
+        "protocol": [protocol.max_rounds, protocol.channels, protocol.sees, protocol.turns, *([protocol.roles] if protocol.roles else [])],
         "pretraining": {n: v for n, v in asdict(config.pretraining).items() if n not in ("agents", "cache", "include_heads")},
     }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())

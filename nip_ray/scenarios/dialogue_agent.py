@@ -29,6 +29,8 @@ class DialogueAgent(nn.Module):
     linear_selector: nn.Module | None
     value_head: nn.Module
     normalisation: Tensor
+    history_axis: int
+    """Of the features in the history, counted from 0."""
 
     def __init__(self, settings: HeadSettings, seat: Seat, critic_seat: Seat | None) -> None:
         """critic_seat: of a central critic, what its value reads instead, beside the label; it needs a body of its own."""
@@ -73,7 +75,8 @@ class DialogueAgent(nn.Module):
                 self.normalisation[row] = torch.tensor(statistics[name])
 
     def messages(self, obs: Observation, prefix: str = "") -> tuple[Tensor, Tensor, Tensor | None]:
-        """History, latest message and linear history (None where there is none) of `obs`, normalised.
+        """History, latest message and linear history (None where there is none) of `obs`, normalised. Behind the history's features stands
+        what the agent is told of the episode's role, at every place the same.
 
         At the beginning nothing has been said, and what would be said of it is 0. prefix: `state_` for what a central critic reads.
         """
@@ -84,6 +87,13 @@ class DialogueAgent(nn.Module):
         linear = None
         if self.seat.linear_symbols:
             linear = (obs[f"{prefix}linear_history"] - linear_mean) / linear_std * spoken_N[:, None]
+        if self.seat.told:
+            axis, told_NW = self.history_axis, obs["told"]
+            shape = [1] * history.dim()
+            shape[0], shape[axis] = told_NW.shape
+            size = list(history.shape)
+            size[axis] = told_NW.shape[1]
+            history = torch.cat([history, told_NW.view(shape).expand(size)], axis)
         return history, latest, linear
 
     @property

@@ -16,7 +16,8 @@ class Seat:
 
     index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
     linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision. answers: whether it is
-    a prover, who must answer in the graph opposite to the latest message of a channel; the others name any node.
+    a prover, who must answer in the graph opposite to the latest message of a channel; the others name any node. told: features of what it
+    is told of the episode's role, 0 where it is told none.
     """
 
     agent: str
@@ -28,6 +29,7 @@ class Seat:
     linear_symbols: int
     decides: bool
     answers: bool
+    told: int = 0
 
     @property
     def history_features(self) -> int:
@@ -58,6 +60,7 @@ def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int)
         linear_symbols=linear_symbols,
         decides=agent in protocol.deciders,
         answers=agent in protocol.provers,
+        told=len(protocol.roles) if agent in protocol.told else 0,
     )
 
 

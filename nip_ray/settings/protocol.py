@@ -7,8 +7,8 @@ from nip_ray.settings.options import FORBID_UNKNOWN, option
 
 
 @dataclass(frozen=True)
-class PayoffSettings:
-    """Entries of one agent's table of payments; none leaves an entry as the other parameters make it."""
+class PayoffEntries:
+    """Entries of a table of payments; none leaves an entry as it is."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -17,9 +17,20 @@ class PayoffSettings:
     true_reject: float | None = option(None, "Paid for the rejection of a false claim.")
     false_reject: float | None = option(None, "Paid for the rejection of a true claim.")
     undecided: float | None = option(None, "Paid when the rounds run out without a verdict.")
+
+
+@dataclass(frozen=True)
+class PayoffSettings(PayoffEntries):
+    """Entries of one agent's table of payments; none leaves an entry as the other parameters make it."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
     turns: dict[str, float] = option(
         dict,
         "Agent -> paid for each of that agent's turns (negative: a cost); of the verifier's, those with no verdict but the last.",
+    )
+    by_role: dict[str, PayoffEntries] = option(
+        dict, "Role that the episode draws -> entries that count in its episodes alone, above the others (helpful_sneaky)."
     )
 
 
@@ -47,6 +58,9 @@ class ProtocolParams:
         "What a graded verdict pays between a right and a wrong one: in proportion to its confidence, or by the Brier or the logarithmic "
         "score of it, by which the verifier earns most when it says how sure it is (language models).",
     )
+    one_prover: bool = option(
+        False, "One prover, who argues for the side that the episode draws, instead of one for each side (consultancy, merlin_arthur)."
+    )
     shared_reward: bool = option(False, "Provers are paid by the verifier's table instead of their own, as message_game always does.")
     payoff: dict[str, PayoffSettings] = option(dict, "Agent -> what it is paid instead: entries of its table of payments.")
     force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")
@@ -70,5 +84,6 @@ class ProtocolSettings(ProtocolParams):
 
     name: str = option(
         "nip",
-        "One that ships (nip, adp, debate, merlin_arthur, consultancy, mnip, bisection, solo_verifier) or one that a plugin registers.",
+        "One that ships (nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, solo_verifier) or one that a "
+        "plugin registers.",
     )

@@ -56,7 +56,7 @@ class LanguageStateTrackingSettings(ChainSettings):
     agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
 
 
-PROTOCOLS = ("solo_verifier", "adp", "nip", "debate", "bisection")
+PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisection")
 """Those under which chains are argued about."""
 
 

@@ -92,6 +92,8 @@ def slow_play(
                 copy, now = made[b], speakers(scenario, made[b], round)[agent]
                 counts = agent == protocol.verifier and round >= protocol.min_rounds - 1
                 obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
+                if agent in protocol.told:
+                    obs["told"] = torch.tensor([[float(role == protocol.role_of(copy.seed)) for role in protocol.roles]])
                 with torch.no_grad():
                     policy: Policy = agents[agent](obs, True, False)[0]
                 if noise is not None and draws is None:

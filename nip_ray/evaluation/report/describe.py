@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from nip_ray.protocols.payment import NOTHING, for_being_right
-from nip_ray.protocols.spec import Protocol, ProtocolParams
+from nip_ray.protocols.payment import NOTHING, Payment, for_being_right
+from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolParams
 from nip_ray.protocols.tables import SHIPPED, table_of
-from nip_ray.settings.protocol import PayoffSettings
+from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
 
 TASKS = {
     "graph_isomorphism": "are two graphs the same up to the names of their nodes (accept) or not (reject)?",
@@ -53,7 +53,10 @@ def has_held_out(config: Mapping[str, Any]) -> bool:
 def pays_for_rejection(config: Mapping[str, Any]) -> bool:
     """Whether some prover is paid for a rejection, so that an attack on completeness is one; True of a protocol that does not ship."""
     name = section(config, "protocol").get("name")
-    return name not in SHIPPED or 0 in table_of(str(name), ProtocolParams()).payment.goals.values()
+    if name not in SHIPPED:
+        return True
+    made = table_of(str(name), _params(section(config, "protocol")))
+    return any(wanted == REJECT for agent in made.provers for wanted in made.wanted_by(agent, ACCEPT))
 
 
 def _task(scenario: Mapping[str, Any]) -> str:
@@ -75,6 +78,9 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     judged = _paid(table.verifier, table)
     parts = [f"{_the(table.verifier)} is paid {judged}"]
     parts += [f"{_the(agent)} {'the same' if paid == judged else paid}" for agent in table.provers if (paid := _paid(agent, table))]
+    if table.roles:
+        known = ", ".join(map(_the, table.told)) or "nobody"
+        parts.append(f"which of {' and '.join(table.roles)} it is is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
     said = "; ".join(parts) + "."
@@ -94,11 +100,12 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
         found["verifier_scoring"] = protocol["verifier_scoring"]
     if protocol.get("half_chosen_by") == "verifier":
         found["half_chosen_by"] = "verifier"
-    names = [field.name for field in fields(PayoffSettings) if field.name != "turns"]
+    found["one_prover"] = protocol.get("one_prover") is True
     found["payoff"] = {
         str(agent): PayoffSettings(
-            **{name: entries[name] for name in names if _is_number(entries.get(name))},
+            **_entries(entries),
             turns={str(speaker): amount for speaker, amount in section(entries, "turns").items() if _is_number(amount)},
+            by_role={str(role): PayoffEntries(**_entries(section(entries["by_role"], role))) for role in section(entries, "by_role")},
         )
         for agent, entries in section(protocol, "payoff").items()
         if isinstance(entries, Mapping)
@@ -106,9 +113,19 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
     return replace(unset, **found)
 
 
+def _entries(given: Mapping[str, Any]) -> dict[str, float]:
+    return {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
+
+
 def _paid(agent: str, table: Protocol) -> str:
-    """What an agent is paid, and for what."""
-    payment = table.payment
+    """What an agent is paid, and for what: in each role, where that differs."""
+    said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"when {role} {paid}" for role, paid in said.items())
+
+
+def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
     (right, wrong, end), (missed, found, also) = rows = payment.payoff.get(agent, NOTHING)
     if rows == for_being_right(right, wrong, end):
         for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"

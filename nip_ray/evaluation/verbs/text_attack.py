@@ -45,6 +45,8 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     """
     protocol = from_settings(config.protocol)
     refuse_unfit(protocol)
+    if protocol.roles:
+        raise UserError(f"--attack: not available for language models where roles are drawn, as in {protocol.name}; leave it out")
     document: dict[str, Any] = {}
     counting = {"text_iterations": _iterations(config, settings), "max_instances": settings.max_instances}
     how = {"verifier": "sampled", "seed": config.seed, "settings": counting}

@@ -28,6 +28,7 @@ VARIABLES = {
     "difficulty": "introductory, interview or competition",
     "protocol": "name of the protocol",
     "agent": "whose prompt this is, by the name in configs",
+    "role": "the role that the episode draws, empty for an agent that is told none",
     "name": "the same, by the name in chats",
     "names": "agent -> its name in chats",
     "verifier_name": "the verifier's name in chats",

@@ -51,6 +51,7 @@ ROLES: dict[str, dict[str, Role]] = {
         "prover0": Role("Expert_1", reads=(_SECOND, _FIRST)),  # the other's channel first, so that its own ends the round
         "prover1": Role("Expert_2", reads=(_FIRST, _SECOND)),
     },
+    "helpful_sneaky": {"verifier": Role("Verifier"), "prover": Role("Expert")},
     "merlin_arthur": {"verifier": Role("Verifier"), **_UNNAMED},
     "consultancy": {"verifier": _ASKS_ONE, **_UNNAMED},
     "mnip": {

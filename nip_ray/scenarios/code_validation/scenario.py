@@ -11,6 +11,7 @@ Decisions that matter here:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import product
 from random import Random
 from string import ascii_lowercase
 from typing import Any
@@ -48,14 +49,15 @@ class CodeValidation(LanguageScenario):
     roles: Mapping[str, Role]
     prompts: Prompts
     scale: Scale
-    _rendered: dict[tuple[str, CodeItem], str] = field(default_factory=dict, repr=False)
+    _rendered: dict[tuple[str, CodeItem, str | None], str] = field(default_factory=dict, repr=False)
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """All that `agent` is shown before its turn in the round about to be played."""
         role, rules = self.roles[agent], rulebook(self.protocol)
         own_rounds = rules.rounds_of(agent, dialogue.seed)
         notice = own_rounds[-1] if role.last_notice and own_rounds else -1
-        chat = [{"role": "system", "content": self.system_prompt(dialogue.item, agent)}]
+        drawn = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
+        chat = [{"role": "system", "content": self.system_prompt(dialogue.item, agent, drawn)}]
         for r in range(len(dialogue.rounds) + 1):
             if r == notice:
                 chat.append({"role": "system", "content": LAST_NOTICE})
@@ -83,17 +85,19 @@ class CodeValidation(LanguageScenario):
         fields = self.reply_fields(agent)
         return reply_schema(fields, self.scale) if fields else None
 
-    def stance(self, item: CodeItem, agent: str) -> int | None:
-        """The verdict that `agent` argues for and is paid for; None for a verifier, and for a prover that nothing is paid to."""
-        goal = self.protocol.payment.goals.get(agent)
+    def stance(self, item: CodeItem, agent: str, role: str | None = None) -> int | None:
+        """The verdict that `agent` argues for and is paid for; None for a verifier, for a prover that nothing is paid to, and where a drawn
+        role decides and is not given.
+        """
+        goal = self.protocol.payment.of(role).goals.get(agent)
         return item.prover_stance if goal is not None and self.settings.randomize_prover_stance else goal
 
-    def system_prompt(self, item: CodeItem, agent: str) -> str:
-        """What `agent` is told before a dialogue about `item`."""
-        key = (agent, item)  # not the id alone: those of two splits may be equal
+    def system_prompt(self, item: CodeItem, agent: str, role: str | None = None) -> str:
+        """What `agent` is told before a dialogue about `item`. role: that the episode draws, None for an agent that is told none."""
+        key = (agent, item, role)  # not the id alone: those of two splits may be equal
         found = self._rendered.get(key)
         if found is None:
-            found = self.prompts.render(template_name(self.protocol.name, agent), prompt_variables(self, item, agent))
+            found = self.prompts.render(template_name(self.protocol.name, agent), prompt_variables(self, item, agent, role))
             if len(self._rendered) >= _MOST_PROMPTS:
                 self._rendered.clear()
             self._rendered[key] = found
@@ -156,6 +160,9 @@ def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) ->
         raise UserError(f"protocol.name: {protocol.name!r} is a game without a verifier; code_validation needs a proof, such as nip")
     if protocol.zero_knowledge is not None:
         raise UserError("protocol.zero_knowledge: not available for language agents; set it to false")
+    untold = sorted({agent for stakes in protocol.payment.by_role.values() for agent in stakes} - set(protocol.told))
+    if untold:
+        raise UserError(f"protocol.payoff.{untold[0]}.by_role: its prompt cannot say what it is paid, {protocol.name!r} tells it no role")
     if settings.randomize_prover_stance and protocol.fixed_stances:
         raise UserError(f"scenario.randomize_prover_stance: {protocol.name!r} fixes who argues for what; set it to false")
     for agent in settings.agents:
@@ -175,7 +182,7 @@ SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int,
 
 
 def check_prompts(scenario: CodeValidation) -> None:
-    """Look at every template that the protocol needs and render it for a sample item, with either stance.
+    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role that is told.
 
     Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an unknown template
     to include, an error while rendering, or a prompt that is empty.
@@ -191,9 +198,9 @@ def check_prompts(scenario: CodeValidation) -> None:
             )
     check_templates(scenario.prompts, names)
     for agent, name in zip(speaking, names):
-        for stance in (REJECT, ACCEPT):
+        for stance, role in product((REJECT, ACCEPT), protocol.roles if agent in protocol.told else (None,)):
             item = replace(SAMPLE, prover_stance=stance)
-            made = scenario.prompts.render(name, prompt_variables(scenario, item, agent))
+            made = scenario.prompts.render(name, prompt_variables(scenario, item, agent, role))
             if not made:
                 raise UserError(f"{scenario.prompts.templates[name].file}, line 1: the template makes an empty prompt")
             for named in scenario.reply_fields(agent).values():
@@ -204,11 +211,11 @@ def check_prompts(scenario: CodeValidation) -> None:
                     )
 
 
-def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> dict[str, Any]:
-    """What the template of `agent` may use; see `nip_ray.scenarios.code_validation.prompts.VARIABLES`."""
+def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str, role: str | None = None) -> dict[str, Any]:
+    """What the template of `agent` may use; see `nip_ray.scenarios.code_validation.prompts.VARIABLES`. role: what it is told of it."""
     protocol, roles = scenario.protocol, scenario.roles
     names = {other: role.name for other, role in roles.items()}
-    stance = scenario.stance(item, agent)
+    stance = scenario.stance(item, agent, role)
     is_random = scenario.settings.randomize_prover_stance
     return {
         "question": item.question,
@@ -216,6 +223,7 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "difficulty": item.difficulty,
         "protocol": protocol.name,
         "agent": agent,
+        "role": role or "",
         "name": roles[agent].name,
         "names": names,
         "verifier_name": roles[protocol.verifier or ""].name,
@@ -225,20 +233,22 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str) -> di
         "headers": dict(roles[agent].headers),
         "stance": stance,
         "stance_word": "" if stance is None else DECISIONS[stance],
-        "stances": {prover: _known_stance(scenario, item, agent, prover) for prover in protocol.provers},
+        "stances": {prover: _known_stance(scenario, item, agent, prover, role) for prover in protocol.provers},
         "stance_is_random": is_random,
         "decision_format": "json" if scenario.reply_fields(agent) else "text",
         "reply_fields": scenario.reply_fields(agent),
         "scale": scenario.scale.name,
         "accept_decision": scenario.verdict_text(ACCEPT),
         "reject_decision": scenario.verdict_text(REJECT),
-        "rewards": rewards_of(protocol, agent, stance, names, scenario.scale.name != "accept_reject"),
+        "rewards": rewards_of(
+            replace(protocol, payment=protocol.payment.of(role)), agent, stance, names, scenario.scale.name != "accept_reject"
+        ),
     }
 
 
-def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: str) -> str:
+def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: str, role: str | None) -> str:
     """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
-    stance = scenario.stance(item, prover)
+    stance = scenario.stance(item, prover, role)
     hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.deciders
     return "" if stance is None or hidden else DECISIONS[stance]
 

@@ -49,7 +49,7 @@ class GraphBody(nn.Module):
         self.settings = settings
         self.compiled = compiled
         d_out = settings.d_gnn * (2 if settings.use_dual_gnn else 1)
-        self.gnn = Gin(seat.history_features, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
+        self.gnn = Gin(seat.history_features + seat.told, settings.d_gnn, settings.d_gin_mlp, settings.num_gnn_layers, settings.activation)
         self.batch_norm = nn.BatchNorm1d(d_out) if settings.use_batch_norm else None
         linear_features = seat.history_features * seat.linear_symbols
         self.token = nn.Linear(d_out + 2 + seat.latest_features + linear_features, settings.d_transformer)
@@ -60,9 +60,9 @@ class GraphBody(nn.Module):
         self.output = nn.Linear(settings.d_transformer, settings.d_representation)
         initialise(self, settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None)
         if settings.history_initialisation == "shared":
-            share_rounds(self.gnn.encode, seat.rounds)
+            share_rounds(self.gnn.encode.weight[:, : seat.history_features], seat.rounds)
         elif settings.history_initialisation == "unmarked":
-            nn.init.zeros_(self.gnn.encode.weight)
+            nn.init.zeros_(self.gnn.encode.weight[:, : seat.history_features])
         if settings.input_bias:
             with torch.no_grad():
                 start_D = F.normalize(torch.randn_like(self.gnn.encode.bias), dim=0)
@@ -136,18 +136,20 @@ class GraphBody(nn.Module):
 
 
 @torch.no_grad()
-def share_rounds(encode: nn.Linear, rounds: int) -> None:
+def share_rounds(weight_DF: Tensor, rounds: int) -> None:
     """Give every round's columns of the input layer the values of round 0's.
 
     A question and its answer, marked in different rounds, then look alike from the start: a right answer leaves two isomorphic
     graphs with equal representations, which independent columns would make different. Training is free to tell rounds apart.
     """
-    weight_DRL = encode.weight.view(encode.weight.shape[0], rounds, -1)
+    weight_DRL = weight_DF.unflatten(1, (rounds, -1))
     weight_DRL.copy_(weight_DRL[:, :1].clone().expand_as(weight_DRL))
 
 
 class GraphAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
+
+    history_axis = 3
 
     def __init__(
         self, settings: GraphAgentSettings, seat: Seat, shared_body: bool, critic_seat: Seat | None = None, compiled: bool = False

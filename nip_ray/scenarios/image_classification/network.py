@@ -43,7 +43,7 @@ class ImageBody(nn.Module):
     def __init__(self, settings: ImageAgentSettings, seat: Seat, shape: ImageShape) -> None:
         super().__init__()
         self.seat, self.shape = seat, shape
-        num_in = seat.history_features + shape.channels + shape.embedding_channels
+        num_in = seat.history_features + seat.told + shape.channels + shape.embedding_channels
         self.trunk = trunk(
             num_in,
             settings.initial_num_channels,
@@ -88,6 +88,8 @@ class ImageBody(nn.Module):
 
 class ImageAgent(DialogueAgent):
     """Policy and value of one agent, with separate bodies or a shared one."""
+
+    history_axis = 1
 
     def __init__(
         self, settings: ImageAgentSettings, seat: Seat, shape: ImageShape, shared_body: bool, critic_seat: Seat | None = None

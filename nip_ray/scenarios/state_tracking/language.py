@@ -88,9 +88,9 @@ class StateTrackingInWords(LanguageScenario):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """States, places, moves and a few more."""
+        """States, places, moves, a few more, and the roles that are drawn."""
         places = map(str, range(max(_PLACES, self.settings.length) + 1))
-        return (*STATES, *places, *MOVES, *HALVES, *VERDICTS, *_KEYS)
+        return (*STATES, *places, *MOVES, *HALVES, *VERDICTS, *_KEYS, *self.protocol.roles)
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """One message."""
@@ -101,7 +101,8 @@ class StateTrackingInWords(LanguageScenario):
             said = [*_known(item, agent == self.seats.committer), "claim", STATES[item.claim]]
             if agent == self.seats.pointer:
                 said += ["committed", *(STATES[state] for state in committed or ())]
-            return _message(said)
+            role = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
+            return _message(said if role is None else [role, *said])
         at = None
         if committed is not None and (place := self._pointed_at(dialogue)) is not None:
             at = Dispute(place, place + 1, committed[place], committed[place + 1])

@@ -39,9 +39,10 @@ class ChainBody(nn.Module):
         self.register_buffer("role_L", role_L, persistent=False)
         self.role_L: Tensor
 
-    def forward(self, token_NL: Tensor, place_NL: Tensor) -> Tensor:
-        """(N, L, d)."""
-        return self.encoder(self.token(token_NL) + self.place(place_NL) + self.role(self.role_L))
+    def forward(self, token_NL: Tensor, place_NL: Tensor, told_ND: Tensor | None = None) -> Tensor:
+        """(N, L, d). told_ND: added to every token."""
+        tokens = self.token(token_NL) + self.place(place_NL) + self.role(self.role_L)
+        return self.encoder(tokens if told_ND is None else tokens + told_ND[:, None])
 
 
 class StateAgent(nn.Module):
@@ -60,8 +61,9 @@ class StateAgent(nn.Module):
         slots: Tensor,
         shape: tuple[int, int],
         decides: bool,
+        told: int = 0,
     ) -> None:
-        """shape: message factors and symbols of a turn."""
+        """shape: message factors and symbols of a turn. told: features of what it is told of the episode's role."""
         super().__init__()
         self.settings, self.says, self.shape = settings, says, shape
         self.body_ = ChainBody(settings, length, role_L)
@@ -71,10 +73,11 @@ class StateAgent(nn.Module):
         self.message_head = nn.Linear(settings.d, outputs[says]) if says else None
         self.decision_head = nn.Linear(settings.d, NUM_DECISIONS) if decides else None
         self.value_head = nn.Linear(settings.d, 1)
+        self.told = nn.Linear(told, settings.d, bias=False) if told else None
 
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
         """The action distribution and the value (N,) of N turns; each only if wanted."""
-        hidden_NLD = self.body_(obs["token"], obs["place"])
+        hidden_NLD = self.body_(obs["token"], obs["place"], None if self.told is None else self.told(obs["told"]))
         mean_ND = hidden_NLD.mean(1)
         policy = value = None
         if want_policy:
@@ -104,7 +107,9 @@ class StateAgent(nn.Module):
         if self.settings.kind == "random":
             return []
         factor = self.settings.agent_lr_factor
-        actor = [p for part in (self.body_, self.message_head, self.decision_head) if part is not None for p in part.parameters()]
+        actor = [
+            p for part in (self.body_, self.told, self.message_head, self.decision_head) if part is not None for p in part.parameters()
+        ]
         return [
             ParameterGroup("actor", "all", actor, factor.actor),
             ParameterGroup("critic", "head", list(self.value_head.parameters()), factor.critic),

@@ -109,7 +109,9 @@ class StateTracking(Scenario):
         shape = (len(self.protocol.writes[agent]) * self.message_size, self.num_symbols)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, agent in self.protocol.deciders)
+            told = len(self.protocol.roles) if agent in self.protocol.told else 0
+            decides = agent in self.protocol.deciders
+            return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, decides, told)
 
     def _voice(self, agent: str) -> tuple[Says, Tensor, Tensor]:
         """What `agent` says, at which tokens it is read off, and what all its tokens are; see `StateAgent`."""

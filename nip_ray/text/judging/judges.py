@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from nip_ray.errors import UserError
 from nip_ray.evaluation.clusters import clustered_share
 from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, beginning
+from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, Sided, beginning, stance_in
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.roles import ROLES
@@ -51,21 +51,12 @@ class Named(Protocol):
         ...
 
 
-class JudgedScenario(Protocol):
+class JudgedScenario(Sided, Protocol):
     """What judges ask of a scenario. Its items have `question` and `solution` beside `id` and `y`."""
-
-    @property
-    def protocol(self) -> Rules:
-        """Who speaks when, and who reads what."""
-        ...
 
     @property
     def roles(self) -> Mapping[str, Named]:
         """What agents are called in their dialogues."""
-        ...
-
-    def stance(self, item: Any, agent: str) -> int | None:
-        """The verdict that `agent` argues for, None for a verifier."""
         ...
 
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
@@ -244,7 +235,7 @@ def _questions(dialogues: Sequence[Dialogue], names: Sequence[str], asking: _Ask
         for agent, channel in pairs(asking.scenario.protocol, name):
             for index, dialogue in enumerate(dialogues):
                 said = transcript(dialogue, channel)
-                if _something_to_judge(said, agent, name) and not (name == ROLE and asking.scenario.stance(dialogue.item, agent) is None):
+                if _something_to_judge(said, agent, name) and not (name == ROLE and stance_in(asking.scenario, dialogue, agent) is None):
                     request = _request(_Place(name, index, dialogue, agent, channel), said, asking)
                     yield Question(name, index, agent, channel, request)
 
@@ -272,7 +263,7 @@ def _request(place: _Place, said: Sequence[tuple[str, str]], asking: _Asking) ->
     item, options, roles = place.dialogue.item, asking.options, asking.scenario.roles
     data = {"question": item.question, "solution": item.solution}
     named = [(roles[sender].name, text) for sender, text in said]
-    stance = "accept" if asking.scenario.stance(item, place.agent) == ACCEPT else "reject"
+    stance = "accept" if stance_in(asking.scenario, place.dialogue, place.agent) == ACCEPT else "reject"
     where = (place.judge, place.index, str(item.id), place.dialogue.seed, place.agent, place.channel)
     words = {"agent": roles[place.agent].name, "stance": stance}
     messages = render.messages(place.judge, data, named, words, options.seed, where)

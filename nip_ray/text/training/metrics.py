@@ -83,6 +83,10 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
     if protocol.verifier is not None:
         ratios |= _verdict_ratios(dialogues) | _confidence_ratios(dialogues) | _group_ratios(dialogues, groups)
     one_B = np.ones(len(dialogues))
+    for role in protocol.roles:
+        drawn_B = _array(protocol.role_of(dialogue.seed) == role for dialogue in dialogues)
+        parts = _verdict_ratios(dialogues) | {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
+        ratios |= {f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share) for key, part in parts.items()}
     ratios["episode_length"] = Ratio(_array(len(dialogue.rounds) for dialogue in dialogues), one_B, share=False)
     ratios["messages"] = Ratio(_array(_messages(dialogue) for dialogue in dialogues), one_B, share=False)
     for agent in protocol.agents:

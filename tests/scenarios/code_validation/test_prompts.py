@@ -10,6 +10,7 @@ import pytest
 
 import nip_ray.scenarios.code_validation.prompts as prompts_module
 from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, fenced
@@ -17,7 +18,7 @@ from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
-from nip_ray.settings.protocol import PayoffSettings
+from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
 
 NAMES = tuple(ROLES)
 PACKAGE = Path(prompts_module.__file__).parent / "prompts"
@@ -55,7 +56,7 @@ def test_every_prompt_has_the_problem_and_the_limit(name: str) -> None:
         assert "None" not in prompt
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "solo_verifier"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("solo_verifier", "helpful_sneaky")])
 def test_provers_are_told_their_side(name: str) -> None:
     """mnip: both accept; debate, merlin_arthur and consultancy: prover0 rejects, prover1 accepts."""
     scenario = made(name)
@@ -68,6 +69,30 @@ def test_provers_are_told_their_side(name: str) -> None:
         assert f'You are paid 1 if "Verifier" decides to {word} the solution' in prompts[prover]
         assert "Never give up your side" in prompts[prover]
         assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip", "consultancy"))
+
+
+SIDES = ('convince "Verifier" to reject it', 'convince "Verifier" to accept it', "decides to reject", "decides to accept")
+RIGHT_OR_WRONG = ("made you helpful, which", "made you sneaky, which", "of the right decision", "of the wrong decision")
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("helpful_sneaky", {}, RIGHT_OR_WRONG),
+        ("helpful_sneaky", {}, ("paid 1 when a correct solution is accepted", "paid 0 when a correct solution is accepted")),
+        ("consultancy", {"one_prover": True}, SIDES),
+        ("merlin_arthur", {"one_prover": True}, SIDES),
+    ],
+)
+def test_a_drawn_role_is_told_to_the_prover_alone(name: str, params: dict[str, Any], said: tuple[str, ...]) -> None:
+    scenario = made(name, params)
+    first, second = ({agent: scenario.chat(Dialogue(SAMPLE, seed), agent) for agent in scenario.protocol.agents} for seed in (4, 5))
+    assert first["verifier"] == second["verifier"]
+    for number, words in enumerate(said):
+        assert [words in chat["prover"][0]["content"] for chat in (first, second)] == [number % 2 == 0, number % 2 == 1], words
+    entries = PayoffSettings(by_role={scenario.protocol.roles[0]: PayoffEntries(undecided=-2)})
+    with pytest.raises(UserError, match=r"protocol\.payoff\.verifier\.by_role: its prompt cannot say"):
+        made(name, {**params, "payoff": {"verifier": entries}})
 
 
 @pytest.mark.parametrize("name", NAMES)
