@@ -21,7 +21,7 @@ from nip_ray.play.dialogue import Dialogue, beginning
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
-from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder
+from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export
 from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
 from nip_ray.text.items import stored_items
 from nip_ray.text.training.metrics import dialogue_record
@@ -64,7 +64,7 @@ def export_inspect(run_dir: Path | str, out: Path | str | None = None, iteration
 def tested_iteration(run_dir: Path, config: TextExperimentConfig, iteration: int | None) -> int:
     """`iteration`, or the last one that was tested. Raises UserError where there is no such test."""
     if (run_dir / EXPORTED).is_file():
-        return int(RunFolder.open(run_dir).read_json(EXPORTED)["iteration"])
+        return read_export(RunFolder.open(run_dir))["iteration"]
     tested = [number for number in range(1, config.iterations + 1) if rollout_file(run_dir, "test", number - 1).is_file()]
     if not tested:
         raise UserError(f"{run_dir}: this run has no test dialogues; algorithm.test_scheme or evaluate_every says when there are some")
@@ -78,7 +78,7 @@ def models_at(folder: RunFolder, iteration: int) -> dict[str, str]:
     from tokens, at the end.
     """
     if (folder.path / EXPORTED).is_file():
-        return dict(folder.read_json(EXPORTED)["models"])
+        return dict(read_export(folder)["models"])
     state = load_state(folder)
     return dict(state.history[iteration - 1]) if iteration <= len(state.history) else state.models()
 

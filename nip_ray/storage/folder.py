@@ -270,6 +270,17 @@ class RunFolder:
         return self.path / name
 
 
+def read_export(folder: RunFolder) -> dict[str, Any]:
+    """What an export of language models says of itself: iteration, models (group -> name), elsewhere (groups whose weights a provider has)
+    and files (path -> SHA-256 sum). Raises UserError where it is damaged, or of networks.
+    """
+    found = folder.read_json(EXPORTED)
+    kinds = {"iteration": int, "models": dict, "elsewhere": list, "files": dict}
+    if wrong := [key for key, kind in kinds.items() if not isinstance(found.get(key), kind)]:
+        raise UserError(f"{folder.path / EXPORTED} is damaged: it has no {', '.join(wrong)} of language models; fetch the export again")
+    return found
+
+
 def only_begun(path: Path) -> bool:
     """Whether `path` is the folder of a run that ended while it was built: nothing was computed that it could continue from."""
     found = {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}

@@ -138,6 +138,9 @@ def test_language_models_play_their_test_again(tmp_path: Path, method: str) -> N
     weights.write_bytes(weights.read_bytes()[:-1] + b"\x00")
     with pytest.raises(UserError, match="does not match its checksum"):
         evaluate_run(model)
+    (model / "exported.json").write_text('{"format": "nip_ray.exported", "version": 1, "iteration": 1, "models": {}}')
+    with pytest.raises(UserError, match="is damaged: it has no elsewhere, files of language models"):
+        evaluate_run(model)
 
 
 @pytest.mark.slow

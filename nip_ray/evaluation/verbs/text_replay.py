@@ -13,7 +13,7 @@ from nip_ray.config.text_rules import groups, language_agents, learns_from_token
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.storage.files import check_files
-from nip_ray.storage.folder import EXPORTED, RunFolder
+from nip_ray.storage.folder import RunFolder, read_export
 from nip_ray.text.costs.token_bills import Allowance
 from nip_ray.text.dialogues.talk import DialogueRunner, StageContext
 from nip_ray.text.dialogues.tasks import Task, test_tasks
@@ -24,7 +24,7 @@ from nip_ray.text.training.metrics import dialogue_record
 
 def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
     """The figures, as `evaluation.json` has them. Raises UserError for models that are not in the export, or are damaged."""
-    about = folder.read_json(EXPORTED)
+    about = read_export(folder)
     check_files(folder.path, about["files"])
     if missing := [*about["elsewhere"], *(name for name, found in speaking_providers(config).items() if found.hosted)]:
         raise UserError(f"{folder.path}: does not hold the models of {', '.join(missing)}, a provider does; evaluate the run itself")
