@@ -60,11 +60,14 @@ class Haystack(Scenario):
         seen = torch.where(named_NRC >= 0, found_NRC, 0.0).flatten(1)
         around = self.hay_IP[id_N] * (agent in self.protocol.provers)
         clock = nn.functional.one_hot(round_N.clamp(max=self.protocol.max_rounds - 1), self.protocol.max_rounds)
-        return {**turn_masks(self.protocol, agent, 1, round_N, seed_N), "features": torch.cat([clock, seen, around], 1)}
+        masks = turn_masks(self.protocol, agent, 1, round_N, seed_N)
+        told = [masks["told"]] if agent in self.protocol.told else []  # which role the episode drew
+        return {**masks, "features": torch.cat([clock, seen, around, *told], 1)}
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """The message game's perceptron; any module with the same methods would do."""
         width = self.protocol.max_rounds * (1 + len(self.protocol.sees[agent])) + self.num_symbols
+        width += len(self.protocol.roles) * (agent in self.protocol.told)
         settings = self.settings.agents.get(agent) or self.settings.agents.get("_default") or MessageAgentSettings()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)

@@ -19,7 +19,7 @@ from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.protocols import NUM_DECISIONS, Protocol
 from nip_ray.seeding import generator, stable_seed
 
 _COPIES = 24
@@ -109,11 +109,8 @@ def _observation_faults(scenario: Scenario) -> Iterator[str]:
         elsewhere = {key: value.flip(0) for key, value in obs.items()}, observe(said.before(round_N), turned)
         if names := [*_different(*alone), *_different(*elsewhere)]:
             yield f"observe({agent!r}): {', '.join(dict.fromkeys(names))}: a row depends on the other rows of its batch, or on its place"
-        drawn_N = scenario.protocol.role_B(seed_N)
         if scenario.protocol.roles and agent not in scenario.protocol.told and len(scenario.protocol.turns) == 1:
-            other = scenario.observe(
-                agent, id_N, said.before(round_N), round_N, seed_N - drawn_N + (drawn_N + 1) % len(scenario.protocol.roles)
-            )
+            other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
             if names := _different(obs, other):
                 yield f"observe({agent!r}): {', '.join(names)} tell which role the episode drew, and `told` leaves it out"
         if names := _different(obs, observe(_elsewhere(scenario, agent, said).before(round_N))):
@@ -131,6 +128,12 @@ def _shape_faults(scenario: Scenario, agent: str, obs: Mapping[str, Tensor], cou
             yield f"observe({agent!r}): {key!r} must have a row for each of the {count} turns (got {tuple(value.shape)})"
         elif value.is_floating_point() and not bool(value.isfinite().all()):
             yield f"observe({agent!r}): {key!r} is not finite"
+
+
+def _redrawn(protocol: Protocol, seed_N: Tensor) -> Tensor:
+    """Episode seeds that draw the next role."""
+    role_N = protocol.role_B(seed_N)
+    return seed_N - role_N + (role_N + 1) % len(protocol.roles)
 
 
 def _elsewhere(scenario: Scenario, agent: str, said: Dialogue) -> Dialogue:
@@ -181,9 +184,10 @@ def _network_faults(scenario: Scenario) -> Iterator[str]:
             yield f"the network of {agent!r} must return a policy and a value when both are wanted"
         else:
             yield from _answer_faults(scenario, agent, policy, value_N, len(id_N))
-            if trained and agent in scenario.protocol.told and "told" in obs:
+            if trained and agent in scenario.protocol.told:
+                other = scenario.observe(agent, id_N, said.before(round_N), round_N, _redrawn(scenario.protocol, seed_N))
                 with torch.no_grad():
-                    _, other_N = network({**obs, "told": obs["told"].roll(1, 1)}, False, True)
+                    _, other_N = network(other, False, True)
                 if torch.equal(value_N, other_N):
                     yield f"the network of {agent!r} does not read what it is told of the episode's role: the observation `told`"
 

@@ -1,6 +1,7 @@
 """Metrics of a rollout against a slow implementation that looks at one copy after the other."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import Protocol, build
 
-NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier")
+NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
@@ -58,6 +59,11 @@ def slow_samples(protocol: Protocol, rollout: Rollout, groups: dict[str, Tensor]
         samples.setdefault("episode_length", []).append(float(rollout.length_B[b]))
         for a, agent in enumerate(protocol.agents):
             samples.setdefault(f"{agent}/return", []).append(sum(float(rollout.reward_BRA[b, r, a]) for r in range(rollout.num_rounds)))
+    if protocol.roles:
+        for place, role in enumerate(protocol.roles):
+            drawn = rollout.copies(rollout.seed_B % len(protocol.roles) == place)
+            own = slow_samples(replace(protocol, roles=(), told=()), drawn, {})
+            samples |= {f"{key}/role={role}": values for key, values in own.items() if key != "episode_length"}
     return samples
 
 
@@ -80,9 +86,9 @@ def test_against_one_copy_at_a_time(name: str, copies: int, instances: int, seed
     for key, values in samples.items():
         assert record[key]["n"] == len(values)
         assert record[key]["estimate"] == pytest.approx(found[key])
-        if key.startswith("verifier/") and not key.endswith("/return"):
+        if key.startswith("verifier/") and "/return" not in key:
             assert record[key] == proportion(int(sum(values)), len(values)).record()
-    for key in record.keys() - samples.keys():  # a class that does not occur
+    for key in (key for key in record.keys() - samples.keys() if "/return" not in key):  # a class or role that does not occur
         assert record[key] == {"estimate": None, "lower": 0.0, "upper": 1.0, "n": 0}
 
 

@@ -130,3 +130,38 @@ ENTRY = PayoffSettings(by_role={"sneeky": PayoffEntries(undecided=-1)})
 def test_what_build_refuses(name: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(name, **params)
+
+
+NONE, PLACES = 2, (0, 1)
+"""A haystack without a needle, and where it may lie in one; half of the haystacks have none."""
+
+
+def value(agent: str, said: dict[str, tuple[int, ...]], verdict: dict[int, int], checked: bool) -> float:
+    """What `agent` is paid on average. said: role -> the place named in a haystack of each kind. verdict: of what the verifier sees,
+    whether the needle is there (or, where nothing can be `checked`, the place that was named).
+    """
+    total = 0.0
+    for (seed, role), kind in product(enumerate(SNEAKY.roles), (*PLACES, NONE)):
+        place = said[role][kind]
+        seen = int(place == kind) if checked else place
+        total += (1 if kind == NONE else 0.5) / 4 * paid(SNEAKY, seed, int(kind != NONE), verdict[seen])[agent]
+    return total
+
+
+@pytest.mark.parametrize(("checked", "worth"), [(True, 0.5), (False, 0.0)])
+def test_what_cannot_be_forged_is_what_a_message_is_worth(checked: bool, worth: float) -> None:
+    """All pure strategies: what the verifier, paid 1 or -1, and the helpful prover can secure against the best sneaky prover."""
+    scripts = list(product(PLACES, repeat=3))
+    verdicts = [dict(enumerate(made)) for made in product((0, 1), repeat=2)]
+    least = {
+        (helpful, number): min(value("verifier", {"helpful": helpful, "sneaky": sneaky}, verdict, checked) for sneaky in scripts)
+        for helpful, (number, verdict) in product(scripts, enumerate(verdicts))
+    }
+    assert max(least.values()) == worth, "right three times out of four, or as often as alone"
+    if checked:  # and nobody gains by another strategy
+        best = {"helpful": (0, 1, 0), "sneaky": (1, 0, 0)}
+        follows = {0: 0, 1: 1}
+        assert max(value("verifier", best, verdict, checked) for verdict in verdicts) == value("verifier", best, follows, checked) == worth
+        paid_best = value("prover", best, follows, checked)
+        for role, script in product(best, scripts):
+            assert value("prover", {**best, role: script}, follows, checked) <= paid_best
