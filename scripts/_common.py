@@ -127,7 +127,7 @@ def train(arguments: Namespace, file: str, settings: Sequence[str] = ()) -> None
 
 def read(file: str) -> dict[str, Any]:
     """A config of `tune_configs/` as it is written."""
-    from nip_ray.config.load import parse_yaml
+    from nip_ray.config.yaml_text import parse_yaml
 
     return parse_yaml((CONFIGS / f"{file}.yaml").read_text(encoding="utf-8"), file)
 

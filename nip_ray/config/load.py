@@ -27,19 +27,16 @@ import yaml
 
 from nip_ray.config.aliases import in_own_words, other_words
 from nip_ray.config.experiment import FORMAT_VERSION, Experiment, ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import branches, keys_of, locate, suggest, tag_of, value_annotation, with_tags
+from nip_ray.config.fault_texts import fault_text, shown
+from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation, with_tags
 from nip_ray.config.missing import refuse_missing, refuse_missing_tags
 from nip_ray.config.plugins import import_needed
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
+from nip_ray.config.yaml_text import Dumper, parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
-
-_UNKNOWN = ("extra_forbidden", "unexpected_keyword_argument")
-_FLOAT = re.compile(r"^[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)[eE][-+]?[0-9]+$")
-_FLOAT_TAG = "tag:yaml.org,2002:float"
-_LONGEST = 60  # characters of a wrong value that a message shows
 
 _EXPERIMENT_KEYS, RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
@@ -98,10 +95,10 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
         data = parse_yaml(_text(file, name), name)
         foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
-        what = "is empty" if data is None else f"has {_show(data)} at its top level"
+        what = "is empty" if data is None else f"has {shown(data)} at its top level"
         raise UserError(f"{name}: {what}; a config is a mapping of keys, for example `name: my-run`")
     if foreign and data.get("plugins") and not any(override.partition("=")[0].strip() == "plugins" for override in overrides):
-        raise UserError(f"{name}: asks for plugins ({_show(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
+        raise UserError(f"{name}: asks for plugins ({shown(data['plugins'])}), which are code; name those to import by --set plugins=[...]")
     try:
         return apply_overrides(data, overrides), name
     except RecursionError:
@@ -267,22 +264,6 @@ def apply_overrides(data: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
     return made
 
 
-def parse_yaml(text: str, source: str) -> Any:
-    """The value of one YAML document. `source` is named in the UserError that faulty YAML raises."""
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise UserError(f"{source}: no valid YAML{where}: {error.problem or error.context}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{source}: no valid YAML: {str(error).splitlines()[0]}") from None
-    except RecursionError:
-        raise UserError(f"{source}: nested too deeply for a config") from None
-    except ValueError as error:  # a number that looks like one and is none
-        raise UserError(f"{source}: no valid YAML: {error}") from None
-
-
 def unshared(value: Any) -> Any:
     """A copy in which no part stands twice: what a YAML alias refers to must not change together with it."""
     if isinstance(value, Mapping):
@@ -313,7 +294,7 @@ def _set(data: dict[str, Any], parts: list[str], value: Any, override: str) -> N
         elif isinstance(at, dict):
             step = part
         else:
-            raise UserError(f"--set {override}: {here} is {_show(at)}, which has no keys below it")
+            raise UserError(f"--set {override}: {here} is {shown(at)}, which has no keys below it")
         if last:
             at[step] = value
         else:
@@ -361,68 +342,3 @@ def _model(kind: type) -> type[pydantic.BaseModel]:
             annotation = Annotated[annotation, pydantic.Field(discriminator="name")]
         fields[key.name] = (annotation, pydantic.Field(key.default, **key.bounds))
     return pydantic.create_model(kind.__name__, __config__=pydantic.ConfigDict(extra="forbid"), **fields)
-
-
-def fault_text(detail: Any, config: type) -> str:
-    """One validation error of pydantic about a config of this class, in our words."""
-    path, key, around = locate(detail["loc"], config)
-    kind, given = detail["type"], detail["input"]
-    if kind in _UNKNOWN and around is not None:
-        name = path.rpartition(".")[2]
-        return f"{path}: unknown key, {suggest(name, list(keys_of(around)), path, config)}"
-    if kind.startswith("union_tag") and key is not None:
-        tags = [tag_of(member) for member in branches(key.annotation)]
-        tag = given.get("name") if isinstance(given, Mapping) else given
-        own = " (one of your own needs `plugins`)" if path in ("scenario", "algorithm") or path.startswith("providers.") else ""
-        return f"{path}.name: got {_show(tag)}, {suggest(str(tag), tags)}{own}"
-    expected = key.expects if key is not None else "mapping"
-    if kind in ("too_short", "string_too_short"):
-        expected = f"{expected}, not empty"
-    if key is not None and isinstance(given, str) and expected.startswith("one of "):
-        choices = expected.removeprefix("one of ").removesuffix(" or null").split(", ")
-        expected = f"{expected} ({suggest(given, choices)})" if suggest(given, choices).startswith("did") else expected
-    return f"{path or 'config'}: got {_show(given)}, expected {expected}"
-
-
-def _show(value: Any) -> str:
-    """A value as a user would write it, cut short."""
-    if value is None or isinstance(value, bool):
-        return str(value).lower() if value is not None else "nothing (null)"
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loading that refuses duplicate keys, reads 1e-3 as a number and leaves dates as text."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Composes as usual, then looks for keys that stand twice (before any `<<` is merged in)."""
-        node = super().compose_mapping_node(anchor)
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if (key.tag, key.value) in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} stands here twice", key.start_mark)
-                seen.add((key.tag, key.value))
-        return node
-
-
-class Dumper(yaml.SafeDumper):
-    """Block style, with short lists on one line."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        """Equal parts are written out again."""
-        return True
-
-
-def _list_node(dumper: yaml.SafeDumper, values: list[Any]) -> yaml.Node:
-    return dumper.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=not any(isinstance(v, list | dict) for v in values))
-
-
-Dumper.add_representer(list, _list_node)
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-for _class in (_Loader, Dumper):  # the dumper too, so that it puts text that looks like a number in quotes
-    _class.add_implicit_resolver(_FLOAT_TAG, _FLOAT, list("-+.0123456789"))

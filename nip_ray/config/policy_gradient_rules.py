@@ -4,13 +4,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
-import yaml
-from pydantic import ValidationError
+import pydantic_core
 
 from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.fault_texts import fault_text
 from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.players import DEFAULT, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import table_of
 from nip_ray.settings.language_agents import LanguageAgentSettings
@@ -47,12 +48,11 @@ def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextEx
         part, _, key = dotted.strip().partition(".")
         if not equals or part not in ("scenario", "protocol") or key not in data[part] or isinstance(data[part][key], dict):
             raise UserError(f"{change}: expected KEY=VALUE of a key of scenario or protocol, such as scenario.length=2")
-        data[part][key] = yaml.safe_load(text)
+        data[part][key] = parse_yaml(text, change)
     try:
-        return TextExperimentConfig.model_validate(data)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        raise UserError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        return TextExperimentConfig.model_validate_json(pydantic_core.to_json(data, inf_nan_mode="constants"), strict=True)
+    except pydantic_core.ValidationError as error:
+        raise UserError(fault_text(error.errors(include_url=False)[0], TextExperimentConfig)) from None
 
 
 def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
@@ -103,7 +103,7 @@ def _without_effect(rule: TokenTrainingSettings) -> Iterator[str]:
     """Keys that are set and that nothing reads. (Clipping on-policy, where all ratios are 1, is the ordinary case and no fault.)"""
     keys, own = keys_of(TokenTrainingSettings), rule.agents.values()
     for key in ("kl_estimator", "final_kl_coefficient"):
-        if getattr(rule, key) != keys[key].default and not rule.kl_coefficient and not any(one.kl_coefficient for one in own):
+        if getattr(rule, key) != keys[key].default and not any(one.kl_coefficient or one.final_kl_coefficient for one in (rule, *own)):
             yield f"algorithm.{key}: kl_coefficient is 0, leave it out or raise that"
     for key in ("warmup_batch_size", "warmup_learning_rate"):
         if getattr(rule, key) != keys[key].default and not (rule.warmup_steps or rule.format_warmup):

@@ -12,8 +12,9 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
-from nip_ray.config.load import Dumper, load_config, plain
+from nip_ray.config.load import load_config, plain
 from nip_ray.config.players import DEFAULT, playing
+from nip_ray.config.yaml_text import Dumper
 from nip_ray.errors import UserError
 
 

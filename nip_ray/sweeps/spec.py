@@ -20,11 +20,12 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, suggest, with_tags
-from nip_ray.config.load import AnyConfig, Dumper, config_from_dict, faults_of, plain, read_mapping, settings_from, unshared
+from nip_ray.config.load import AnyConfig, config_from_dict, faults_of, plain, read_mapping, settings_from, unshared
 from nip_ray.config.members import ADDED
 from nip_ray.config.players import playing, without_verifier
 from nip_ray.config.rules import check
 from nip_ray.config.text_rules import language_agents
+from nip_ray.config.yaml_text import Dumper
 from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from nip_ray.config.aliases import ALIASES
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.drivers.spec import parse_runner
 from nip_ray.errors import UserError
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings

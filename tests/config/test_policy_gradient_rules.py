@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.config.rules import check
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 OPENAI = {"providers": {"local": {"name": "local"}, "remote": {"name": "openai"}}}
@@ -34,6 +35,7 @@ def config(change: dict[str, Any]) -> Any:
         {"algorithm": {"advantage": "role", "role_baseline_decay": 0.9, "group_size": 1, "clip_low": None, "clip_high": None}},
         {"algorithm": {"normalise_advantage": True, "kl_estimator": "k2", "agents": {"prover": {"kl_coefficient": 0.1}}}},
         {"algorithm": {"final_kl_coefficient": 0.05, "agents": {"prover": {"kl_coefficient": 0.1}}}},
+        {"algorithm": {"final_kl_coefficient": 0.05, "kl_estimator": "k2"}},
         {"algorithm": {"warmup_steps": 5, "warmup_agents": ["verifier"], "warmup_learning_rate": 1e-3}},
         {"scenario": SHARED, "algorithm": {"agents": {"_default": {"learning_rate": 1e-3}}}},
         {"scenario": {"agents": {"verifier": {"frozen": True, "max_invalid_replies": 3}}}},
@@ -62,6 +64,10 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ({"algorithm": {"group_size": 1, "advantage": "leave_one_out"}}, ["algorithm.group_size: got 1"]),
         ({"algorithm": {"advantage": "role", "normalise_advantage": True}}, ["algorithm.normalise_advantage: is for advantage group"]),
         ({"algorithm": {"role_baseline_decay": 0.5}}, ["algorithm.role_baseline_decay: is for advantage role"]),
+        (
+            {"algorithm": {"curriculum": [{"changes": ["protocol.max_rounds=["]}, {"changes": ["protocol.max_rounds=x"]}]}},
+            ["[0].changes: protocol.max_rounds=[: no valid YAML", "[1].changes: protocol.max_rounds: got 'x', expected int"],
+        ),
         ({"algorithm": {"kl_estimator": "k2"}}, ["algorithm.kl_estimator: kl_coefficient is 0"]),
         ({"algorithm": {"warmup_learning_rate": 0.1}}, ["algorithm.warmup_learning_rate: there is no warm-up"]),
         ({"algorithm": {"warmup_agents": ["prover"]}}, ["algorithm.warmup_agents: warmup_steps is 0"]),

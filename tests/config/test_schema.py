@@ -9,8 +9,9 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import branches, walk
-from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml
 from nip_ray.config.schema import config_schema, configuration_markdown, schema_text
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,10 @@ import yaml
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import walk
-from nip_ray.config.load import config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.config.missing import missing_keys
 from nip_ray.config.strict import full_yaml
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 
 SHORT: dict[str, Any] = dict(

@@ -184,7 +184,8 @@ def _check(block: Block, done: subprocess.CompletedProcess[str]) -> None:
 
 def _read_config(block: Block) -> None:
     """A config, a sweep or a runner, or a part of one: every key must exist and take what is shown."""
-    from nip_ray.config.load import config_from_dict, parse_yaml
+    from nip_ray.config.load import config_from_dict
+    from nip_ray.config.yaml_text import parse_yaml
 
     data = parse_yaml(block.text, str(block))
     if "sweep" in data:

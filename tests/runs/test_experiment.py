@@ -13,8 +13,9 @@ import nip_ray
 from nip_ray import progress
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import config_from_dict, parse_yaml
+from nip_ray.config.load import config_from_dict
 from nip_ray.config.paths import absolute_paths, with_absolute_paths
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.progress import progress_line
 from nip_ray.protocols import build

@@ -8,7 +8,8 @@ import yaml
 
 from nip_ray import run_experiment
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep

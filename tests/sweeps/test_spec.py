@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.keys import keys_of
-from nip_ray.config.load import config_from_dict, config_to_yaml, parse_yaml
+from nip_ray.config.load import config_from_dict, config_to_yaml
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.settings.sweep import AshaScheduler, SweepSettings
 from nip_ray.sweeps import spec as spec_module

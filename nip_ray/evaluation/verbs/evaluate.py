@@ -17,8 +17,9 @@ from torch import nn
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config, parse_yaml
+from nip_ray.config.load import apply_overrides, config_from_dict, config_to_yaml, load_config
 from nip_ray.config.plugins import import_plugins
+from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination
 from nip_ray.evaluation.solo_run import solo_run_score
