@@ -204,8 +204,8 @@ def test_a_configs_plugin_is_imported_when_it_names_what_is_not_known() -> None:
 def test_a_plugin_that_is_missing_or_broken_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"plugins: .*nowhere.py does not exist"):
         config_from_dict({**HAYSTACK, "scenario": {"name": "hay"}, "plugins": ["nowhere.py"]})
-    (tmp_path / "broken.py").write_text("import no_such_module")
-    with pytest.raises(UserError, match=r"plugins: .*cannot be imported: ModuleNotFoundError"):
+    (tmp_path / "broken.py").write_text("\nimport no_such_module")
+    with pytest.raises(UserError, match=r"plugins: .*cannot be imported \(line 2\): ModuleNotFoundError"):
         config_from_dict({**HAYSTACK, "scenario": {"name": "hay"}, "plugins": [str(tmp_path / "broken.py")]})
     (tmp_path / "empty.py").write_text("")
     with pytest.raises(UserError, match=r"scenario.name: got 'hay', .* \(one of your own needs `plugins`\)"):

@@ -12,6 +12,7 @@ import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from nip_ray.config.keys import branches, keys_of, tag_of, value_annotation
@@ -34,7 +35,13 @@ def import_plugins(plugins: Iterable[str]) -> None:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"plugins: {plugin!r} cannot be imported: {type(error).__name__}: {error}") from error
+            raise UserError(f"plugins: {plugin!r} cannot be imported{_where(error)}: {type(error).__name__}: {error}") from error
+
+
+def _where(error: Exception) -> str:
+    """The last line of a plugin's file that was run (nothing where none was)."""
+    lines = [line for frame, line in walk_tb(error.__traceback__) if is_plugin_file(frame.f_globals.get("__name__", ""))]
+    return f" (line {lines[-1]})" if lines else ""
 
 
 def import_needed(data: Any, kind: type) -> None:
