@@ -167,6 +167,7 @@ def complete(*words: str) -> list[str]:
             ["train", "no.yaml", "--set", "algorithm.lear"],
             [f"algorithm.learn{key}=" for key in ("er_placement", "er_sharding", "ing_rate")],
         ),
+        (["train", str(ROOT / "tune_configs/pg_state_tracking.yaml"), "--set", "algorithm.curric"], []),  # a list, of no agents
         (["run", "--set", "driver.timest"], ["driver.timesteps="]),
         (["sweep", "--set", "sweep.storage"], ["sweep.storage_path="]),
         (["resume", "a-run", "--set", "tracking.wandb.mode"], ["tracking.wandb.mode="]),

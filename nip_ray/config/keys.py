@@ -20,7 +20,8 @@ _PLACES = {
     "prices": "<model>",
     "layers": "<number>",
     "by_role": "<role>",
-}  # what stands for any name below a mapping; elsewhere it is an agent's
+    "curriculum": "<number>",
+}  # what stands for any name below a mapping, or any place in a list; elsewhere it is an agent's
 _TAG = "name"  # the key that says which member of a union is meant
 
 
