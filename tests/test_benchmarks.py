@@ -4,6 +4,7 @@ import importlib
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,4 +41,21 @@ def test_the_plain_loop_and_rllib_learn_the_same(name: str, monkeypatch: pytest.
     finally:
         algorithm.stop()
         for module in ("_common", "ppo_loop"):
+            sys.modules.pop(module, None)
+
+
+def test_the_gate_tells_a_slowdown_from_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten pairs by two clocks: 5 % by one of them is found under a noise of 2 %, and equal trees or wide noise are no slowdown."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    gate = importlib.import_module("gate")
+    try:
+        noise_TKC = np.random.default_rng(1).normal(0, 0.02, (50, 10, 2))
+        slower = [gate.is_slower(noise_KC + np.array([0, np.log(1.05)])) for noise_KC in noise_TKC]
+        assert sum(slower) >= 45
+        assert sum(gate.is_slower(noise_KC) for noise_KC in noise_TKC) <= 2
+        assert sum(gate.is_slower(10 * noise_KC + np.log(1.05)) for noise_KC in noise_TKC) <= 10
+        with pytest.raises(SystemExit, match="error: --base: no commit 'nowhere' here"):
+            gate.commit_of("nowhere")
+    finally:
+        for module in ("gate", "_gate_cases"):
             sys.modules.pop(module, None)
