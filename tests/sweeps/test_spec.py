@@ -213,7 +213,7 @@ def documented_keys() -> list[str]:
     page = page.partition("## evaluation.json")[0]
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
     named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
-    named |= {"<host>": "own", "<k>": "2"}
+    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky"}
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
 
 
