@@ -6,9 +6,11 @@
 
 Decisions that matter here:
 - a pair is one fresh process for each commit, on one thread, which take short turns (ours, theirs, theirs, ours): what the machine does
-  meanwhile meets both, and the luck of a process's layout is noise between pairs. What counts is the logarithm of the ratio of medians;
+  meanwhile meets both. Addresses are not randomised where `setarch` is there, since the luck of a process's layout is most of the noise
+  between pairs. What counts is the logarithm of the ratio of medians, and of all pairs the mean without the lowest and highest fifth,
+  since now and then the machine disturbs one of them by a sixth;
 - two clocks: wall seconds, which see waiting, and processor seconds, which other programs hardly disturb. A case is slower where by one
-  of them the mean ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a difference that is both large and not
+  of them this ratio is beyond 1.03 and the lower end of its bootstrap interval above 1: a difference that is both large and not
   noise. How often that is right is found by resampling recorded pairs, not assumed;
 - the base is checked out beside and run by the same interpreter and the same cases; what it compiles it compiles while warming up.
 """
@@ -17,6 +19,7 @@ import argparse
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -26,11 +29,15 @@ from typing import Any
 
 import numpy as np
 from _gate_cases import CASES, ROOT
+from scipy.stats import trim_mean
 
 LIMIT, PLANTED = 1.03, 1.05
-CONFIDENCE = 0.998  # wide, since there are six cases and two clocks, and a percentile interval of ten pairs is too narrow
+CONFIDENCE = 0.99  # wide, since there are six cases and two clocks, and a percentile interval of twelve pairs is too narrow
+TRIMMED = 0.2
 CLOCKS = ("wall", "processor")
-TURNS, TURNS_OF_OTHERS = {"first_row": 1}, 8
+TURNS, TURNS_OF_OTHERS = {"first_row": 1, "play": 12, "chat_calls": 12}, 8
+SETARCH = shutil.which("setarch")
+COLD = ("first_row",)  # a pair before the first one that counts: their processes do not warm up, and the base has nothing compiled
 RESAMPLES = 2000
 Pairs = list[tuple[float, float]]
 """For each pair and clock, the logarithm of our seconds over theirs."""
@@ -40,7 +47,7 @@ def main() -> None:
     """Time and judge, or say how often the judgement is right."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", default="HEAD", help="The commit to compare the working tree with.")
-    parser.add_argument("--pairs", type=int, default=10, help="Pairs of each case.")
+    parser.add_argument("--pairs", type=int, default=12, help="Pairs of each case.")
     parser.add_argument("--cases", nargs="+", choices=sorted(CASES), default=list(CASES))
     parser.add_argument("--record", type=Path, help="Write the pairs here.")
     parser.add_argument("--trials", type=int, help="Do not time: resample the pairs recorded in FILE so often.")
@@ -77,6 +84,8 @@ def measure(commit: str, cases: Sequence[str], count: int) -> dict[str, Pairs]:
         subprocess.run([*git, "add", "--quiet", "--detach", str(base), commit], check=True)
         try:
             for case in cases:
+                if case in COLD:
+                    pair(case, base, 0)
                 found[case] = [pair(case, base, number) for number in range(count)]
                 print(told(case, found[case]), flush=True)
         finally:
@@ -103,6 +112,7 @@ class Timed:
         self.name, self.seconds = f"{case} in {tree}", list[tuple[float, ...]]()
         environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(number)}
         command = [sys.executable, str(ROOT / "benchmarks" / "_gate_cases.py"), case]
+        command = [SETARCH, "--addr-no-randomize", *command] if SETARCH else command
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, cwd=tree, env=environment, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
@@ -127,10 +137,10 @@ class Timed:
 
 
 def interval(log_K: np.ndarray) -> tuple[float, float, float]:
-    """Mean ratio of K pairs, and the ends of its percentile bootstrap interval (Efron, 1979)."""
-    drawn = np.random.default_rng(0).choice(log_K, (RESAMPLES, len(log_K))).mean(1)
+    """Trimmed mean ratio of K pairs, and the ends of its percentile bootstrap interval (Efron, 1979)."""
+    drawn = trim_mean(np.random.default_rng(0).choice(log_K, (RESAMPLES, len(log_K))), TRIMMED, 1)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return math.exp(log_K.mean()), math.exp(low), math.exp(high)
+    return math.exp(trim_mean(log_K, TRIMMED)), math.exp(low), math.exp(high)
 
 
 def is_slower(pairs: Pairs) -> bool:
@@ -150,7 +160,7 @@ def error_rates(found: dict[str, Pairs], count: int, trials: int) -> dict[str, A
     generator = np.random.default_rng(0)
     caught, wrong_T = dict[str, float](), np.zeros(trials, dtype=bool)
     for case, pairs in found.items():
-        centred_KC = np.array(pairs) - np.mean(pairs, 0)
+        centred_KC = np.array(pairs) - trim_mean(np.array(pairs), TRIMMED)
         drawn_TKC = centred_KC[generator.integers(len(centred_KC), size=(trials, count))]
         caught[case] = float(np.mean([is_slower(drawn_KC + math.log(PLANTED)) for drawn_KC in drawn_TKC]))
         wrong_T |= np.array([is_slower(drawn_KC) for drawn_KC in drawn_TKC])
