@@ -45,6 +45,20 @@ class MlflowSettings:
 
 
 @dataclass(frozen=True)
+class TracesSettings:
+    """OpenTelemetry spans, sent as OTLP over HTTP. Headers with keys come from $OTEL_EXPORTER_OTLP_HEADERS, never from a config."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    enabled: bool = option(False, "Send spans of stages, dialogues, calls and fine-tuning jobs (needs the extra `traces`).")
+    endpoint: str | None = option(
+        None, "Address of the collector (none: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT or $OTEL_EXPORTER_OTLP_ENDPOINT, else localhost:4318)."
+    )
+    content: bool = option(False, "Send prompts and replies with the spans of calls.")
+    weave: bool = option(False, "Send the spans to the Weave page of `wandb`'s project, too.")
+
+
+@dataclass(frozen=True)
 class MirrorSettings:
     """A copy of the run folder in an object store. Credentials come from the environment, never from a config."""
 
@@ -65,5 +79,6 @@ class TrackingSettings:
     wandb: WandbSettings = option(WandbSettings, "Weights & Biases.")
     tensorboard: TensorboardSettings = option(TensorboardSettings, "TensorBoard.")
     mlflow: MlflowSettings = option(MlflowSettings, "MLflow.")
+    traces: TracesSettings = option(TracesSettings, "OpenTelemetry spans.")
     mirror: MirrorSettings = option(MirrorSettings, "A copy of the run folder in an object store.")
     ray_metrics: bool = option(True, "Headline figures as metrics of Ray, for its dashboard, wherever a run uses Ray.")

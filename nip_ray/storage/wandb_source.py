@@ -109,11 +109,16 @@ def require_key(what: str, otherwise: str) -> None:
     """
     if os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return
-    key = os.environ.get("WANDB_API_KEY") or compat.key_of_login()
-    if not key:
+    key = api_key()
+    if key is None:
         raise UserError(f"{what}, but there is no key: set WANDB_API_KEY or run `wandb login`, {otherwise}")
     if problem := compat.fault_of_key(key):
         raise UserError(f"{what}, but WANDB_API_KEY (or the key of `wandb login`) is no key: {problem}")
+
+
+def api_key() -> str | None:
+    """The key in the environment, else that of `wandb login`."""
+    return os.environ.get("WANDB_API_KEY") or compat.key_of_login() or None
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, an object store, metrics of Ray.
+"""Where a run's figures and files go besides the run folder: Weights & Biases, TensorBoard, MLflow, OpenTelemetry, an object store,
+metrics of Ray.
 
 Decisions that matter here:
 - all enabled trackers stand behind one object, which its caller need not guard: a tracker that raises costs one warning, and is told
@@ -17,7 +18,7 @@ from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.secrets import Redactor
 from nip_ray.settings.tracking import TrackingSettings
-from nip_ray.tracking import mirror, mlflow_runs, ray_metrics, tensorboard, wandb_runs
+from nip_ray.tracking import mirror, mlflow_runs, ray_metrics, tensorboard, traces, wandb_runs
 from nip_ray.tracking.base import RunInfo, Tracker
 
 __all__ = ["TRACKERS", "RunInfo", "Tracker", "TrackerKind", "check_trackers", "open_trackers"]
@@ -38,6 +39,7 @@ TRACKERS: dict[str, TrackerKind] = {
     "mlflow": TrackerKind(
         lambda s: s.mlflow.enabled, lambda s: mlflow_runs.check(s.mlflow), lambda s, run: mlflow_runs.start(s.mlflow, run)
     ),
+    "traces": TrackerKind(lambda s: s.traces.enabled, traces.check, traces.start),
     "mirror": TrackerKind(lambda s: s.mirror.url is not None, lambda s: mirror.check(s.mirror), lambda s, run: mirror.start(s.mirror, run)),
     "ray_metrics": TrackerKind(lambda s: s.ray_metrics, lambda s: None, lambda s, run: ray_metrics.start(run)),
 }

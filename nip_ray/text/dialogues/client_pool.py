@@ -78,7 +78,9 @@ class ClientPool:
 
     def _recorded(self, name: str, iteration: int) -> RecordedChat:
         writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
-        return RecordedChat(self.client(name), self.run_dir, iteration, writer, price_list(self.config.providers[name], self.budget.in_usd))
+        provider = self.config.providers[name]
+        prices = price_list(provider, self.budget.in_usd)
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, prices, provider.name)
 
     def _throttle(self, name: str) -> Throttle:
         if name not in self.throttles:

@@ -20,17 +20,18 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from nip_ray.errors import UserError
 from nip_ray.storage.files import LineFile
-from nip_ray.text.costs.prices import Price, PriceList, worst_call_cost, worst_prompt_tokens
+from nip_ray.text.costs.prices import Price, PriceList, usd, worst_call_cost, worst_prompt_tokens
 from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
 from nip_ray.text.errors import uncertain_of
 from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest, FinishReason
+from nip_ray.tracking import traces
 
 CALLS = "calls"
 VERSION = 1
@@ -61,13 +62,21 @@ class CallRecord:
 class RecordedChat:
     """A chat client whose calls are recorded and replayed. One event loop; one writer for each file."""
 
-    def __init__(self, client: ChatClient, run: Path | str, iteration: int, worker: int | str = 0, prices: PriceList | None = None) -> None:
+    def __init__(
+        self,
+        client: ChatClient,
+        run: Path | str,
+        iteration: int,
+        worker: int | str = 0,
+        prices: PriceList | None = None,
+        provider: str = "",
+    ) -> None:
         """Reads the records of `iteration` (of all workers: dialogues may have changed hands) and opens this worker's for appending.
 
-        run: the run folder. prices: for the worst case of a call (none: calls are free).
+        run: the run folder. prices: for the worst case of a call (none: calls are free). provider: what kind it is, for traces.
         Raises UserError when a record is damaged, cannot be written, or has another writer.
         """
-        self._client, self._prices = client, prices
+        self._client, self._prices, self._provider = client, prices, provider
         folder = Path(run) / CALLS
         self.path = folder / f"{iteration:06d}-{worker}.jsonl"
         if not _NAME.fullmatch(self.path.name):
@@ -113,7 +122,9 @@ class RecordedChat:
         head = {"key": request.key, "model": request.model, "agent": request.agent, "request": asked}
         self._append({"event": "begin", **head, "worst_pusd": worst.pusd, "worst_tokens": worst.tokens})
         try:
-            reply = await self._client.complete(request)
+            with _span(request, self._provider) as told:
+                reply = await self._client.complete(request)
+                told(**_told(reply))
         except Exception as error:
             if (lost := uncertain_of(error)) is not None:
                 self._append({"event": "failed", **head, "uncertain_pusd": lost.pusd, "uncertain_tokens": lost.tokens})
@@ -139,6 +150,34 @@ class RecordedChat:
     def _sync_open(self) -> None:
         with suppress(RuntimeError):  # closed in the meantime, after a last sync
             self._file.sync()
+
+
+def _span(request: ChatRequest, provider: str) -> AbstractContextManager[traces.Told]:
+    return traces.span(
+        f"chat {request.model}",
+        call=True,
+        gen_ai__operation__name="chat",
+        gen_ai__provider__name=provider,
+        gen_ai__agent__name=request.agent,
+        gen_ai__request__model=request.model,
+        gen_ai__request__max_tokens=request.max_tokens,
+        gen_ai__request__temperature=request.temperature,
+        gen_ai__request__top_p=request.top_p,
+        gen_ai__request__seed=request.seed,
+        gen_ai__input__messages=traces.said(request.messages),
+        nip_ray__call=request.key,
+    )
+
+
+def _told(reply: ChatReply) -> dict[str, Any]:
+    return {
+        "gen_ai__response__model": getattr(reply, "model", None),
+        "gen_ai__response__finish_reasons": [reply.finish_reason],
+        "gen_ai__usage__input_tokens": reply.prompt_tokens,
+        "gen_ai__usage__output_tokens": reply.completion_tokens,
+        "gen_ai__output__messages": traces.said([{"role": "assistant", "content": reply.content}], reply.finish_reason),
+        "nip_ray__cost_usd": usd(reply.cost_pusd),
+    }
 
 
 def read_calls(run: Path | str, iteration: int | None = None) -> Iterator[CallRecord]:

@@ -30,6 +30,7 @@ from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.talk import Brake, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.errors import BudgetExhausted
+from nip_ray.tracking import RunInfo, traces
 
 _PARTS_PER_WORKER = 4
 _MAX_DEATHS = 5
@@ -55,11 +56,13 @@ class RolloutWorker:
         self._config, self._scenario = TextExperimentConfig.model_validate(config), scenario
         self._run_dir, self._worker = run_dir, worker
         self._keeper, self._hosts, self._limiters = keeper, hosts, limiters
+        self._dumped = config
         self._brake = Brake(self._config.talk)
 
     async def hold(self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None) -> list[Any]:
         """Dialogues, or with `num_responses` trees, of these tasks."""
         config = self._config
+        traces.begin(config.tracking, RunInfo(self._run_dir, context.run, config.name, self._dumped))
         budget = SharedBudget(self._keeper, self._worker, config.budget.usd is not None)
         throttles: dict[str, Throttle] = {
             name: LastingLimiter(self._limiters[name], partial(_keeper, provider)) for name, provider in _limited(config).items()
@@ -72,6 +75,7 @@ class RolloutWorker:
                 return await (runner.dialogues(tasks) if num_responses is None else runner.trees(tasks, num_responses))
         finally:
             await budget.flush()
+            await asyncio.to_thread(traces.flush)
 
 
 class RolloutWorkers:

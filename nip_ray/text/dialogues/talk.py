@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -28,6 +29,7 @@ from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
 from nip_ray.text.providers.chat import ChatClient, ChatRequest
 from nip_ray.text.training.malt import Node, grow
+from nip_ray.tracking import traces
 
 
 class Brake:
@@ -98,12 +100,15 @@ class AgentClient:
 
 @dataclass(frozen=True)
 class StageContext:
-    """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0."""
+    """What the dialogues of one stage have in common. run: its id. seed: the config's. split: train or test. iteration: from 0. trace: the
+    `nip_ray.tracking.traces.place` of the stage.
+    """
 
     run: str
     seed: int
     split: str
     iteration: int
+    trace: str = ""
 
     def call(self, *place: str | int) -> tuple[str, int]:
         """(key, seed) of a call. The key is a run's own; the seed is the same in all runs of a config."""
@@ -166,7 +171,10 @@ class DialogueRunner:
         async def one(task: Task) -> Made:
             nonlocal over
             async with begun:
-                made = await hold(task)
+                with self._span(task) as told:
+                    made = await hold(task)
+                    if isinstance(made, Dialogue):
+                        told(nip_ray__rounds=len(made.rounds), nip_ray__verdict=made.verdict)
             over += 1
             if progress is not None:
                 progress(over, len(tasks))
@@ -176,6 +184,20 @@ class DialogueRunner:
             return await gather_or_cancel(one(task) for task in tasks)
         finally:
             await self._calls.rest()
+
+    def _span(self, task: Task) -> AbstractContextManager[traces.Told]:
+        context, protocol = self.context, self.scenario.protocol.name
+        return traces.span(
+            f"invoke_workflow {protocol}",
+            parent=context.trace,
+            gen_ai__operation__name="invoke_workflow",
+            gen_ai__workflow__name=protocol,
+            gen_ai__conversation__id=f"{context.run}/{context.split}/{context.iteration + 1}/{task.number}",
+            nip_ray__split=context.split,
+            nip_ray__iteration=context.iteration + 1,
+            nip_ray__task=task.number,
+            nip_ray__item=task.item.id,
+        )
 
     def _ask(self, number: int) -> Ask:
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:

@@ -44,7 +44,7 @@ from nip_ray.text.training.fine_tuning_sets import FineTuningSet, fine_tuning_se
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import STATE, Stage, TextState, save_state
-from nip_ray.tracking import Tracker
+from nip_ray.tracking import Tracker, traces
 
 FORMAT_WARMUP = -1
 """The iteration that the format warm-up counts as."""
@@ -82,8 +82,13 @@ class TextTrainer:
             "create_jobs": self._create_jobs,
             "await_jobs": self._await_jobs,
         }[stage]
+
+        async def traced() -> TextState:
+            with traces.span(stage, nip_ray__iteration=self.state.iteration + 1):
+                return await work()
+
         try:
-            self._advance(self._runner.run(work()))
+            self._advance(self._runner.run(traced()))
         except TrainingError:
             if stage == "await_jobs":  # a job may have failed: a resumed run looks at all of them, and makes new attempts of those
                 save_state(self.folder, replace(self.state, stage="create_jobs"))
@@ -231,7 +236,7 @@ class TextTrainer:
         return {"none": False, "all": True, "last": last, "first_and_last": last or iteration == 0}[self.rule.test_scheme]
 
     def _context(self, split: str) -> StageContext:
-        return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration)
+        return StageContext(self.state.run_id, self.config.seed, split, self.state.iteration, traces.place())
 
     def _test_tasks(self) -> list[Task]:
         rule = self.rule
@@ -302,9 +307,8 @@ class TextTrainer:
 
     async def _finish(self, jobs: Mapping[str, FineTuneJob]) -> dict[str, FineTuneJob]:
         """The groups' jobs once all have succeeded, and booked. Raises TrainingError when one has failed, once all are over."""
-        journal = self.parts.journal
         await self._hold(job.key for job in jobs.values())
-        waiting = (await_job(self.parts.backend(group), journal, job) for group, job in jobs.items())
+        waiting = (self._awaited(group, job) for group, job in jobs.items())
         done = await asyncio.gather(*waiting, return_exceptions=True)  # so that of each the journal knows how it ended
         for job in jobs.values():
             self._settle(job.key)
@@ -312,6 +316,26 @@ class TextTrainer:
             if isinstance(job, BaseException):
                 raise job
         return {group: job for group, job in zip(jobs, done, strict=True) if isinstance(job, FineTuneJob)}
+
+    async def _awaited(self, group: str, job: FineTuneJob) -> FineTuneJob:
+        """See `await_job`."""
+        backend, journal = self.parts.backend(group), self.parts.journal
+        if ended(journal, job.key) is not None:
+            return await await_job(backend, journal, job)
+        asked = next((entry["at"] for entry in journal.entries(key=job.key) if entry["kind"] == "submit"), None)
+        intent = journal.last("intent", key=job.key) or {}
+        with traces.span(
+            f"fine_tune {intent.get('model')}",
+            start_s=asked,
+            gen_ai__operation__name="fine_tune",
+            gen_ai__request__model=intent.get("model"),
+            nip_ray__group=group,
+            nip_ray__method=intent.get("method"),
+            nip_ray__examples=intent.get("examples"),
+        ) as told:
+            done = await await_job(backend, journal, job)
+            told(gen_ai__response__model=done.model, nip_ray__job=done.id, nip_ray__trained_tokens=done.trained_tokens)
+        return done
 
     def _spec(self, group: str, made: FineTuningSet, data: bytes, iteration: int, method: Method, rule: FineTuningSettings) -> FineTuneSpec:
         model = self._starting_model(group)

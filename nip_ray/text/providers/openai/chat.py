@@ -36,6 +36,7 @@ from nip_ray.text.errors import BudgetExhausted, with_uncertain
 from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
 from nip_ray.text.providers.failures import Failure, KeyMayNot, NotThere, lost
 from nip_ray.text.providers.openai.service import OpenAIService
+from nip_ray.tracking import traces
 
 FINISH_REASONS: dict[str, FinishReason] = {
     **dict.fromkeys(("length", "max_tokens", "model_length"), "length"),
@@ -194,6 +195,7 @@ class OpenAIChat:
         call.attempts += 1
         if failure.reaction == "pause":
             self._limiter.pause(wait_s if failure.wait_s is None else failure.wait_s)
+        traces.event("retry", nip_ray__reason=failure.message, nip_ray__wait_s=wait_s)
         await asyncio.sleep(wait_s)
 
     async def _get(self, path: str) -> Any:
