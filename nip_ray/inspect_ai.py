@@ -11,29 +11,18 @@ Decisions that matter here:
 """
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.load import config_from_dict, load_config
-from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError, require
+from nip_ray.exports.game import Game, Source, game_of
 from nip_ray.exports.inspect_log import models_at, shown, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
 from nip_ray.play.dialogue_records import dialogue_record
-from nip_ray.play.language_scenario import LanguageScenario
-from nip_ray.protocols import NUM_SEEDS, from_settings
-from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
-from nip_ray.seeding import stable_seed
-from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.scenarios.language import SPLITS
+from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, StageContext
-from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.items import stored_items
 from nip_ray.text.own_models import own_clients
 from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
 
@@ -46,17 +35,22 @@ from inspect_ai.scorer import Score, Scorer, Target, mean, scorer, stderr  # noq
 from inspect_ai.solver import Generate, Solver, TaskState, solver  # noqa: E402
 from inspect_ai.util import JSONSchema  # noqa: E402
 
-Source = TextExperimentConfig | Mapping[str, Any] | Path | str
 _REASONS: dict[str, FinishReason] = {"max_tokens": "length", "model_length": "length", "content_filter": "content_filter"}
 
 
 @inspect_ai.task
 def protocol(source: Source, split: str = "test", from_run: str | list[str] = "") -> inspect_ai.Task:
     """The protocol and the items of a run or a config. See `instances` and `play`."""
-    game = _game(source)
+    game = game_of(source)
+    about = {
+        "run": game.config.name,
+        "protocol": game.scenario.protocol.name,
+        "scenario": game.config.scenario.name,
+        "seed": game.config.seed,
+    }
     scorers = [verdict(), pay()] if game.scenario.protocol.verifier is not None else [pay()]
     return inspect_ai.Task(
-        dataset=instances(source, split), solver=play(source, from_run), scorer=scorers, name=game.config.name, metadata=game.about()
+        dataset=instances(source, split), solver=play(source, from_run), scorer=scorers, name=game.config.name, metadata=about
     )
 
 
@@ -67,8 +61,8 @@ def instances(source: Source, split: str = "test") -> MemoryDataset:
     """
     if split not in SPLITS:
         raise UserError(f"split: got {split!r}, expected {' or '.join(SPLITS)}")
-    game = _game(source)
-    chosen = game.items[split][: game.config.algorithm.num_test_items if split == "test" else None]
+    game = game_of(source)
+    chosen = game.chosen(split)
     made = (Sample(**sample_parts(game.kind, game.scenario.protocol, item, number)) for number, item in enumerate(chosen))
     return MemoryDataset(list(made), name=f"{game.config.scenario.name}, {split}")
 
@@ -80,8 +74,9 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
 
     Raises UserError for an agent that there is not, and where `source` is no run.
     """
-    game = _game(source)
+    game = game_of(source)
     own = _agents(from_run, game)
+    context = StageContext("inspect", game.config.seed, "test", _tested(game) - 1)  # of which seeds of calls are made: the test's
     clients: WeakKeyDictionary[Any, dict[str, AgentClient]] = WeakKeyDictionary()
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -95,10 +90,10 @@ def play(source: Source, from_run: str | list[str] = "") -> Solver:
         except RuntimeError:
             raise UserError("play: runs under asyncio alone, leave INSPECT_ASYNC_BACKEND out") from None
         if loop not in clients:
-            clients[loop] = game.clients(own)
+            clients[loop] = _own_clients(game, own)
         agents = language_agents(game.config)
         asked = {agent: clients[loop].get(agent) or AgentClient(InspectChat(), "", agents[agent], shape="alternating") for agent in agents}
-        runner = DialogueRunner(game.scenario, asked, game.context, len(asked))
+        runner = DialogueRunner(game.scenario, asked, context, len(asked))
         (dialogue,) = await runner.dialogues([game.task(item, number, state.epoch)])
         models = {agent: _name(agent, speaker, game) for agent, speaker in asked.items()}
         state.messages = messages_of(dialogue, game.scenario.protocol, models)
@@ -151,64 +146,16 @@ class InspectChat:
         """Inspect closes its models."""
 
 
-@dataclass(frozen=True)
-class Game:
-    """What is played. run_dir: of the run that it is of, None for a config."""
-
-    config: TextExperimentConfig
-    kind: LanguageScenarioKind
-    scenario: LanguageScenario
-    run_dir: Path | None
-
-    @cached_property
-    def items(self) -> dict[str, list[Any]]:
-        """By split: those that the run keeps, else those that the config makes."""
-        kept = None if self.run_dir is None else stored_items(self.run_dir, self.kind)
-        return self.kind.items(self.config.scenario, self.config.seed) if kept is None else kept
-
-    @cached_property
-    def tested(self) -> int:
-        """The iteration (from 1) that the run tested last; 1 of a config."""
-        return 1 if self.run_dir is None else tested_iteration(self.run_dir, self.config, None)
-
-    @property
-    def context(self) -> StageContext:
-        """Of which the seeds of calls are made: that of the test."""
-        return StageContext("inspect", self.config.seed, "test", self.tested - 1)
-
-    def task(self, item: Any, number: int, epoch: int) -> Task:
-        """The dialogue about an item in an epoch (from 1); number: its place in its split."""
-        count = len(self.items["test"][: self.config.algorithm.num_test_items])
-        place = (epoch - 1) * count + number
-        return Task(place, item, stable_seed(self.config.seed, "episode", "test", epoch - 1, number) % NUM_SEEDS)
-
-    def clients(self, agents: tuple[str, ...]) -> dict[str, AgentClient]:
-        """Of the agents that speak by the run's own models."""
-        if self.run_dir is None or not agents:
-            return {}
-        return own_clients(self.config, self.run_dir, models_at(RunFolder.open(self.run_dir), self.tested), agents)
-
-    def about(self) -> dict[str, Any]:
-        """For a log's metadata."""
-        told = {"protocol": self.scenario.protocol.name, "scenario": self.config.scenario.name, "seed": self.config.seed}
-        return {"run": self.config.name, **told}
+def _tested(game: Game) -> int:
+    """The iteration (from 1) that the run tested last; 1 of a config."""
+    return 1 if game.run_dir is None else tested_iteration(game.run_dir, game.config, None)
 
 
-def _game(source: Source) -> Game:
-    """Raises UserError for what cannot be played."""
-    config: Any = source
-    if isinstance(source, str | Path):
-        config = load_config(source, checked=False)
-    elif isinstance(source, Mapping):
-        config = config_from_dict(source)
-    if not isinstance(config, TextExperimentConfig):
-        raise UserError(
-            f"source: {source!s:.60} has agents with networks, and Inspect plays language models; name a run or config of those"
-        )
-    import_plugins(config.plugins)
-    kind = language_kind(config.scenario)
-    run_dir = Path(source) if isinstance(source, str | Path) and (Path(source) / CONFIG).is_file() else None
-    return Game(config, kind, kind.build(from_settings(config.protocol), config.scenario), run_dir)
+def _own_clients(game: Game, agents: tuple[str, ...]) -> dict[str, AgentClient]:
+    """Of the agents that speak by the run's own models."""
+    if game.run_dir is None or not agents:
+        return {}
+    return own_clients(game.config, game.run_dir, models_at(RunFolder.open(game.run_dir), _tested(game)), agents)
 
 
 def _agents(named: str | list[str], game: Game) -> tuple[str, ...]:

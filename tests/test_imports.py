@@ -43,7 +43,7 @@ ORDER = (
     ("evaluation.verbs",),
     ("runs",),
     ("exports",),
-    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium", "inspect_ai"),
+    ("sweeps", "drivers", "plugins", "pettingzoo", "gymnasium", "inspect_ai", "verifiers"),
     ("",),
     ("cli",),
 )

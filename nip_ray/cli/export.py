@@ -59,3 +59,17 @@ def hf(
             addresses = [] if push is None else push_export(out, push)
         for line in [*(str(out / name) for name in ("model", "dataset") if (out / name).is_dir()), *addresses]:
             typer.echo(line)
+
+
+@export_app.command("verifiers")
+def verifiers(
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="A run folder, or a YAML file.", show_default=False)],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="A new or empty folder; its name is the package's.", show_default=False)],
+) -> None:
+    """Write a protocol between language models as a package for `verifiers` and the Environments Hub."""
+    with errors():
+        with redirect_stdout(sys.stderr):
+            from nip_ray.exports.verifiers_package import export_verifiers
+
+            export_verifiers(source, out)
+        typer.echo(str(out))

@@ -103,7 +103,10 @@ def test_agents_speak_by_roles_and_others_by_the_evaluated_model(run_dir: Path, 
         (lambda run: play(run, from_run="judge"), "there is no agent 'judge', expected all, or some of prover, verifier"),
         (lambda run: play(run / "config.yaml", from_run="all"), "a config has no models yet"),
         (lambda run: instances(run, "held-out"), "split: got 'held-out', expected train or test"),
-        (lambda run: protocol({"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}}), "plays language models"),
+        (
+            lambda run: protocol({"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}}),
+            "language models can speak",
+        ),
     ],
 )
 def test_what_cannot_be_played_is_named(run_dir: Path, call: Any, told: str) -> None:
