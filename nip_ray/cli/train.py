@@ -22,7 +22,7 @@ def train(
     run_dir: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Run folder (default: runs/NAME-seedSEED)", show_default=False)
     ] = None,
-    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in --run-dir where there is one.")] = False,
+    or_resume: Annotated[bool, typer.Option("--or-resume", help="Resume the run in --run-dir, or its mirror, where there is one.")] = False,
     settings: Settings = None,
     profile: Annotated[bool, typer.Option("--profile", help="Torch's profiler around a few iterations, into RUN_DIR/profile.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the config, print it with all defaults, and stop.")] = False,
@@ -54,7 +54,11 @@ def train(
             typer.echo(to_yaml(differences(checked)) if diff else config_to_yaml(checked), nl=False)
             return
         from nip_ray.storage.folder import only_begun
+        from nip_ray.storage.mirror import fetch_copy
 
+        url = checked.tracking.mirror.url
+        if or_resume and run_dir is not None and not is_run(run_dir) and url is not None and fetch_copy(url, run_dir):
+            say(f"{run_dir}: fetched from its copy below {url}")
         if or_resume and run_dir is not None and is_run(run_dir) and not only_begun(run_dir):
             from nip_ray.runs.experiment import resume_as
 

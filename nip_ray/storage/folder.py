@@ -60,7 +60,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
         """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept as it stands. A run that ended before its
-        first iteration makes room.
+        first iteration makes room; one of the same config leaves its name, by which trackers and a copy in a store know it.
 
         Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by another process.
         """
@@ -79,7 +79,8 @@ class RunFolder:
         run = cls(path, lock(path))
         try:
             if only_begun(path):  # another process may have made one before we got the lock
-                for name in _BEFORE_THE_FIRST_ITERATION:
+                same = (path / CONFIG).read_bytes() == config_yaml.encode()
+                for name in _BEFORE_THE_FIRST_ITERATION - ({"run.json"} if same else set()):
                     (path / name).unlink(missing_ok=True)
             _refuse_run(path)
             _remove_leftovers(path)

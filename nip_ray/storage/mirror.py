@@ -204,6 +204,23 @@ def fetch_mirror(url: Path | str, into: Path, wanted: Callable[[str], bool] = la
     return into
 
 
+def fetch_copy(url: str, run_dir: Path) -> bool:
+    """Fetch the run folder `run_dir`, which is not here, from its copy below `url`; whether there is one.
+
+    Raises UserError as `fetch_mirror` does, above all where the store cannot be asked: then nobody knows whether the run has begun.
+    """
+    place = place_of(url, "tracking.mirror.url").below(run_dir.resolve().name)
+    try:
+        there = CONFIG in Store(place).files()
+    except OSError as error:
+        raise UserError(
+            f"--or-resume: {place.url} cannot be asked for the run ({one_line(error)}); mend that, or leave --or-resume out"
+        ) from None
+    if there:
+        fetch_mirror(place.url, run_dir)
+    return there
+
+
 def local_run(source: Path | str, into: Path | None = None) -> Path:
     """The run folder that a command line names: a path as it stands; what an address names, fetched to `into` (none: ``runs/NAME``).
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
-from nip_ray.config.load import load_config
+from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import UserError
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
@@ -117,6 +118,34 @@ def test_a_run_goes_on_from_its_copy_on_another_machine(url: str, tmp_path: Path
     assert resumed == tmp_path / "other" / "run"
     assert rows(resumed) == rows(undisturbed)
     assert files(f"{url}/run") == at_home(resumed), "the other machine keeps the copy up to date"
+
+
+def test_the_same_command_goes_on_wherever_it_is_given(
+    url: str, tmp_path: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By --or-resume a new machine takes up what another began, even where that had not come to its first iteration."""
+    (tmp_path / "config.yaml").write_text(config_to_yaml(small(*mirrored(url), base=MESSAGES)))
+
+    def given(machine: str, *more: str) -> Result:
+        command = ["train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path / machine / "run"), "--or-resume", "--quiet", *more]
+        return CliRunner().invoke(app, command)
+
+    for machine, iterations in (("one", "4"), ("two", "4"), ("three", "4")):
+        done = given(machine, "--iterations", iterations)
+        assert done.exit_code == 0, done.output
+        if machine == "one":
+            only_begun = Store(place(f"{url}/run"))
+            for name in set(only_begun.files()) - {"config.yaml", "run.json"}:
+                only_begun.remove(name)
+        else:
+            assert rows(tmp_path / machine / "run") == rows(undisturbed)
+            assert files(f"{url}/run") == at_home(tmp_path / machine / "run")
+    if url.startswith("s3"):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        done = given("four")
+        assert done.exit_code == 2
+        assert "cannot be asked for the run" in done.stderr
+        assert not (tmp_path / "four").exists()
 
 
 def test_the_first_machine_does_not_undo_what_another_has_done(s3: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
