@@ -32,7 +32,7 @@ require("verifiers", "verifiers")
 
 import httpx  # noqa: E402
 import pydantic  # noqa: E402
-import verifiers.v1 as vf  # noqa: E402
+import verifiers.v1 as vf  # noqa: E402  # pyright: ignore[reportMissingImports]  # it cannot be installed beside the extra text
 
 INFO = "nip_ray"
 """Under which a trace's info has the record of its dialogue."""
