@@ -1,5 +1,5 @@
 # Every target does its own set-up: .venv is made and filled once, and again only when dependencies change. With uv on the path it gets
-# what uv.lock names; make UV= or PIP_ARGS=... has pip choose.
+# what uv.lock names; make UV= or PIP_ARGS=... has pip choose: of PyTorch the CPU build, where its indexes have one, else gigabytes of CUDA.
 
 PYTHON ?= python3
 PIP_ARGS ?=
@@ -40,7 +40,10 @@ else
 		{ echo "nip_ray needs Python 3.11 or 3.12, and $(PYTHON) is another: try make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing nip_ray and what it needs into $(VENV) (a few minutes, once)"
-	@$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS) -e '.[dev]'
+	@bound=$$(sed -n 's/.*"torch>=.*,<\(.*\)",/\1/p' pyproject.toml); \
+		torch=$$({ $(BIN)/python -m pip index versions torch $(PIP_ARGS) 2> /dev/null | grep -o '[0-9.]*+cpu'; echo $$bound; } | \
+			sort -V | grep -Fx -B 1 $$bound | grep -m 1 cpu); \
+		$(BIN)/python -m pip install -qq --no-input --disable-pip-version-check $(PIP_ARGS) -e '.[dev]' $${torch:+"torch==$$torch"}
 endif
 	@touch $@
 

@@ -1,12 +1,14 @@
 """`nip-ray report`, `compare` and `watch`: pages of finished runs, of several runs, of a running one."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from nip_ray.cli.common import RunDir, app, check_run_dir, errors
+from nip_ray.cli.common import AsJson, RunDir, app, check_run_dir, errors, number, print_json, print_table
 from nip_ray.cli.complete import run_folders
+from nip_ray.errors import UserError
 
 
 @app.command()
@@ -33,18 +35,56 @@ def compare(
         list[Path],
         typer.Argument(metavar="RUN_DIR...", help="Run folders, at least two.", show_default=False, autocompletion=run_folders),
     ],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Where to write the page.")] = Path("comparison.html"),
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write the page (default: comparison.html)", show_default=False)
+    ] = None,
     cross_play: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)
     ] = None,
+    paired: Annotated[
+        bool, typer.Option("--paired", help="Of two runs: ask both about the same instances now, and print the differences.")
+    ] = False,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="With --paired: instances to ask about (default: held out)", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals."""
+    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two, instance by instance."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
+        given = {"--out": out, "--cross-play": cross_play} if paired else {"--dataset": dataset, "--json": as_json or None}
+        for name, value in given.items():
+            if value is not None:
+                raise UserError(f"{name}: does not go with --paired" if paired else f"{name}: goes with --paired")
+        if paired:
+            _paired(run_dirs, dataset, as_json)
+            return
         from nip_ray.evaluation.report.compare import write_comparison
 
-        typer.echo(str(write_comparison(run_dirs, out, cross_play)))
+        typer.echo(str(write_comparison(run_dirs, out or Path("comparison.html"), cross_play)))
+
+
+def _paired(run_dirs: Sequence[Path], dataset: Path | None, as_json: bool) -> None:
+    if len(run_dirs) != 2:
+        raise UserError(f"--paired: compares two runs, and there are {len(run_dirs)}; name two")
+    from nip_ray.evaluation.verbs.paired import FIGURES, compare_paired
+
+    found = compare_paired(*run_dirs, dataset=dataset)
+    if as_json:
+        print_json(found)
+        return
+    header = [f"{found['num_instances']} instances", "first", "second", "difference", "", "only first", "only second", "p (McNemar)"]
+    rows = []
+    for name in FIGURES:
+        record = found[name]
+        shares = [number(record[part]["estimate"]) for part in ("first", "second", "difference")]
+        counts = [str(record["only_first"]), str(record["only_second"]), number(record["p"])]
+        low, high = (number(record["difference"][end]) for end in ("lower", "upper"))
+        rows.append([name, *shares, f"({low} to {high})", *counts])
+    print_table(header, rows)
+    if found["left_out"]:
+        typer.echo(f"{found['left_out']} instances that a run has trained on are left out")
 
 
 @app.command()

@@ -119,6 +119,16 @@ class GraphIsomorphism(Scenario):
         degree_NV = self.adjacency_IGVV[id_N].sum(-1).flatten(1).long()
         return degree_NV.gather(1, symbol_N[:, None])[:, 0] + symbol_N // self.num_nodes * self.num_nodes
 
+    def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
+        """The pairs, up to their own largest graph: node_mask (N, 2, n), adjacency (N, 2, n, n), label (N,)."""
+        mask_NGV = self.node_mask_IGV[id_N]
+        size = int(mask_NGV.sum(-1).max()) if len(id_N) else 0
+        return {
+            "node_mask": mask_NGV[..., :size],
+            "adjacency": self.adjacency_IGVV[id_N][..., :size, :size],
+            "label": self.label_I[id_N],
+        }
+
     def instance_picture(self, id: int) -> dict[str, Any]:
         """The pair: "graphs", each with the numbers of its nodes and its edges; symbol s names node s % size of graph s // size."""
         graphs = []

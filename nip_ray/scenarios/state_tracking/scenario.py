@@ -75,6 +75,10 @@ class StateTracking(Scenario):
         first, count = (0, self.settings.num_train) if split == "train" else (self.settings.num_train, self.settings.num_test)
         return torch.arange(first, first + count, device=self.label_I.device)
 
+    def instance_content(self, id_N: Tensor) -> dict[str, Tensor]:
+        """Moves (N, n), states (N, n + 1) and claims (N,)."""
+        return {"move": self.chains.move_IT[id_N], "state": self.chains.state_IP[id_N], "claim": self.chains.claim_I[id_N]}
+
     def occurring(self) -> Tensor:
         """Counted by start and moves, whatever is claimed."""
         contents = self.chains.contents()

@@ -244,10 +244,16 @@ def last_test(
 
     items: the test items by id. kind: of the scenario. Raises UserError for a damaged file.
     """
-    tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
-    if not tested:
+    found = last_dialogues(run_dir, iterations, items)
+    if found is None:
         return None
-    dialogues = read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)
+    iteration, dialogues = found
     record = dialogue_record(dialogues, protocol, groups=kind.groups)
     count = len({dialogue.item.id for dialogue in dialogues})
-    return {"iteration": tested[-1] + 1, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    return {"iteration": iteration, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+
+
+def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
+    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, errors: as of `last_test`."""
+    tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
+    return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None
