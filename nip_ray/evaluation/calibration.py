@@ -23,6 +23,7 @@ import torch
 
 from nip_ray.evaluation.aggregates import Z95
 from nip_ray.evaluation.intervals import Mean, mean, proportion
+from nip_ray.evaluation.selective import selective
 from nip_ray.evaluation.staged import Staged
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.seeding import stable_seed
@@ -35,13 +36,16 @@ Array = npt.NDArray[np.float64]
 
 
 def calibration(staged: Staged, seed: int) -> dict[str, Any]:
-    """{"brier", "ece", "undecided"} as records, and "bins": a list of {"from", "to", "confidence", "positive"}, empty bins left out."""
+    """{"brier", "ece", "undecided"} as records, "selective" (`nip_ray.evaluation.selective`), and "bins": a list of {"from", "to",
+    "confidence", "positive"}, empty bins left out.
+    """
     graded_N, y_N = graded_verdicts(staged)
     count = staged.rollout.num_copies
     found: dict[str, Any] = {
         "brier": mean((graded_N - y_N) ** 2).record(),
         "ece": calibration_error(graded_N, y_N, seed).record(),
         "undecided": proportion(count - len(y_N), count).record(),
+        "selective": selective(graded_N, y_N, count),
     }
     bin_N = _bins(graded_N)
     return {**found, "bins": [_bin(number, graded_N[bin_N == number], y_N[bin_N == number]) for number in sorted(set(bin_N.tolist()))]}

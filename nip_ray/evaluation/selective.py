@@ -1,0 +1,81 @@
+"""Risk against coverage: how often a verifier is wrong among the verdicts of which it is surest, where undecided counts as abstaining.
+
+Decisions that matter here:
+- how sure a verdict is: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`. Verdicts are taken in by falling sureness; coverage
+  is the share of all instances that are taken in, risk the share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010).
+  Verdicts that are equally sure are taken in together: of each the mean of all is counted, as if ties were broken at random;
+- the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS 2017). A verifier
+  that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
+- the area's interval is the normal one with the variance of its influence function: how much an instance moves the mean, by its own risk
+  and by that of all that come after it. It needs errors to know its spread: without any there is none;
+- precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one, given the threshold.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nip_ray.evaluation.aggregates import Z95
+from nip_ray.evaluation.intervals import Mean, proportion
+
+COVERAGES = (0.8, 0.9)
+_POINTS = 40
+"""Of a curve that is kept, at most."""
+
+Array = npt.NDArray[np.float64]
+
+
+def selective(graded_N: Array, y_N: Array, count: int) -> dict[str, Any]:
+    """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk"}]} of the verdicts.
+
+    graded_N: (N,) probabilities of acceptance of the instances with a verdict, y_N: (N,) their labels. count: of all instances. A precision
+    is None (of 0 instances) where fewer verdicts were given.
+    """
+    sure_N = np.maximum(graded_N, 1 - graded_N)
+    order_N = np.argsort(-sure_N, kind="stable")
+    wrong_N = ((graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
+    risk_N = _risks(sure_N[order_N], wrong_N)
+    shown = np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else []
+    return {
+        "area": area(risk_N, _even(sure_N[order_N], wrong_N)).record(),
+        "coverage": proportion(len(y_N), count).record(),
+        "precision": {str(share): _precision(wrong_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
+        "curve": [{"coverage": (k + 1) / count, "risk": float(risk_N[k])} for k in shown],
+    }
+
+
+def area(risk_N: Array, wrong_N: Array) -> Mean:
+    """The mean of `risk_N`, the risks of the 1, 2, ..., N surest, with its interval. wrong_N: in the same order, 1 for a wrong verdict."""
+    n = len(risk_N)
+    if n == 0:
+        return Mean(None, None, None, 0)
+    estimate = float(risk_N.mean())
+    if n == 1 or not 0 < wrong_N.sum() < n:
+        return Mean(estimate, None, None, n)
+    k_N = np.arange(1, n + 1)
+    after_N = np.cumsum((1 / k_N)[::-1])[::-1]  # sum of 1/k over the instances that come no earlier
+    risks_after_N = np.cumsum((risk_N / k_N)[::-1])[::-1]
+    influence_N = risk_N + wrong_N * after_N - risks_after_N
+    half = Z95 * float(influence_N.std(ddof=1)) / math.sqrt(n)
+    return Mean(estimate, max(0.0, estimate - half), min(1.0, estimate + half), n)
+
+
+def _risks(sure_N: Array, wrong_N: Array) -> Array:
+    """(N,) the share of wrong verdicts among the 1, 2, ..., N surest; sure_N: falling."""
+    return np.cumsum(_even(sure_N, wrong_N)) / np.arange(1, len(wrong_N) + 1)
+
+
+def _even(sure_N: Array, wrong_N: Array) -> Array:
+    """Of verdicts that are equally sure the mean of all."""
+    if len(wrong_N) == 0:
+        return wrong_N
+    group_N = np.cumsum(np.diff(sure_N, prepend=sure_N[:1]) != 0)
+    return (np.bincount(group_N, weights=wrong_N) / np.bincount(group_N))[group_N]
+
+
+def _precision(wrong_N: Array, most: int) -> Any:
+    if most == 0 or most > len(wrong_N):
+        return proportion(0, 0)
+    return proportion(most - round(float(wrong_N[:most].sum())), most)

@@ -1,0 +1,59 @@
+"""Risk against coverage: closed forms, ties, and intervals that cover as often as they say."""
+
+import numpy as np
+import pytest
+from sklearn.metrics import accuracy_score
+
+from nip_ray.evaluation.selective import selective
+
+
+def verdicts(random: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sureness 1/2 + u/2 with u uniform, wrong with probability 1 - u: the risk of the surest t is t/2, the area 1/4."""
+    u = random.random(n)
+    accepts = random.random(n) < 0.5
+    wrong = random.random(n) < 1 - u
+    return np.where(accepts, 0.5 + u / 2, 0.5 - u / 2), (accepts ^ wrong).astype(float)
+
+
+def test_of_many_verdicts_the_figures_are_those_of_the_law() -> None:
+    found = selective(*verdicts(np.random.default_rng(0), 400_000), 500_000)
+    assert found["area"]["estimate"] == pytest.approx(0.25, abs=3e-3)
+    assert found["coverage"]["estimate"] == 0.8
+    assert found["precision"]["0.8"]["estimate"] == pytest.approx(0.5, abs=3e-3)  # all verdicts
+    assert found["precision"]["0.9"] == {"estimate": None, "lower": 0.0, "upper": 1.0, "n": 0}
+    assert found["curve"][-1]["coverage"] == 0.8
+    for point in found["curve"][5:]:
+        assert point["risk"] == pytest.approx(point["coverage"] / 0.8 / 2, abs=0.01)
+
+
+def test_by_hand() -> None:
+    found = selective(np.array([0.9, 0.2, 0.6, 0.3]), np.array([1.0, 0.0, 0.0, 1.0]), 5)
+    assert [point["risk"] for point in found["curve"]] == pytest.approx([0, 0, 1 / 3, 1 / 2])  # .9, .2, .3, .6
+    assert found["area"]["estimate"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4, abs=1e-12)
+    assert found["precision"]["0.8"]["estimate"] == 0.5
+
+
+def test_ties_are_broken_by_nobody() -> None:
+    """In whatever order equally sure verdicts stand, and at full coverage the risk is the share of wrong verdicts."""
+    random = np.random.default_rng(1)
+    graded, y = np.round(verdicts(random, 300)[0], 1), random.integers(0, 2, 300).astype(float)
+    again = random.permutation(300)
+    one, other = selective(graded, y, 300), selective(graded[again], y[again], 300)
+    assert one["area"]["estimate"] == pytest.approx(other["area"]["estimate"], abs=1e-12)
+    assert one["curve"][-1]["risk"] == pytest.approx(1 - accuracy_score(y, graded > 0.5), abs=1e-12)
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    random, held = np.random.default_rng(2), {"area": 0, "precision": 0}
+    for _ in range(2000):
+        found = selective(*verdicts(random, 400), 400)
+        held["area"] += found["area"]["lower"] <= 0.25 <= found["area"]["upper"]
+        held["precision"] += found["precision"]["0.8"]["lower"] <= 0.6 <= found["precision"]["0.8"]["upper"]
+    assert all(0.94 <= count / 2000 <= 0.97 for count in held.values()), held
+
+
+def test_nobody_errs_and_nobody_decides() -> None:
+    sure = selective(np.array([0.9, 0.8]), np.array([1.0, 1.0]), 2)
+    assert sure["area"] == {"estimate": 0.0, "lower": None, "upper": None, "n": 2}
+    none = selective(np.empty(0), np.empty(0), 3)
+    assert (none["area"]["estimate"], none["coverage"]["estimate"], none["curve"]) == (None, 0.0, [])
