@@ -12,7 +12,7 @@ FROM ${BASE}
 
 # From PyPI torch brings CUDA along, gigabytes that a machine without a GPU has no use for. A layer of its own: it seldom changes.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --no-cache-dir 'torch>=2.6,<2.16' --index-url ${TORCH_INDEX}
+RUN pip install --no-cache-dir 'torch>=2.9,<2.16' --index-url ${TORCH_INDEX}
 
 WORKDIR /home/ray/nip_ray
 COPY --chown=1000:100 pyproject.toml README.md LICENSE ./
