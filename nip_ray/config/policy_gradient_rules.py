@@ -58,6 +58,7 @@ def stage_config(config: TextExperimentConfig, stage: CurriculumStage) -> TextEx
 def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iterator[str]:
     """Stages follow one another, end before the run does, and each is a task that these agents can play."""
     before = 0
+    played: list[TextExperimentConfig | None] = []
     for number, stage in enumerate(rule.curriculum):
         place = f"algorithm.curriculum[{number}]"
         if not before < stage.until_iteration < config.iterations:
@@ -66,8 +67,9 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
         before = max(before, stage.until_iteration)
         if not stage.changes:
             yield f"{place}.changes: missing, name keys of scenario and protocol, or leave the stage out"
+        played.append(None)
         try:
-            made = stage_config(config, stage)
+            made = played[-1] = stage_config(config, stage)
         except UserError as error:
             yield f"{place}.changes: {error}"
             continue
@@ -81,6 +83,10 @@ def _curriculum(config: TextExperimentConfig, rule: TokenTrainingSettings) -> It
             protocol = table_of(made.protocol.name, made.protocol)
             for fault in chain_faults(made.scenario, made.protocol.name, protocol.max_rounds):
                 yield f"{place}.changes: {fault}"
+    for number, (made, after) in enumerate(zip(played, [*played[1:], config], strict=True) if played else ()):
+        if rule.curriculum[number].changes and made and after and (made.scenario, made.protocol) == (after.scenario, after.protocol):
+            follows = "the run itself" if after is config else "the stage behind it"
+            yield f"algorithm.curriculum[{number}].changes: make the very task of {follows}, change something or leave the stage out"
 
 
 def _numbers(rule: TokenTrainingSettings) -> Iterator[str]:
@@ -126,6 +132,8 @@ def _own_settings(config: TextExperimentConfig, rule: TokenTrainingSettings) -> 
         last = config.iterations if own.until_iteration is None else own.until_iteration
         if own.until_iteration is not None and own.from_iteration > last:
             yield f"{place}.until_iteration: got {last}, but from_iteration is {own.from_iteration}, use at least that"
+        elif own.until_iteration is not None and last > config.iterations:
+            yield f"{place}.until_iteration: got {last}, but there are {config.iterations} iterations, use at most that or leave it out"
         elif own.from_iteration > config.iterations:
             yield f"{place}.from_iteration: got {own.from_iteration}, but there are {config.iterations} iterations, so it would never learn"
     for group, members in groups(config).items():

@@ -27,6 +27,7 @@ from nip_ray.config.rules import check
 from nip_ray.config.text_rules import language_agents
 from nip_ray.config.yaml_text import Dumper
 from nip_ray.errors import UserError
+from nip_ray.protocols.tables import table_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings
 from nip_ray.settings.text_training import TextTrainingSettings
@@ -426,6 +427,10 @@ def _name_fault(prefix: str, parts: list[str], config: AnyConfig) -> str | None:
 def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | None:
     """A figure that this very experiment does not have, though others do."""
     protocol = config.protocol.name
+    if (role := next((part[len("role=") :] for part in rest.split("/") if part.startswith("role=")), None)) is not None:
+        roles = table_of(protocol, config.protocol).roles
+        if role not in roles:
+            return suggest(role, roles) if roles else f"but {protocol} draws no role by episode, leave role={role} out"
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":

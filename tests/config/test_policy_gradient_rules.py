@@ -88,6 +88,27 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
             ["algorithm.agents.prover.until_iteration: got 3, but from_iteration is 4"],
         ),
         (
+            {"algorithm": {"agents": {"prover": {"until_iteration": 4}}}, "iterations": 3},
+            ["algorithm.agents.prover.until_iteration: got 4, but there are 3 iterations"],
+        ),
+        (
+            {
+                "algorithm": {
+                    "curriculum": [
+                        {"until_iteration": 1, "changes": ["protocol.max_rounds=5"]},
+                        {"until_iteration": 2, "changes": ["protocol.max_rounds=5"]},
+                        {"until_iteration": 3, "changes": ["protocol.max_rounds=7"]},
+                    ]
+                },
+                "protocol": {"max_rounds": 7},
+                "iterations": 9,
+            },
+            [
+                "curriculum[0].changes: make the very task of the stage behind it",
+                "curriculum[2].changes: make the very task of the run itself",
+            ],
+        ),
+        (
             {"algorithm": {"agents": {"prover": {"from_iteration": 4}}}, "iterations": 3},
             ["algorithm.agents.prover.from_iteration: got 4, but there are 3 iterations"],
         ),

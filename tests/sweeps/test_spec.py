@@ -217,6 +217,7 @@ def documented_keys() -> list[str]:
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
 
 
+ROLES: dict[str, Any] = {"protocol": {"name": "helpful_sneaky"}, "scenario": {"name": "graph_isomorphism"}}
 HIRONAKA: dict[str, Any] = {
     "protocol": {"name": "hironaka"},
     "scenario": {"name": "hironaka"},
@@ -230,7 +231,7 @@ def test_every_documented_figure_may_decide(key: str) -> None:
     of_hironaka = key.startswith(("eval/rho", "eval/finished", "eval/actions", "eval/length_mean", "eval/unfinished"))
     key = key.replace("own-verifier", "own-choose-first")
     chains = {"protocol": {"name": "bisection"}, "scenario": {"name": "state_tracking"}}
-    base = HIRONAKA if of_hironaka else chains if key.startswith("eval/worst_case") else GAME
+    base = HIRONAKA if of_hironaka else chains if key.startswith("eval/worst_case") else ROLES if "role=" in key else GAME
     data = {**base, "sweep": {"metric": key}}
     assert parse_sweep(data).settings.metric == key
 
@@ -244,6 +245,12 @@ def test_exact_figures_of_language_models_may_decide_where_their_rule_knows_prob
     assert "for example eval_sampled/player0/return" in refusal(
         {**poker, "sweep": {"metric": "eval_sampled/verifier/accuracy"}, "algorithm": {"name": "malt"}}
     )
+
+
+def test_a_role_decides_where_it_is_drawn() -> None:
+    key = "eval/verifier/accuracy/role="
+    assert "message_game draws no role by episode, leave role=sneaky out" in refusal(game({"metric": f"{key}sneaky"}))
+    assert "did you mean sneaky" in refusal({**ROLES, "sweep": {"metric": f"{key}sneeky"}})
 
 
 def test_a_figure_of_another_scenario_may_not_decide() -> None:
