@@ -111,9 +111,12 @@ class _Seat:
         self._stack = AsyncExitStack()
         self._open: Any = None
         self._shown: Chat = []
+        self._over = False  # a limit of its role was reached: it says nothing more
 
     async def answer(self, chat: Chat) -> Answer:
         """What the model replies to this chat. Raises TrainingError when it cannot be asked."""
+        if self._over:
+            return Answer(None, "unknown")
         if self._open is not None and chat[:-1] == self._shown:
             segment = await self._open.turn(chat[-1]["content"])
         else:
@@ -126,7 +129,8 @@ class _Seat:
         if segment.terminated:
             if trace.errors:
                 raise TrainingError(f"{trace.agent.name} could not be asked: {trace.errors[-1].message}")
-            return Answer(None, "unknown")  # one of the limits of its role
+            self._over = True
+            return Answer(None, "unknown")
         message, reason = segment.messages[-1], trace.calls[-1].finish_reason
         self._shown = [*chat, {"role": "assistant", "content": message.content or ""}]
         return Answer(message.content, "length" if reason == "length" else "stop", message.reasoning_content or "")

@@ -6,7 +6,9 @@
 The package holds config and items, and leaves the playing to `nip_ray.verifiers`. Of the config, what is of this machine stays behind.
 """
 
+import keyword
 import re
+import sys
 from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
@@ -73,13 +75,15 @@ trained: {frozen}. Made by nip_ray {version}.
 def export_verifiers(source: Path | str, out: Path | str) -> Path:
     """Write the package of a run, or of a config; returns OUT, by whose last part it is called.
 
-    out: a new or empty folder. Raises UserError for a folder that is in use, cannot be written or cannot be a name, for what cannot be
+    out: a new or empty folder. Raises UserError for one that is in use, cannot be written or has no name to import, for what cannot be
     played, and for a config with plugins: their code is not ours to send.
     """
     target = Path(out)
     module = target.name.replace("-", "_").lower()
-    if not re.fullmatch(r"[a-z][a-z0-9_]*", module):
-        raise UserError(f"--out {out}: its last part is the package's name, use letters, digits and - or _")
+    if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", module):
+        raise UserError(f"--out {out}: its last part is the package's name, use letters, digits and, between them, - or _")
+    if keyword.iskeyword(module) or module in {"nip_ray", "verifiers"} | sys.stdlib_module_names:
+        raise UserError(f"--out {out}: {module} means something else to Python, nip_ray or verifiers, choose another name")
     if target.is_file() or (target.is_dir() and any(target.iterdir())):
         raise UserError(f"--out {out}: is not empty, name a new or empty folder")
     game = game_of(source)

@@ -108,7 +108,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     return os.pathsep.join([str(folder), str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))])
 
 
-def evaluated(package: Path, library: str, base_url: str, agents: list[str], out: Path) -> list[dict[str, Any]]:
+def evaluated(package: Path, library: str, base_url: str, agents: list[str], out: Path, *more: str) -> list[dict[str, Any]]:
     """The episodes that `vf-eval` writes."""
     name = package.name.replace("_", "-")
     command = [
@@ -128,6 +128,7 @@ def evaluated(package: Path, library: str, base_url: str, agents: list[str], out
     command += ["--no-push", "--no-rich", "--client.base-url", base_url, "--client.api-key-var", "NO_KEY"]
     for agent in agents:
         command += [f"--env.{agent}.model", agent]
+    command += more
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package), library]), "NO_KEY": "none", "HOME": str(out)}
     done = subprocess.run(command, env=environment, cwd=out.parent, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -164,6 +165,18 @@ def test_its_own_evaluation_pays_as_we_do(name: str, protocol: str, tmp_path: Pa
             assert trace["rewards"]["payment"]["score"] == sum(paid.get(agent, 0.0) for paid in record["rewards"])
 
 
+@pytest.mark.slow
+def test_an_agent_at_a_limit_of_its_role_says_nothing_more(tmp_path: Path, library: str) -> None:
+    package, out = export_verifiers(source(tmp_path, "ei_cv_offline", "nip"), tmp_path / "nip_proofs"), tmp_path / "out"
+    out.mkdir()
+    game = game_of(package / "nip_proofs")
+    with served(Script(game)) as base_url:
+        episodes = evaluated(package, library, base_url, ["prover", "verifier"], out, "--env.verifier.max-turns", "1")
+    assert all(episode["ok"] for episode in episodes)
+    asked = [len(trace["calls"]) for episode in episodes for trace in episode["traces"] if trace["agent"]["name"] == "verifier"]
+    assert set(asked) == {1}
+
+
 def test_a_package_holds_config_items_and_no_code_of_others(tmp_path: Path) -> None:
     package = export_verifiers(source(tmp_path, "ei_cv_offline", "debate"), tmp_path / "my-Debate")
     project = tomllib.loads((package / "pyproject.toml").read_text())
@@ -185,6 +198,9 @@ def test_a_package_holds_config_items_and_no_code_of_others(tmp_path: Path) -> N
         ("a", {"scenario": {"name": "message_game"}, "protocol": {"name": "message_game"}}, "language models can speak"),
         ("a", {"plugins": ["tests/builders.py"]}, "plugins: tests/builders.py would have to go along"),
         ("7a", {}, "--out .*7a: its last part is the package's name"),
+        ("nip-", {}, "its last part is the package's name"),
+        ("nip-ray", {}, "nip_ray means something else"),
+        ("class", {}, "class means something else"),
         (".", {}, "is not empty"),
     ],
 )
