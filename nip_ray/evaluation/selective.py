@@ -8,7 +8,8 @@ Decisions that matter here:
   that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
 - the area's interval is the normal one with the variance of its influence function: how much an instance moves the mean, by its own risk
   and by that of all that come after it. It needs errors to know its spread: without any there is none;
-- precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one, given the threshold.
+- precision at a coverage c is the share of right verdicts among the ceil(c N) surest; its interval is the exact one, given the threshold,
+  as that of every risk on the curve is.
 """
 
 import math
@@ -28,7 +29,8 @@ Array = npt.NDArray[np.float64]
 
 
 def selective(graded_N: Array, y_N: Array, count: int) -> dict[str, Any]:
-    """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk"}]} of the verdicts.
+    """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk", "lower",
+    "upper"}]} of the verdicts.
 
     graded_N: (N,) probabilities of acceptance of the instances with a verdict, y_N: (N,) their labels. count: of all instances. A precision
     is None (of 0 instances) where fewer verdicts were given.
@@ -42,7 +44,7 @@ def selective(graded_N: Array, y_N: Array, count: int) -> dict[str, Any]:
         "area": area(risk_N, _even(sure_N[order_N], wrong_N)).record(),
         "coverage": proportion(len(y_N), count).record(),
         "precision": {str(share): _precision(wrong_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
-        "curve": [{"coverage": (k + 1) / count, "risk": float(risk_N[k])} for k in shown],
+        "curve": [{"coverage": (k + 1) / count, "risk": float(risk_N[k]), **_ends(risk_N, k)} for k in shown],
     }
 
 
@@ -65,6 +67,12 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
 def _risks(sure_N: Array, wrong_N: Array) -> Array:
     """(N,) the share of wrong verdicts among the 1, 2, ..., N surest; sure_N: falling."""
     return np.cumsum(_even(sure_N, wrong_N)) / np.arange(1, len(wrong_N) + 1)
+
+
+def _ends(risk_N: Array, k: int) -> dict[str, float]:
+    """The exact interval of the risk of the k + 1 surest; within a tie, of the nearest number of errors."""
+    found = proportion(round(float(risk_N[k] * (k + 1))), int(k) + 1)
+    return {"lower": found.lower, "upper": found.upper}
 
 
 def _even(sure_N: Array, wrong_N: Array) -> Array:

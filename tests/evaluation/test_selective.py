@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score
 
+from nip_ray.evaluation.intervals import proportion
 from nip_ray.evaluation.selective import selective
 
 
@@ -31,6 +32,8 @@ def test_by_hand() -> None:
     assert [point["risk"] for point in found["curve"]] == pytest.approx([0, 0, 1 / 3, 1 / 2])  # .9, .2, .3, .6
     assert found["area"]["estimate"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4, abs=1e-12)
     assert found["precision"]["0.8"]["estimate"] == 0.5
+    end = proportion(2, 4)
+    assert (found["curve"][-1]["lower"], found["curve"][-1]["upper"]) == pytest.approx((end.lower, end.upper), abs=1e-9)
 
 
 def test_ties_are_broken_by_nobody() -> None:
@@ -44,10 +47,11 @@ def test_ties_are_broken_by_nobody() -> None:
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
-    random, held = np.random.default_rng(2), {"area": 0, "precision": 0}
+    random, held = np.random.default_rng(2), {"area": 0, "curve": 0, "precision": 0}
     for _ in range(2000):
         found = selective(*verdicts(random, 400), 400)
         held["area"] += found["area"]["lower"] <= 0.25 <= found["area"]["upper"]
+        held["curve"] += found["curve"][20]["lower"] <= found["curve"][20]["coverage"] / 2 <= found["curve"][20]["upper"]
         held["precision"] += found["precision"]["0.8"]["lower"] <= 0.6 <= found["precision"]["0.8"]["upper"]
     assert all(0.94 <= count / 2000 <= 0.97 for count in held.values()), held
 

@@ -116,6 +116,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         "questions": list(_questions(source)),
         "worst": list(_worst_case(source)),
         "calibration": _calibration(source),
+        "selective": _selective(source),
         "messages": list(_message_value(source)),
         "cross_play": heat_map(source.cross_play),
     }
@@ -212,6 +213,24 @@ def _calibration(source: RunSource) -> dict[str, Any] | None:
     figures = [(label, _number(figure_of(part.get(key)))) for key, label in (("brier", "Brier score"), ("ece", "Calibration error"))]
     figures = [(label, cell) for label, cell in figures if cell[0]]
     return {"bins": bins, "figures": figures} if bins or figures else None
+
+
+def _selective(source: RunSource) -> dict[str, Any] | None:
+    """Risk against coverage: (coverage, risk, lower, upper) in per cent, the height of the drawing's axis, and the figures beside it."""
+    part = _inner(_part(source, "calibration"), "selective")
+    points = []
+    for one in part["curve"][:100] if isinstance(part.get("curve"), list) else []:
+        known = [finite(one.get(key)) for key in ("coverage", "risk", "lower", "upper")] if isinstance(one, dict) else []
+        if known and known[0] is not None and known[1] is not None:
+            points.append([100 * min(1.0, max(0.0, known[1] if share is None else share)) for share in known])
+    figures = [("Area under the curve", _number(figure_of(part.get("area")))), ("Coverage", _cell(figure_of(part.get("coverage"))))]
+    for share, record in sorted(_inner(part, "precision").items())[:4]:
+        reached = figure_of(record)
+        figures.append((f"Precision at coverage {short(share, 8)}", ("not reached", "") if reached is None else _cell(reached)))
+    figures = [(label, cell) for label, cell in figures if cell[0]]
+    top = 50 if max((point[1] for point in points), default=0.0) <= 50 else 100
+    at = [[round(point[0], 1), *(round(100 - min(share, top) * 100 / top, 1) for share in point[1:])] for point in points]
+    return {"curve": at, "top": top, "figures": figures} if at else None
 
 
 def _number(figure: Figure | None) -> tuple[str, str]:

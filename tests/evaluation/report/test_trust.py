@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nip_ray.evaluation.intervals import proportion
@@ -12,6 +13,7 @@ from nip_ray.evaluation.report.contents import page_contents
 from nip_ray.evaluation.report.findings import find
 from nip_ray.evaluation.report.source import read_run
 from nip_ray.evaluation.report.trust import examined_words, heat_map, trust
+from nip_ray.evaluation.selective import selective
 
 
 def record(right: int, n: int = 100) -> dict[str, Any]:
@@ -137,11 +139,25 @@ def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
     assert "Anything about instances that it was not trained with: none was evaluated." in told[False]
 
 
+def test_risk_against_coverage_is_drawn_with_its_band_and_figures(tmp_path: Path) -> None:
+    found = selective(np.linspace(0.55, 0.95, 80), np.ones(80) - (np.arange(80) % 8 == 0), 100)
+    folder = run_folder(tmp_path / "run", calibration={"brier": record(1, 10), "selective": found})
+    chart = trust(read_run(folder), True)["selective"]
+    assert chart["curve"][-1][:2] == [80.0, 75.0], "an eighth is wrong, on an axis that ends at 50 %"
+    assert all(low >= at >= high for _, at, low, high in chart["curve"])
+    assert [label for label, _ in chart["figures"]] == ["Area under the curve", "Coverage"] + [
+        f"Precision at coverage {share}" for share in (0.8, 0.9)
+    ]
+    assert [cell[0] for _, cell in chart["figures"][1:]] == ["80.0\u00a0%", "87.5\u00a0%", "not reached"]
+    assert "<polygon" in report_page(folder)[0]
+
+
 @pytest.mark.parametrize(
     "parts",
     [
         {"attack": 5, "soundness_under_attack": "x", "worst_case": [], "calibration": {"bins": 3}, "message_value": {"heard": 1}},
         {"attack": {"soundness": {"attackers": [1, {"held_out": {}}, {"name": {}, "kind": [], "held_out": record(1)}]}}},
+        {"calibration": {"selective": {"curve": [7, {"coverage": "x", "risk": 0.1}], "area": 3, "precision": []}}},
         {"calibration": {"bins": [{"confidence": "x"}, 7]}, "worst_case": {"verifier/accuracy": {"estimate": None}}},
     ],
 )
