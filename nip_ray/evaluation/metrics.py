@@ -7,6 +7,7 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
 - ``.../role=<role>`` behind accuracy, completeness, soundness, undecided and everybody's return: of the episodes that drew this role.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
+- ``score_difference``: mean return of honest provers less that of lying ones (`nip_ray.evaluation.honesty`); where there are both.
 - ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge, how far the simulator's conversation is from the
   adversarial verifier's: of the two agents' distributions, turn by turn, each in the conversation that it sees
   (`nip_ray.learning.similarity.choice_distances`); the mean over an episode's rounds, then over episodes.
@@ -26,7 +27,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nip_ray.evaluation.intervals import mean, proportion
+from nip_ray.evaluation.honesty import score_difference, sides
+from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
@@ -40,6 +42,8 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
     groups: name -> (I,) integer labels by instance id, as `Scenario.group_I` gives them; {} for none.
     """
     shares = {name: successes / n for name, (successes, n) in _counts(protocol, rollout, groups).items() if n}
+    if (honesty := _score_difference(protocol, rollout).estimate) is not None:
+        shares["score_difference"] = honesty
     return shares | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
 
 
@@ -52,6 +56,8 @@ def evaluation_record(
     instance once, because repeated plays of one instance are not independent trials.
     """
     shares = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
+    if (honesty := _score_difference(protocol, rollout)).estimate is not None:
+        shares["score_difference"] = honesty.record()
     return shares | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
 
 
@@ -63,6 +69,13 @@ def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) 
     for role, role_B in _by_role(protocol, rollout).items():
         counts |= {f"{name}/role={role}": count for name, count in verdict_counts(rollout.copies(role_B), {}).items()}
     return counts
+
+
+def _score_difference(protocol: Protocol, rollout: Rollout) -> Mean:
+    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.honesty`."""
+    side_BA = sides(protocol, rollout.seed_B.cpu().numpy(), rollout.y_B.cpu().numpy())
+    return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
+    return score_difference(return_BA, side_BA * rollout.turn_BRA.any(1).cpu().numpy())
 
 
 def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from nip_ray.config.rules import check
 from nip_ray.config.text_rules import language_agents
 from nip_ray.config.yaml_text import Dumper
 from nip_ray.errors import UserError
+from nip_ray.protocols.spec import REJECT
 from nip_ray.protocols.tables import table_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sweep import AshaScheduler, FifoScheduler, OptunaSearch, PbtScheduler, SweepSettings
@@ -40,7 +41,7 @@ MAX_COMBINATIONS = 512
 _PREFIXES = ("train", "eval", "eval_sampled", "learn", "time")
 _TEXT_PREFIXES = ("train", "eval_sampled", "learn", "cost", "time")
 _PLAIN = ("env_steps", "env_steps_total", "env_steps_per_s", "episodes")
-_OF_ALL = ("verifier", "simulator", "episode_length", "messages", "exploitability", "distance_to_nash", "malt", "lr")
+_OF_ALL = ("verifier", "simulator", "score_difference", "episode_length", "messages", "exploitability", "distance_to_nash", "malt", "lr")
 """What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
 _OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"), "state_tracking": ("worst_case",)}
 """The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""
@@ -48,7 +49,8 @@ _EXACT = ("exploitability", "off_form", "worst_case")
 """Figures of language models that are computed and not sampled, where a rule knows the probabilities of replies."""
 _LAST = (
     *("accuracy", "completeness", "soundness", "undecided", "acceptance", "precision", "recall", "worst_case", "always_fail"),
-    *("confidence", "overconfidence", "brier", "return", "return_std", "episode_length", "messages", "value", "entropy", "kl"),
+    *("confidence", "overconfidence", "brier", "return", "return_std", "score_difference", "episode_length", "messages"),
+    *("value", "entropy", "kl"),
     *(
         "exploitability",
         "distance_to_nash",
@@ -431,6 +433,10 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
         roles = table_of(protocol, config.protocol).roles
         if role not in roles:
             return suggest(role, roles) if roles else f"but {protocol} draws no role by episode, leave role={role} out"
+    if rest == "score_difference":
+        table = table_of(protocol, config.protocol)
+        if not any(table.wanted_by(prover, REJECT) for prover in table.provers):
+            return f"but no prover of {protocol} is after a verdict, so that none is honest or lies, name another figure"
     if without_verifier(config) and rest.startswith("verifier/"):
         example = "eval/rho/own-choose-first" if protocol == "hironaka" else "eval/exploitability"
         if isinstance(config, TextExperimentConfig) and config.algorithm.name != "policy_gradient":
@@ -439,7 +445,7 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
     if isinstance(config, TextExperimentConfig):
         untested = prefix == "eval_sampled" and getattr(config.algorithm, "test_scheme", None) == "none"
         return "but algorithm.test_scheme is none, so that nothing is tested" if untested else None
-    played = rest.startswith("verifier/") or rest.endswith(("/return", "episode_length"))
+    played = rest.startswith("verifier/") or rest.endswith(("/return", "episode_length", "score_difference"))
     if prefix == "eval" and played and not config.evaluation.greedy:
         return f"but evaluation.greedy is false, use eval_sampled/{rest}"
     if prefix == "eval_sampled" and played and not config.evaluation.sampled:

@@ -67,6 +67,19 @@ def slow_samples(protocol: Protocol, rollout: Rollout, groups: dict[str, Tensor]
     return samples
 
 
+def slow_score_difference(protocol: Protocol, rollout: Rollout) -> float | None:
+    """None where nobody was honest, or nobody lied, among the provers who had a turn."""
+    paid: dict[bool, list[float]] = {True: [], False: []}
+    for b in range(rollout.num_copies):
+        y, role = int(rollout.y_B[b]), protocol.role_of(int(rollout.seed_B[b]))
+        for prover in protocol.provers:
+            a = protocol.agents.index(prover)
+            after = [verdict for verdict, roles in protocol.wanted_by(prover, y).items() if role in roles or not roles]
+            if after and bool(rollout.turn_BRA[b, :, a].any()):
+                paid[after == [y]].append(float(rollout.reward_BRA[b, :, a].double().sum()))
+    return sum(paid[True]) / len(paid[True]) - sum(paid[False]) / len(paid[False]) if all(paid.values()) else None
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(NAMES), st.integers(1, 12), st.integers(1, 6), st.integers(0, 2**31), st.integers(0, 2))
 def test_against_one_copy_at_a_time(name: str, copies: int, instances: int, seed: int, num_groups: int) -> None:
@@ -77,12 +90,15 @@ def test_against_one_copy_at_a_time(name: str, copies: int, instances: int, seed
     samples = slow_samples(protocol, rollout, groups)
 
     found = rollout_metrics(protocol, rollout, groups)
+    difference = slow_score_difference(protocol, rollout)
+    assert found.pop("score_difference", None) == (None if difference is None else pytest.approx(difference, abs=1e-9))
     assert found.keys() == samples.keys()
     assert all(type(value) is float for value in found.values())
     assert found == pytest.approx({key: sum(values) / len(values) for key, values in samples.items()}, abs=1e-6)
 
     record = evaluation_record(protocol, rollout, groups)
     json.dumps(record, allow_nan=False)
+    record.pop("score_difference", None)
     for key, values in samples.items():
         assert record[key]["n"] == len(values)
         assert record[key]["estimate"] == pytest.approx(found[key])

@@ -231,7 +231,9 @@ def test_every_documented_figure_may_decide(key: str) -> None:
     of_hironaka = key.startswith(("eval/rho", "eval/finished", "eval/actions", "eval/length_mean", "eval/unfinished"))
     key = key.replace("own-verifier", "own-choose-first")
     chains = {"protocol": {"name": "bisection"}, "scenario": {"name": "state_tracking"}}
-    base = HIRONAKA if of_hironaka else chains if key.startswith("eval/worst_case") else ROLES if "role=" in key else GAME
+    base = (
+        HIRONAKA if of_hironaka else chains if key.startswith("eval/worst_case") else ROLES if "role=" in key or "score_" in key else GAME
+    )
     data = {**base, "sweep": {"metric": key}}
     assert parse_sweep(data).settings.metric == key
 
@@ -251,6 +253,10 @@ def test_a_role_decides_where_it_is_drawn() -> None:
     key = "eval/verifier/accuracy/role="
     assert "message_game draws no role by episode, leave role=sneaky out" in refusal(game({"metric": f"{key}sneaky"}))
     assert "did you mean sneaky" in refusal({**ROLES, "sweep": {"metric": f"{key}sneeky"}})
+
+
+def test_honesty_decides_where_provers_are_after_a_verdict() -> None:
+    assert "no prover of message_game is after a verdict" in refusal(game({"metric": "eval/score_difference"}))
 
 
 def test_a_figure_of_another_scenario_may_not_decide() -> None:

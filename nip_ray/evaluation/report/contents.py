@@ -25,6 +25,7 @@ NAMES = {
     "verifier/acceptance": "Acceptance: accepted, of the decided",
     "verifier/always_fail": "Always wrong: instances on which no play was right",
     "episode_length": "Rounds in an episode",
+    "score_difference": "Agent score difference: an honest prover's return less a lying one's",
     "simulator/message_distance": "Simulator's distance: messages",
     "simulator/decision_distance": "Simulator's distance: decisions",
     "simulator/symbol_distance": "Simulator's distance: what was said",

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.clusters import clustered_mean, clustered_share
+from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
@@ -53,6 +54,8 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
     ratios = {key: ratio for key, ratio in _ratios(dialogues, protocol, groups or {}).items() if ratio.n_B.any()}
     figures = {key: float(ratio.x_B.sum() / ratio.n_B.sum()) for key, ratio in ratios.items()}
     figures |= {f"{agent}/return_std": float(np.std(_returns(dialogues, agent))) for agent in protocol.agents}
+    if (honesty := _score_difference(dialogues, protocol).estimate) is not None:
+        figures["score_difference"] = honesty
     if protocol.verifier is not None:
         share_I = _right_by_item(dialogues)
         figures |= {"verifier/worst_case": float(share_I.min()), "verifier/always_fail": float(np.mean(share_I == 0))}
@@ -67,6 +70,8 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
     """
     item_B, count = _items(dialogues)
     record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in _ratios(dialogues, protocol, groups or {}).items()}
+    if (honesty := _score_difference(dialogues, protocol)).estimate is not None:
+        record["score_difference"] = honesty.record()
     for agent in protocol.agents:
         std = float(np.std(_returns(dialogues, agent))) if dialogues else None
         record[f"{agent}/return_std"] = Mean(std, None, None, count).record()
@@ -76,6 +81,15 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
         record["verifier/worst_case"] = Mean(worst, None, None, count).record()
         record["verifier/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
     return record
+
+
+def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean:
+    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.honesty`."""
+    side_BA = sides(protocol, np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64), _labels(dialogues))
+    spoke = [{turn.agent for turns in dialogue.rounds for turn in turns} for dialogue in dialogues]
+    spoke_BA = np.array([[agent in names for agent in protocol.agents] for names in spoke], dtype=bool).reshape(side_BA.shape)
+    return_BA = np.array([_returns(dialogues, agent) for agent in protocol.agents]).T
+    return score_difference(return_BA, side_BA * spoke_BA, _items(dialogues)[0])
 
 
 def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -> dict[str, Ratio]:
