@@ -16,6 +16,7 @@ import yaml
 
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.evaluation.report import report_page, write_report
+from nip_ray.evaluation.report.panels import wrong_side
 from nip_ray.evaluation.report.pictures import Drawing
 
 HOSTILE = "<script>alert('x')</script>\"><img src=https://evil.example/x onerror=alert(1)> $\\frac{ {{ 7 * 7 }}"
@@ -168,7 +169,7 @@ def test_a_complete_run(tmp_path: Path) -> None:
     group = page.text[page.text.index("Accuracy by wl_score") :]
     assert group.index("-1") < group.index(" 2 ") < group.index(" 10 ")
     names = {picture.name for picture in (path.parent / "curves").iterdir()}
-    expected = ("accuracy", "completeness_soundness", "accuracy_by_wl_score", "episode_length", "returns", "entropies")
+    expected = ("accuracy", "completeness_soundness", "judge_hacking", "accuracy_by_wl_score", "episode_length", "returns", "entropies")
     assert names == {f"{name}.pdf" for name in expected}, "time never changes"
     assert all(picture.read_bytes().startswith(b"%PDF-") for picture in (path.parent / "curves").iterdir())
     assert path.read_text().count('<svg class="curve"') == len(names)
@@ -193,6 +194,24 @@ def test_the_headline_follows_the_interval(tmp_path: Path, right: int, baseline:
     claim = "decides better than chance"
     assert (claim in shown) == (right > 540)
     assert (claim in rest) == (right <= 540)
+
+
+@pytest.mark.usefixtures("no_curves")
+def test_the_wrong_side_wins_what_is_neither_right_nor_undecided(tmp_path: Path) -> None:
+    """A trend of exactly 0.2 points an iteration, while accuracy falls by less."""
+    rows = metric_rows(40)
+    for row in (row for row in rows if "eval/verifier/accuracy" in row):
+        row["eval/verifier/accuracy"] = 0.8 - 0.001 * row["iteration"]
+        row["eval/verifier/undecided"] = 0.1 - 0.001 * row["iteration"]
+    x_N, wrong_N, right_N = wrong_side(rows)
+    assert x_N.tolist() == [10, 20, 30, 40]
+    assert wrong_N == pytest.approx([0.12, 0.14, 0.16, 0.18], abs=1e-9)
+    assert right_N == pytest.approx([0.79, 0.78, 0.77, 0.76], abs=1e-9)
+    page = Page(write_report(run_folder(tmp_path / "run", rows)))
+    assert "18.0 %, +20 points / 100 iterations" in page.text
+    assert "Wins of the wrong side, and their trend" in page.text
+    alone = [{key: value for key, value in row.items() if "prover" not in key} for row in rows]
+    assert len(wrong_side(alone)[0]) == 0, "nobody argues for the wrong side"
 
 
 @pytest.mark.usefixtures("no_curves")

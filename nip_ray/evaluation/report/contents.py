@@ -9,9 +9,10 @@ from typing import Any
 from nip_ray.evaluation.report.describe import describe
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
-from nip_ray.evaluation.report.panels import agents, group_values
+from nip_ray.evaluation.report.panels import agents, group_values, slope_words, wrong_side
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
+from nip_ray.evaluation.trend import slope
 from nip_ray.progress import duration
 from nip_ray.storage.folder import CONFIG, METRICS
 
@@ -103,6 +104,7 @@ def _facts(source: RunSource, findings: Findings) -> list[tuple[str, str]]:
         ("iterations", f"{done:,} of {wanted:,} (unfinished)" if unfinished else f"{done:,}"),
         ("evaluated after", f"iteration {short(examined)}" if source.evaluation and examined is not None else ""),
         ("without a prover", _alone(source, findings)),
+        ("the wrong side wins", _wrong_side(source)),
         ("rounds played", "" if "cost/tokens" in last else played),
         ("spent", f"{last['cost/usd']:,.2f} US dollars, {last['cost/tokens']:,.0f} tokens" if "cost/tokens" in last else ""),
         ("speed", _speed(source)),
@@ -140,6 +142,14 @@ def _alone(source: RunSource, findings: Findings) -> str:
     parts = [] if measured is None else [f"{percent_words(measured.estimate)} measured, {baseline_by(source)}{sure_words(measured)}"]
     parts += [] if bound is None else [f"at most {percent_words(bound)} (a loose upper bound)"]
     return "; ".join(parts)
+
+
+def _wrong_side(source: RunSource) -> str:
+    """In the last evaluation, and how that changed over training."""
+    x_N, wrong_N, _ = wrong_side(source.rows)
+    if len(x_N) == 0:
+        return ""
+    return ", ".join(part for part in (percent_words(wrong_N[-1]), slope_words(slope(x_N, wrong_N))) if part)
 
 
 def _machine(source: RunSource) -> list[tuple[str, str]]:

