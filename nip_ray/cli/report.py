@@ -1,8 +1,9 @@
 """`nip-ray report`, `compare` and `watch`: pages of finished runs, of several runs, of a running one."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -42,14 +43,14 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="What `nip-ray cross-play --out` wrote, to be shown too", show_default=False)
     ] = None,
     paired: Annotated[
-        bool, typer.Option("--paired", help="Of two runs: ask both about the same instances now, and print the differences.")
+        bool, typer.Option("--paired", help="Of each two runs: ask both about the same instances now, and print the differences.")
     ] = False,
     dataset: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --paired: instances to ask about (default: held out)", show_default=False)
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two, instance by instance."""
+    """Compare several runs on one page: learning curves with bands over seeds, metrics with intervals. Or two by two, by instance."""
     with errors():
         for run_dir in run_dirs:
             check_run_dir(run_dir)
@@ -66,14 +67,24 @@ def compare(
 
 
 def _paired(run_dirs: Sequence[Path], dataset: Path | None, as_json: bool) -> None:
-    if len(run_dirs) != 2:
-        raise UserError(f"--paired: compares two runs, and there are {len(run_dirs)}; name two")
-    from nip_ray.evaluation.verbs.paired import FIGURES, compare_paired
+    if len(run_dirs) < 2:
+        raise UserError("--paired: compares two runs or more, and there is 1; name another")
+    from nip_ray.evaluation.verbs.paired import compare_paired
 
-    found = compare_paired(*run_dirs, dataset=dataset)
+    found = [compare_paired(one, other, dataset=dataset) for one, other in combinations(run_dirs, 2)]
     if as_json:
-        print_json(found)
+        print_json(found[0] if len(found) == 1 else {"pairs": found})
         return
+    for pair in found:
+        if len(found) > 1:
+            first, second = (run["run_dir"] for run in pair["runs"])
+            typer.echo(f"first: {first}, second: {second}")
+        _print_pair(pair)
+
+
+def _print_pair(found: Mapping[str, Any]) -> None:
+    from nip_ray.evaluation.verbs.paired import FIGURES
+
     header = [f"{found['num_instances']} instances", "first", "second", "difference", "", "only first", "only second", "p (McNemar)"]
     rows = []
     for name in FIGURES:

@@ -7,12 +7,13 @@ Decisions that matter here:
   drawn at random among those of the batch, so that symbols are as frequent as ever and mean nothing; where nobody else has the turn it
   hears nothing. `other_instance`: the provers are shown another instance (each the next one of a random cycle through all of them) all
   the time, and answer the verifier's questions about that one. With one instance there is no other, and neither of the two;
+- `without`: one of several provers is silenced and the others are heard, which is what a judge profits from a critic, say;
 - a verifier whose messages are worth nothing loses nothing by any of them; one that is only out of its depth when it hears what it never
   heard in training loses by `silenced` and not by the others.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -32,7 +33,8 @@ WAYS = ("silenced", "shuffled", "other_instance")
 def message_value(
     play: BatchedPlay, networks: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, right_B: Tensor, seed: int
 ) -> dict[str, Any]:
-    """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`; {} where there is no verifier, or no prover.
+    """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`, and {"without": {prover: the same}} of several
+    provers; {} where there is no verifier, or no prover.
 
     right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds).
     """
@@ -44,14 +46,19 @@ def message_value(
     heard_B = right_B.cpu().numpy()
     batch = math.ceil(count / math.ceil(count / BATCH))  # of about one size: in the last one there are others too
     found: dict[str, Any] = {"heard": proportion(int(heard_B.sum()), count).record()}
-    for way in WAYS if count > 1 else WAYS[:1]:
+
+    def changed(way: str, provers: Sequence[str]) -> dict[str, Any]:
         players = {agent: Player(network) for agent, network in networks.items()}
-        for prover in protocol.provers:
+        for prover in provers:
             players[prover] = _changed(way, networks[prover], id_B, generator(seed, "shuffled", prover))
         rollout = stage_all(play, players, id_B, seed_B, batch).rollout
         changed_B = (rollout.verdict_B == rollout.y_B).cpu().numpy()
         accuracy = proportion(int(changed_B.sum()), len(changed_B))
-        found[way] = {"accuracy": accuracy.record(), "lost": paired_difference(heard_B, changed_B).record()}
+        return {"accuracy": accuracy.record(), "lost": paired_difference(heard_B, changed_B).record()}
+
+    found |= {way: changed(way, protocol.provers) for way in (WAYS if count > 1 else WAYS[:1])}
+    if len(protocol.provers) > 1:
+        found["without"] = {prover: changed("silenced", [prover]) for prover in protocol.provers}
     return found
 
 

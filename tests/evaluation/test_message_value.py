@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.message_value import WAYS, message_value
 from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.play.core import BatchedPlay, Player
@@ -84,6 +85,25 @@ def test_messages_that_carry_everything_are_worth_everything_and_unheard_ones_no
 def test_a_prover_that_says_always_the_same_can_be_quoted_anywhere() -> None:
     found = values(Mute(), some_ids())
     assert found["shuffled"]["lost"]["estimate"] == found["other_instance"]["lost"]["estimate"] == 0
+
+
+def test_of_several_provers_each_is_silenced_alone() -> None:
+    scenario = graph_scenario("debate")
+    play, id_B = BatchedPlay(scenario), scenario.ids("test").cpu()
+    seed_B, networks = torch.zeros_like(id_B), {agent: scenario.build_agent(agent, 3) for agent in scenario.protocol.agents}
+
+    def right(silenced: str) -> torch.Tensor:
+        players = {agent: Player(network, edit=silence if agent == silenced else None) for agent, network in networks.items()}
+        rollout = stage_all(play, players, id_B, seed_B).rollout
+        return rollout.verdict_B == rollout.y_B
+
+    heard_B = right("nobody")
+    found = message_value(play, networks, id_B, seed_B, heard_B, 0)["without"]
+    assert list(found) == ["prover0", "prover1"]
+    for prover, record in found.items():
+        left_B = right(prover)
+        assert record["accuracy"]["estimate"] == pytest.approx(float(left_B.double().mean()), abs=1e-9)
+        assert record["lost"]["estimate"] == pytest.approx(float((heard_B.double() - left_B.double()).mean()), abs=1e-9)
 
 
 def test_a_game_without_a_prover_has_no_messages_to_value() -> None:

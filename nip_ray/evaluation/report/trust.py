@@ -250,8 +250,11 @@ def _message_value(source: RunSource) -> Iterator[tuple[str, tuple[str, str], tu
     if heard is None:
         return
     yield "as they were sent", _cell(heard), ("", "")
-    for key, label in (("silenced", "silenced"), ("shuffled", "shuffled between instances"), ("other_instance", "of another instance")):
-        one = _inner(part, key)
+    ways = (("silenced", "silenced"), ("shuffled", "shuffled between instances"), ("other_instance", "of another instance"))
+    changed = [(label, _inner(part, key)) for key, label in ways]
+    without = _inner(part, "without")
+    changed += [(f"{short(prover, 40)} alone silenced", _inner(without, prover)) for prover in list(without)[:ATTACKERS_SHOWN]]
+    for label, one in changed:
         figure, lost = figure_of(one.get("accuracy")), figure_of(one.get("lost"))
         if figure is not None:
             yield label, _cell(figure), _cell(lost)

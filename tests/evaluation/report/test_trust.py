@@ -119,7 +119,10 @@ def test_instances_of_training_among_those_evaluated_are_left_out_of_the_headlin
 
 def test_a_verifier_is_held_against_what_was_measured_without_a_prover_and_against_silence(tmp_path: Path) -> None:
     silenced = {"accuracy": record(50), "lost": {"estimate": 0.2, "lower": 0.1, "upper": 0.3, "n": 100}}
-    parts = {"solo_baseline": record(48), "message_value": {"heard": record(70), "silenced": silenced}}
+    value = {"heard": record(70), "silenced": silenced, "without": {"critic": silenced, "odd": 3}}
+    parts = {"solo_baseline": record(48), "message_value": value}
+    rows = trust(read_run(run_folder(tmp_path / "critic", **parts)), True)["messages"]
+    assert [row[0] for row in rows] == ["as they were sent", "silenced", "critic alone silenced"]
     shown = find(read_run(run_folder(tmp_path / "run", **parts))).shown
     assert "It decides better than what was measured without a prover." in shown
     assert "Messages make it decide better: silenced, it loses 20.0 points (95\u00a0% interval 10.0 to 30.0)." in shown

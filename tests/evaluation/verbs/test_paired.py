@@ -1,5 +1,6 @@
 """Two verifiers on the same instances, one by one."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +87,15 @@ def test_the_table_and_what_does_not_go_together(runs: dict[str, Path], tmp_path
     told = call(runs["nip"], runs["alone"], "--paired")
     assert told.exit_code == 0, told.output
     assert all(word in told.stdout for word in ("accuracy", "only first", "p (McNemar)"))
+    audit = json.loads(call(runs["debate"], runs["alone"], runs["nip"], "--paired", "--json").stdout)["pairs"]
+    names = [[Path(run["run_dir"]).name for run in pair["runs"]] for pair in audit]
+    assert names == [["debate", "alone"], ["debate", "nip"], ["alone", "nip"]]
+    assert audit[0] == json.loads(call(runs["debate"], runs["alone"], "--paired", "--json").stdout)
+    assert audit[0]["accuracy"]["second"] == audit[2]["accuracy"]["first"]
     for arguments, said in (
         ((runs["nip"], runs["alone"], "--json"), "--json: goes with --paired"),
         ((runs["nip"], runs["alone"], "--paired", "--out", tmp_path / "a.html"), "--out: does not go with --paired"),
-        ((*runs.values(), "--paired"), "compares two runs, and there are 5"),
+        ((runs["nip"], "--paired"), "two runs or more, and there is 1"),
     ):
         refused = call(*arguments)
         assert (refused.exit_code, said in refused.stderr) == (2, True), refused.stderr
