@@ -143,6 +143,8 @@ def cross_play(
         print_table(["verifier, below provers of", *names], [[v, *(_interval(cells[v, p]) for p in names)] for v in names])
         rows = [[f"{row['verifiers']} with {row['provers']}", _interval(row["accuracy"])] for row in found["by_group"]]
         print_table(["IQM accuracy against other runs' provers", ""], rows)
+        elo = [{one["name"]: _points(one) for one in found["elo"][role]} for role in found["roles"]]
+        print_table(["Elo", "verifier", "prover"], [[name, *(of_role[name] for of_role in elo)] for name in names])
 
 
 def _print_over_time(found: Mapping[str, Any]) -> None:

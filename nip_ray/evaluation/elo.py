@@ -2,8 +2,10 @@
 
 Bradley-Terry: row r is expected to score 1 / (1 + 10^((column rating - row rating) / 400)). The ratings are of maximum likelihood (Bradley
 and Terry, "Rank analysis of incomplete block designs", Biometrika 39, 1952) with one drawn game added to each pair, without which one that
-won or lost everything would have no rating; their mean over rows and columns is 0. Intervals are percentiles of a bootstrap over games: all
-pairs play the same ones, so they are drawn again for all pairs together.
+won or lost everything would have no rating; their mean over rows and columns is 0. All pairs play the same games, so intervals are over
+games: Student's, of the sum over pairs of what each game moves a rating by (the sandwich estimate of White, "Maximum likelihood estimation
+of misspecified models", Econometrica 50, 1982; it holds too where strength is not transitive, for the rating that endlessly many such games
+would give). Whose games all came out alike has no such spread: there it is what the likelihood's curvature says of independent games.
 """
 
 from collections.abc import Sequence
@@ -11,43 +13,53 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from nip_ray.evaluation.aggregates import Z95
 from nip_ray.evaluation.intervals import Mean
-from nip_ray.seeding import stable_seed
 
 Array = npt.NDArray[np.float64]
 
-RESAMPLES = 500
 _POINTS = 400 / np.log(10)  # a rating's points for one unit of log odds
 _STEPS = 50
 _SMALL = 1e-10
 
 
-def ratings(score_RCN: npt.ArrayLike, seed: int) -> tuple[list[Mean], list[Mean]]:
+def ratings(score_RCN: npt.ArrayLike) -> tuple[list[Mean], list[Mean]]:
     """The ratings of rows and of columns, with 95 % intervals. score_RCN: what the row scored in each game, 1 for a win, 1/2 for a draw."""
+    from scipy.special import stdtrit
+
     score = np.asarray(score_RCN, dtype=np.float64)
-    rows, columns, games = score.shape
-    found = fitted(score.sum(-1), games)
-    chances = np.random.default_rng(stable_seed(seed, "elo"))
-    weight_NK = chances.multinomial(games, np.full(games, 1 / games), size=RESAMPLES).T.astype(np.float64)
-    total_RCK = (score.reshape(rows * columns, games) @ weight_NK).reshape(rows, columns, RESAMPLES)
-    again = np.stack([fitted(total_RCK[:, :, k], games) for k in range(RESAMPLES)])
-    lower, upper = np.percentile(again, [2.5, 97.5], axis=0)
-    made = [Mean(float(x), float(low), float(high), games) for x, low, high in zip(found, lower, upper, strict=True)]
+    rows, _, games = score.shape
+    strength, curve = _fit(score.sum(-1), games)
+    aside = score - score.mean(-1, keepdims=True)
+    inverse = np.linalg.inv(curve)
+    moved = inverse @ np.concatenate([aside.sum(1), -aside.sum(0)])
+    varies_RC = np.ptp(score, axis=-1) > 0
+    steady = ~np.concatenate([varies_RC.any(1), varies_RC.any(0)])
+    error = np.sqrt((moved**2).sum(-1) * games / max(1, games - 1))
+    error = np.where(steady | (games == 1), np.sqrt(np.diag(inverse)), error)
+    half = _POINTS * error * (Z95 if games == 1 else float(stdtrit(games - 1, 0.975)))
+    made = [Mean(float(x), float(x - side), float(x + side), games) for x, side in zip(_POINTS * strength, half, strict=True)]
     return made[:rows], made[rows:]
 
 
 def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
     """(R + C,) ratings of rows and columns in points, of mean 0. score_RC: what each row scored in `games` against each column."""
+    return _POINTS * _fit(score_RC, games)[0]
+
+
+def _fit(score_RC: npt.ArrayLike, games: int) -> tuple[Array, Array]:
+    """(R + C,) strengths in log odds, of mean 0, and the curvature of the likelihood there, with a row of ones added to each."""
     total = np.asarray(score_RC, dtype=np.float64) + 0.5
     rows, columns = total.shape
     count = games + 1
     strength = np.zeros(rows + columns)
+    curve = np.zeros((rows + columns, rows + columns))
     for _ in range(_STEPS):  # Newton's method on a concave likelihood
         chance = 1 / (1 + np.exp(strength[None, rows:] - strength[:rows, None]))
         missing = total - count * chance
         slope = np.concatenate([missing.sum(1), -missing.sum(0)])
         weight = count * chance * (1 - chance)
-        curve = np.zeros((rows + columns, rows + columns))
+        curve[:] = 0.0
         curve[:rows, rows:], curve[rows:, :rows] = -weight, -weight.T
         np.fill_diagonal(curve, np.concatenate([weight.sum(1), weight.sum(0)]))
         curve += 1.0  # only differences count: this fixes the mean at 0
@@ -55,7 +67,7 @@ def fitted(score_RC: npt.ArrayLike, games: int) -> Array:
         strength += np.clip(step, -2.0, 2.0)
         if np.abs(step).max() < _SMALL:
             break
-    return _POINTS * (strength - strength.mean())
+    return strength - strength.mean(), curve
 
 
 def records(names: Sequence[str], found: Sequence[Mean]) -> list[dict[str, object]]:

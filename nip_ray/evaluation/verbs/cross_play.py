@@ -7,7 +7,8 @@ Decisions that matter here:
   instances and protocol, since nothing else can be played; what networks they have is their own affair, and each sees the instances as
   its own run's settings say;
 - runs that differ in nothing but their seed (and name) are a group. For each pair of groups: the interquartile mean over all pairs of
-  seeds, those that trained together apart, with an interval by drawing verifiers and provers again (`crossed_interval`).
+  seeds, those that trained together apart, with an interval by drawing verifiers and provers again (`crossed_interval`);
+- verifiers and provers are rated apart (`nip_ray.evaluation.elo`): an instance is a game, which the verifier wins by a right verdict.
 """
 
 import math
@@ -23,6 +24,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
+from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.intervals import Mean, proportion
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
@@ -61,7 +63,7 @@ def cross_play(
     max_instances: int | None = None,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group"}; docs/evaluation.md has the layout.
+    """{"runs", "groups", "greedy", "num_instances", "dataset", "matrix", "by_group", "roles", "elo"}; docs/evaluation.md has the layout.
 
     run_dirs: at least two. dataset: a file of instances (none: the held-out split, which must be the same of all). greedy: the most
     likely actions, else sampled ones. max_instances: so many of them only, drawn at random. seed: of these, of sampled actions and of
@@ -71,11 +73,14 @@ def cross_play(
     check_fit(run_dirs)
     runs = _contestants(run_dirs, dataset)
     place_B = places(len(runs[0].ids), max_instances, seed)
-    cells = {}
+    cells, scores = {}, []
     for verifier in runs:
         for prover in runs:
             games = played(verifier, prover, place_B, greedy, seed)
             cells[verifier.name, prover.name] = figures_of(games.verdict_B, games.y_B)
+            scores.append((games.verdict_B == games.y_B).double())
+    names, roles = [run.name for run in runs], ("verifier", "prover")
+    rated = ratings(torch.stack(scores).reshape(len(runs), len(runs), -1).numpy())
     matrix = [
         {"verifier": verifier.name, "prover": prover.name, **{name: proportion(*count).record() for name, count in counts.items()}}
         for verifier in runs
@@ -90,6 +95,8 @@ def cross_play(
         "dataset": None if dataset is None else str(dataset),
         "matrix": matrix,
         "by_group": list(_by_group(runs, cells, seed)),
+        "roles": list(roles),
+        "elo": {role: records(names, found) for role, found in zip(roles, rated, strict=True)},
     }
 
 

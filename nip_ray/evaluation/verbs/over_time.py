@@ -50,7 +50,7 @@ def cross_play_checkpoints(
         "greedy": greedy,
         "num_instances": count,
         "dataset": None if dataset is None else str(dataset),
-        **table(protocol, [name_of(iteration) for iteration in iterations], play, seed),
+        **table(protocol, [name_of(iteration) for iteration in iterations], play),
     }
 
 

@@ -5,7 +5,7 @@ Decisions that matter here:
   it below the diagonal. In a game without a verifier rows are the first player;
 - a game is an instance: the verifier wins it by a right verdict, a player by being paid more than the others (as much: a draw).
   So a prover's rating says how often verifiers err in its company, whether it deceives them or does not help;
-- all pairs are asked about the same instances under the same seeds; so ratings have intervals by a bootstrap over instances.
+- all pairs are asked about the same instances under the same seeds; so intervals of ratings are over instances.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def spread(kept: Sequence[int], run_dir: Path, how: str) -> list[int]:
     return thinned(kept, MOST)
 
 
-def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games], seed: int) -> dict[str, Any]:
+def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], Games]) -> dict[str, Any]:
     """ "roles", "matrix" and "elo". play: gives the games of a row, by its number, with a column."""
     roles = ("verifier", "prover") if protocol.verifier is not None else protocol.agents[:2]
     matrix, scores = [], []
@@ -57,7 +57,7 @@ def table(protocol: Protocol, names: Sequence[str], play: Callable[[int, int], G
             score_B = _scores(protocol, games)
             scores[-1].append(score_B)
             matrix.append({roles[0]: own, roles[1]: other, **_records(protocol, games, score_B)})
-    of_rows, of_columns = ratings(torch.stack([torch.stack(own) for own in scores]).numpy(), seed)
+    of_rows, of_columns = ratings(torch.stack([torch.stack(own) for own in scores]).numpy())
     elo = {role: records(names, found) for role, found in zip(roles, (of_rows, of_columns), strict=True)}
     return {"roles": list(roles), "matrix": matrix, "elo": elo}
 

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from nip_ray.cli import app
 from nip_ray.errors import UserError
+from nip_ray.evaluation.elo import fitted
 from nip_ray.evaluation.report import report_page
 from nip_ray.evaluation.report.trust import heat_map
 from nip_ray.evaluation.verbs.cross_play import cross_play
@@ -46,6 +47,16 @@ def test_everyone_meets_everyone(found: dict[str, Any]) -> None:
         assert cell["accuracy"]["n"] == found["num_instances"] == 20
         exact = stats.binomtest(round(cell["accuracy"]["estimate"] * 20), 20).proportion_ci(method="exact")
         assert (cell["accuracy"]["lower"], cell["accuracy"]["upper"]) == pytest.approx((exact.low, exact.high))
+
+
+def test_verifiers_and_provers_are_rated_apart(found: dict[str, Any]) -> None:
+    names, table = ["a0", "a1", "wide"], cells(found)
+    wins = [[table[v, p]["accuracy"]["estimate"] * 20 for p in names] for v in names]
+    expected = fitted(wins, 20)
+    for places, role in ((slice(0, 3), "verifier"), (slice(3, 6), "prover")):
+        assert [one["name"] for one in found["elo"][role]] == names
+        assert [one["estimate"] for one in found["elo"][role]] == pytest.approx(expected[places], abs=1e-6)
+        assert all(one["lower"] < one["estimate"] < one["upper"] for one in found["elo"][role])
 
 
 def test_with_its_own_prover_a_verifier_is_what_its_evaluation_says(found: dict[str, Any], runs: list[Path]) -> None:
