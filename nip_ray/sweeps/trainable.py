@@ -53,6 +53,7 @@ class ExperimentTrainable(tune.Trainable):
         self.folder: RunFolder | None = None
         self._from: dict[str, Any] | None = None
         self._fault: str | None = None
+        self._broken: Exception | None = None
         try:
             self.experiment = with_absolute_paths(experiment_of(config, ExperimentConfig))
             check(self.experiment)
@@ -66,6 +67,8 @@ class ExperimentTrainable(tune.Trainable):
         """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `run_dir`, `done`, and `failed` (the
         reason) for a trial that need not be tried again. Raises LearnerLost, and UserError when nothing can be written.
         """
+        if self._broken is not None:
+            raise self._broken
         if self._fault is not None or self.folder is None:
             return failed(self._fault)
         if self.session is None:
@@ -108,6 +111,18 @@ class ExperimentTrainable(tune.Trainable):
                 self.session.close()
         if self.folder is not None:
             self.folder.close()
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first `step`: Tune tries
+        again what failed in a step, and nothing that failed here.
+        """
+        try:
+            self.cleanup()
+            self.setup(new_config)
+        except Exception as error:
+            self.session = self.folder = None
+            self._broken = error
+        return True
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:

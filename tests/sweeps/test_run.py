@@ -20,7 +20,7 @@ from nip_ray.cli import app
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.storage.folder import RunFolder, lock
+from nip_ray.storage.folder import LOCK, RunFolder, lock
 from nip_ray.sweeps.run import SweepResult, free_folder, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 from tests.runs.small import MESSAGES, environment, small, untimed
@@ -29,11 +29,11 @@ METRIC = "eval/verifier/accuracy"
 SWEEP: dict[str, Any] = {
     **MESSAGES,
     "name": "tried",
-    "runtime": {"num_threads": 1, "num_cpus": 1},
+    "runtime": {"num_threads": 1, "num_cpus": 2},
     "algorithm": {**MESSAGES["algorithm"], "lr": {"grid": [1e30, 0.02]}},
     "sweep": {"seeds": [3, 4], "metric": METRIC},
 }
-"""Two learning rates, of which one is a NaN in no time, with two seeds."""
+"""Two learning rates, of which one is a NaN in no time, with two seeds; of the four CPUs of the tests two trials take all."""
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
@@ -63,6 +63,11 @@ def test_a_trial_that_fails_by_itself_is_not_tried_again_and_the_others_go_on(fi
 def test_a_sweep_and_a_single_run_give_the_same_numbers(finished: SweepResult, tmp_path: Path) -> None:
     run_experiment(small("algorithm.lr=0.02", "seed=4", base=MESSAGES), tmp_path / "run", quiet=True)
     assert rows(finished.folder / "trials" / "00003") == rows(tmp_path / "run")
+
+
+def test_trials_that_wait_for_a_place_take_over_the_process_of_who_had_it(finished: SweepResult) -> None:
+    owners = {(finished.folder / "trials" / trial.trial_id / LOCK).read_text() for trial in finished.trials}
+    assert len(owners) == 2
 
 
 def test_what_came_of_it_is_written_down(finished: SweepResult) -> None:
@@ -160,7 +165,7 @@ def test_a_storage_path_that_cannot_work_is_refused_in_one_line(tmp_path: Path) 
 
 def test_a_cluster_that_is_too_small_is_said_and_leaves_no_folder(ray_session: None, tmp_path: Path) -> None:
     data = {**SWEEP, "play": {**SWEEP["play"], "num_env_runners": {"grid": [1, 9]}}, "sweep": {"metric": METRIC}}
-    with pytest.raises(UserError, match=r"it has 4 CPU in all, and 10 CPU are asked for .*; lower play.num_env_runners"):
+    with pytest.raises(UserError, match=r"it has 4 CPU in all, and 11 CPU are asked for .*; lower play.num_env_runners"):
         run_sweep(parse_sweep(data), tmp_path / "large")
     assert not (tmp_path / "large").exists()
 

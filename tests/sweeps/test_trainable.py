@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from ray.tune.result import TRIAL_INFO
 
+from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
@@ -21,11 +22,15 @@ LONG = {**MESSAGES, "iterations": 40}  # a run that ends has its report drawn, w
 LR = {"algorithm.lr": 0.02}
 
 
+def told(name: str, root: Path, **more: Any) -> dict[str, Any]:
+    """What Tune tells the trial `name`."""
+    return {"experiment": LONG, "run_root": root, **more, TRIAL_INFO: SimpleNamespace(trial_id=name, trial_name=name)}
+
+
 @contextmanager
-def trial(root: Path, name: str, **told: Any) -> Iterator[ExperimentTrainable]:
+def trial(root: Path, name: str, **more: Any) -> Iterator[ExperimentTrainable]:
     """The trial `name` in this process, as Tune makes it in an actor."""
-    config = {"experiment": LONG, "run_root": root, **told, TRIAL_INFO: SimpleNamespace(trial_id=name, trial_name=name)}
-    made = ExperimentTrainable(config)
+    made = ExperimentTrainable(told(name, root, **more))
     try:
         yield made
     finally:
@@ -74,6 +79,26 @@ def test_several_iterations_to_a_report_change_no_number(donor: Path, tmp_path: 
     assert {path.name for path in (tmp_path / "a").iterdir()} >= {"config.yaml", "evaluation.json", "report.html", "checkpoints"}
 
 
+def test_a_trial_that_follows_another_in_its_process_is_the_same(donor: Path, tmp_path: Path) -> None:
+    with trial(tmp_path, "first", values={"algorithm.lr": 1e-5}) as made:
+        steps(made, 2)
+        assert made.reset(told("second", tmp_path, values=LR))
+        with RunFolder.open(tmp_path / "first", write=True) as first:  # free again, and saved
+            assert [path.name for path in first.checkpoints.iterdir() if path.name.isdigit()][-1] == "000002"
+        assert [result["iteration"] for result in steps(made, 4)] == [1, 2, 3, 4]
+    assert rows(tmp_path / "second") == rows(donor / "donor")
+
+
+def test_a_trial_that_cannot_follow_another_says_so_in_its_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with trial(tmp_path, "first") as made:
+        assert made.reset(told("second", tmp_path / "file"))
+        with pytest.raises((UserError, OSError), match="file"):
+            made.step()
+        assert made.reset(told("third", tmp_path))
+        assert made.step()["iteration"] == 1
+
+
 def test_a_trial_whose_process_was_lost_goes_on_from_its_newest_checkpoint(root: Path, tmp_path: Path) -> None:
     with trial(root, "lost", values=LR) as made:
         steps(made, 3)
@@ -96,18 +121,18 @@ def test_a_trial_goes_on_from_another_ones_checkpoint_under_its_own_values(root:
     with trial(root, "poor", values={"algorithm.lr": 1e-5}) as made:
         steps(made, 3)
     before = rows(root / "poor")
-    told = {"algorithm.lr": 0.03}
-    with trial(root, "poor", values=told) as made:
+    values = {"algorithm.lr": 0.03}
+    with trial(root, "poor", values=values) as made:
         made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
         steps(made, 2)
     after = rows(root / "poor")
     assert [row["iteration"] for row in after] == [1, 2, 3, 4]
     assert after[:2] == before[:2]
     assert after[2] != before[2]
-    assert RunFolder.open(root / "poor").read_json("lineage.json") == {"steps": [{"iteration": 2, "from": "donor", "values": told}]}
+    assert RunFolder.open(root / "poor").read_json("lineage.json") == {"steps": [{"iteration": 2, "from": "donor", "values": values}]}
     assert "lr: 0.03" in (root / "poor" / "config.yaml").read_text()
     assert evaluate_run(root / "poor")["iteration"] == 4
-    with trial(root, "poor", values=told) as made:  # started again: what was taken over is not taken over twice
+    with trial(root, "poor", values=values) as made:  # started again: what was taken over is not taken over twice
         made.load_checkpoint(pointer(tmp_path / "tunes", "donor", 2))
         assert made.step()["iteration"] == 5
     assert rows(root / "poor")[:4] == after
@@ -140,15 +165,15 @@ def test_values_that_tune_forgot_are_taken_back_without_losing_the_weights(root:
 
 
 @pytest.mark.parametrize(
-    "told, said",
+    "more, said",
     [
         ({"values": {"algorithm.lr": "fast"}}, "algorithm.lr"),
         ({"experiment": {"scenario": {"name": "code_validation"}}}, "TextTrainable"),
         ({"values": {"algorithm.lr": 1e30}}, "not finite"),
     ],
 )
-def test_what_would_fail_again_ends_the_trial_with_its_reason(tmp_path: Path, told: dict[str, Any], said: str) -> None:
-    with trial(tmp_path, "a", **told) as made:
+def test_what_would_fail_again_ends_the_trial_with_its_reason(tmp_path: Path, more: dict[str, Any], said: str) -> None:
+    with trial(tmp_path, "a", **more) as made:
         found = [result for result in steps(made, 2) if "failed" in result]
     assert found
     assert all(result["done"] for result in found)

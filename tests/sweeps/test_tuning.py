@@ -104,6 +104,15 @@ def test_asha_knows_of_earlier_trials_when_a_sweep_goes_on() -> None:
     assert decisions({"00000": [(3, 0.1), (4, 0.5), (8, 0.9)], "00001": [(4, 0.7)]}) == ["CONTINUE", "STOP", "STOP"]
 
 
+def test_processes_are_shared_where_nothing_stays_behind_in_them() -> None:
+    def shares(sweep: dict[str, Any], **changes: Any) -> bool:
+        return bool(tune_config(parse_sweep(config(sweep, lr={"uniform": [0.01, 0.1]}, **changes)), {}).reuse_actors)
+
+    assert shares({"seeds": [0, 1]})
+    assert not shares({"num_samples": 2, "scheduler": {"name": "pbt", "interval": 4}})
+    assert not shares({}, plugins={"grid": [["a.py"], ["b.py"]]})
+
+
 @pytest.mark.slow
 def test_members_of_a_population_go_on_from_better_ones_with_changed_settings(tmp_path: Path) -> None:
     sweep = {"num_samples": 2, "scheduler": {"name": "pbt", "interval": 3, "quantile": 0.5, "resample_probability": 0.0}}
