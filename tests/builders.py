@@ -43,6 +43,8 @@ PROTOCOLS: list[tuple[str, dict[str, Any]]] = [
     ("consultancy", dict(max_rounds=4)),
     ("consultancy", dict(max_rounds=4, one_prover=True)),
     ("helpful_sneaky", {}),
+    ("judge_panel", {}),
+    ("judge_panel", dict(judges=2, max_rounds=5, panel_rule="veto")),
     ("solo_verifier", {}),
     ("multi_channel_test", {}),
 ]
@@ -60,7 +62,7 @@ def one_thread() -> Iterator[None]:
 
 def protocol_id(value: tuple[str, dict[str, Any]]) -> str:
     """A short name of an entry of `PROTOCOLS`."""
-    return "-".join([value[0], *(f"{key}={int(given)}" for key, given in value[1].items())])
+    return "-".join([value[0], *(f"{key}={given if isinstance(given, str) else int(given)}" for key, given in value[1].items())])
 
 
 def random_pairs(seed: int, sizes: tuple[int, ...] = (4, 5, 6, 6, 5, 4), num_nodes: int = 6) -> GraphPairs:

@@ -2,6 +2,7 @@
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.keys import keys_of, value_annotation
+from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings
@@ -26,6 +27,16 @@ def playing(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...] 
 def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
     """Whether the protocol is known to be a game without a verifier."""
     return config.protocol.name in PROTOCOLS and table_of(config.protocol.name, config.protocol).verifier is None
+
+
+def deciding(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...]:
+    """The agents whose turns carry a decision; the verifier where the protocol's plugin is not imported."""
+    return table_of(config.protocol.name, config.protocol).deciders if config.protocol.name in PROTOCOLS else ("verifier",)
+
+
+def panel_of(config: ExperimentConfig | TextExperimentConfig) -> Panel | None:
+    """The panel that decides, where the protocol is known to have one."""
+    return table_of(config.protocol.name, config.protocol).panel if config.protocol.name in PROTOCOLS else None
 
 
 def players(config: ExperimentConfig) -> dict[str, tuple[str, AgentSettings]]:

@@ -9,7 +9,7 @@ import pydantic_core
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.fault_texts import fault_text
 from nip_ray.config.keys import keys_of, suggest
-from nip_ray.config.players import DEFAULT, playing, source_of
+from nip_ray.config.players import DEFAULT, deciding, playing, source_of
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
@@ -176,7 +176,7 @@ def _learners(config: TextExperimentConfig, rule: TokenTrainingSettings) -> Iter
             yield from _of_drawn_tokens(rule, agent, place, settings)
         if settings.top_p not in (None, 1):
             yield f"{place}.top_p: got {settings.top_p}, but a learning agent draws from its whole distribution, leave it out"
-        if agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json":
+        if agent in deciding(config) and getattr(config.scenario, "decision_format", "text") == "json":
             yield (
                 "scenario.decision_format: json, but under a schema tokens are not drawn from the verifier's own distribution, from which "
                 "it learns, set it to text or freeze the verifier"

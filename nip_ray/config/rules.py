@@ -17,7 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
-from nip_ray.config.players import players, playing, rounds_of, without_verifier
+from nip_ray.config.players import panel_of, players, playing, rounds_of, without_verifier
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
@@ -72,9 +72,9 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
         learning = [agent for agent, settings in language_agents(config).items() if not settings.frozen]
     else:
         learning = [agent for agent, (_, settings) in players(config).items() if learns(settings)]
-    unpaid = [agent for agent in (table.verifier, *table.provers) if agent in learning and not table.payment.is_paid(agent)]
+    unpaid = [agent for agent in (*table.verifiers, *table.provers) if agent in learning and not table.payment.is_paid(agent)]
     if table.zero_knowledge is not None and table.zero_knowledge.prover_reward and table.zero_knowledge.simulator_reward:
-        unpaid = [agent for agent in unpaid if agent == table.verifier]
+        unpaid = [agent for agent in unpaid if agent in table.verifiers]
     if unpaid:
         yield (
             f"protocol {config.protocol.name}: {', '.join(unpaid)} {'learn' if unpaid[1:] else 'learns'}, but no verdict and no turn pays "
@@ -134,6 +134,12 @@ def scoring(config: ExperimentConfig) -> Iterator[str]:
     """Networks accept or reject, and do not say how sure they are."""
     if not without_verifier(config) and (given := config.protocol.verifier_scoring) != "linear":
         yield f"protocol.verifier_scoring: got {given}, but verdicts of networks have no confidence, leave it out"
+
+
+def panels(config: ExperimentConfig) -> Iterator[str]:
+    """Votes of networks are not graded."""
+    if (panel := panel_of(config)) is not None and panel.rule == "mean":
+        yield "protocol.panel_rule: got mean, but votes of networks have no confidence, use majority, unanimous or veto"
 
 
 def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
@@ -397,6 +403,7 @@ _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
     scoring,
+    panels,
     zero_knowledge,
     games,
     state_tracking,

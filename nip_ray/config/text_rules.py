@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
-from nip_ray.config.players import DEFAULT, playing, source_of, without_verifier
+from nip_ray.config.players import DEFAULT, deciding, panel_of, playing, source_of, without_verifier
 from nip_ray.errors import UserError
 from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
@@ -20,7 +20,7 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 
-WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "helpful_sneaky", "mnip", "solo_verifier")
+WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "helpful_sneaky", "mnip", "judge_panel", "solo_verifier")
 """Those with prompts of code validation."""
 WORDS = "words"
 """The local model whose tokens are the words of the scenario."""
@@ -94,6 +94,8 @@ def text_protocol(config: TextExperimentConfig) -> Iterator[str]:
     if sure and (scoring := config.protocol.verifier_scoring) != "linear":
         graded = "set scenario.verdict_scale to one_to_seven or percent, or " if isinstance(config.scenario, CodeValidationSettings) else ""
         yield f"protocol.verifier_scoring: got {scoring}, but verdicts have no confidence here, {graded}leave it out"
+    if sure and (panel := panel_of(config)) is not None and panel.rule == "mean":
+        yield "protocol.panel_rule: got mean, but votes have no confidence here, use majority, unanimous or veto"
     if not isinstance(config.scenario, CodeValidationSettings):
         return
     if name in SHIPPED and name not in WITH_PROMPTS:
@@ -118,7 +120,7 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
         elif settings.model in ("default", WORDS) and provider.has_model:
             yield f"{place}.model: {settings.model} is a local model, name one of {settings.provider}"
         yield from _request_members(place, settings, provider)
-        in_json = agent == "verifier" and getattr(config.scenario, "decision_format", "text") == "json"
+        in_json = agent in deciding(config) and getattr(config.scenario, "decision_format", "text") == "json"
         if in_json and not provider.holds_schemas:
             yield f"scenario.decision_format: json, but {settings.provider} (of {agent}) cannot hold replies to a schema, set it to text"
         if not provider.can_fine_tune and not settings.frozen:

@@ -20,6 +20,7 @@ from nip_ray.evaluation.transcripts import transcript_records
 from nip_ray.play.core import BatchedPlay
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE, NUM_DECISIONS, NUM_SEEDS, VERDICTS
+from nip_ray.protocols.batched_step import verdict_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 _COPY = torch.zeros(1, dtype=torch.long)
@@ -114,11 +115,14 @@ class SinglePlay:
 
     def info(self, agent: str) -> dict[str, Any]:
         """Plain values beside the agent's observation: "instance", "turn", "illegal", and at the end of a proof "label" and
-        "verdict", and "role" where one was drawn.
+        "verdict", "votes" of a panel, and "role" where one was drawn.
         """
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
         if self.play.finished and self.protocol.verifier is not None:
             told |= {"label": int(self.play.state.y_B[0]), "verdict": VERDICTS[int(self.play.decision_B[0])]}
+            if self.protocol.panel is not None:
+                votes = verdict_of(self.play.state.grade_BM)[0].tolist()
+                told |= {"votes": {agent: VERDICTS[vote] for agent, vote in zip(self.protocol.verifiers, votes)}}
             told |= {"role": self.protocol.role_of(int(self.play.state.seed_B[0]))} if self.protocol.roles else {}
         return told
 

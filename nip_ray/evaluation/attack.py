@@ -10,6 +10,8 @@ Decisions that matter here:
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
 - where the episode draws a role, episodes are those in which somebody is paid for the wrong verdict: it is told so, and the verifier is
   judged in these alone;
+- attackers of a panel are paid for its verdict. What each member's own vote is worth is measured against the same attackers, the one that
+  counts being chosen for each member by its votes (`deciders_under_attack`);
 - where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
   so it bounds what training more or longer could find.
 """
@@ -25,7 +27,8 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
-from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
+from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
+from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
@@ -65,7 +68,7 @@ class AttackTarget:
 
 
 def attacked(target: AttackTarget, settings: AttackSettings, report: Report | None = None) -> dict[str, Any]:
-    """The entries that an attack adds to `evaluation.json`: those of `ENTRIES`, and `attack`.
+    """The entries that an attack adds to `evaluation.json`: those of `ENTRIES`, `deciders_under_attack` with a panel, and `attack`.
 
     docs/evaluation.md has their layout. Raises UserError where there is nobody to attack or nobody who could, and where there are too few
     training instances.
@@ -87,6 +90,9 @@ def attacked(target: AttackTarget, settings: AttackSettings, report: Report | No
 
         record, table = _Attack(target, settings, goal).run(tell)
         document |= entries_of(protocol, goal, record, table)
+        for who, (own, seen) in table.pop("by_member").items():
+            by_member = document.setdefault("deciders_under_attack", {}).setdefault(who, {})
+            by_member |= entries_of(protocol, goal, own, seen)
         details[section_of(protocol, goal)] = {**table, **how}
     return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
 
@@ -164,12 +170,24 @@ class _Attack:
 
     def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(the record of the attacker that counts, the table of all)."""
-        rows, right = [], []
+        tried = []
         for attacker in self._attackers(tell):
-            chosen, share = self._best_mode(attacker)
-            verdict_B = self._verdicts(chosen, self.held_out)
-            right.append(verdict_B == self.label)
-            rows.append({**_described(chosen), **self._figures(verdict_B), "selection": share.record(), "curve": list(chosen.curve)})
+            chosen, selection = self._best_mode(attacker)
+            tried.append((replace(chosen, networks={}), selection, self._verdicts(chosen, self.held_out)))
+        protocol = self.target.scenario.protocol
+        members = {who: self._seen_by(who, tried) for who in protocol.verifiers} if protocol.panel is not None else {}
+        record, table = self._seen_by(VERDICT, tried)
+        return record, {**table, "by_member": members}
+
+    def _seen_by(
+        self, who: str, tried: Sequence[tuple[Attacker, Mapping[str, Tensor], Mapping[str, Tensor]]]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`run` for the verdict, or for the vote of a member of a panel. tried: attacker, verdicts where it was chosen, and held out."""
+        rows, right = [], []
+        for chosen, selection, held_out in tried:
+            right.append(held_out[who] == self.label)
+            share = _share(selection[who] == self.label)
+            rows.append({**_described(chosen), **self._figures(held_out[who]), "selection": share.record(), "curve": list(chosen.curve)})
         winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], row))
         for number, row in enumerate(rows):
             row["chosen"] = number == winner
@@ -181,7 +199,7 @@ class _Attack:
             **({"roles": list(self.roles)} if self.roles else {}),
             "attackers": rows,
             "any_attacker": _share(torch.stack(right).all(0)).record(),
-            **self._every_message(),
+            **self._every_message(who),
         }
         return record, table
 
@@ -231,19 +249,20 @@ class _Attack:
 
     # --------------------------------------------------------------------------------------------------------- measures
 
-    def _best_mode(self, attacker: Attacker) -> tuple[Attacker, Proportion]:
-        """The attacker in the mode in which it fools more of the instances kept back, and the share of right verdicts there."""
+    def _best_mode(self, attacker: Attacker) -> tuple[Attacker, dict[str, Tensor]]:
+        """The attacker in the mode in which it fools more of the instances kept back, and the verdicts there."""
         modes = [attacker]
         if attacker.kind in ("fresh", "continued", "own"):
             modes = [replace(attacker, greedy=True), replace(attacker, greedy=False)]
-        shares = [_share(self._verdicts(mode, self.selection) == self.label) for mode in modes]
-        best = min(range(len(modes)), key=lambda number: (shares[number].estimate, number))
-        return modes[best], shares[best]
+        found = [self._verdicts(mode, self.selection) for mode in modes]
+        best = min(range(len(modes)), key=lambda number: (_share(found[number][VERDICT] == self.label).estimate, number))
+        return modes[best], found[best]
 
-    def _verdicts(self, attacker: Attacker, id_B: Tensor) -> Tensor:
-        """(B,) what the verifier decides, each instance played once."""
+    def _verdicts(self, attacker: Attacker, id_B: Tensor) -> dict[str, Tensor]:
+        """Who judges -> (B,) what it decides, each instance played once."""
         players = {**self._defenders("verdicts"), **attacker.players(self.seed, self.device)}
-        return stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout.verdict_B
+        rollout = stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout
+        return {who: seen.verdict_B for who, seen in judged(self.play.protocol, rollout).items()}
 
     def _defenders(self, purpose: str) -> dict[str, Player]:
         """Everybody who does not attack: greedy or sampled as the settings say."""
@@ -258,13 +277,13 @@ class _Attack:
         shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}
         return {name: _share(verdict_B == verdict).record() for name, verdict in shares.items()}
 
-    def _every_message(self) -> dict[str, Any]:
+    def _every_message(self, who: str) -> dict[str, Any]:
         """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
         `every_message_fooled` judged as the attackers want, `every_message_sampled` as the first, expected of a sampled verifier;
         `questions`: as the first, after the verifier's own questions, random and best ones, where it asks any. None where the tree is
         too large, or does not say all that can be said."""
         names = ("every_message", "every_message_fooled", "every_message_sampled", "questions")
-        value_BW2, ways = self._tree()
+        value_BW2, ways = self._tree(None if who == VERDICT else who)
         if value_BW2 is None:
             return dict.fromkeys(names)
         found = {way: value_BW2[:, number].double().cpu() for number, way in enumerate(ways)}
@@ -279,17 +298,19 @@ class _Attack:
         )
         return dict(zip(names, (right, fooled, sampled, questions), strict=True))
 
-    def _tree(self) -> tuple[Tensor | None, Sequence[str]]:
+    def _tree(self, who: str | None) -> tuple[Tensor | None, Sequence[str]]:
         """(values, ways) of the tree, all ways or the greedy one alone; (None, ()) where there is no such tree or it is too large."""
         scenario = self.target.scenario
         protocol, most = scenario.protocol, self.settings.max_nodes
         if not most or scenario.linear_symbols or protocol.zero_knowledge is not None or protocol.force_guess is not None:
             return None, ()
+        if not exact_for(protocol):
+            return None, ()
         for network in self.target.networks.values():
             network.eval()
         seed_B = self._episode_seeds(len(self.held_out))
         for ways in (WAYS, WAYS[:1]):
-            tree = MessageTree(scenario, self.target.networks, self.agents, self.wanted, self.label, ways, most)
+            tree = MessageTree(scenario, self.target.networks, self.agents, self.wanted, self.label, ways, most, who=who)
             try:
                 return tree.values(self.held_out, seed_B.to(self.device)), ways
             except TooManyNodes:
@@ -321,7 +342,7 @@ def _asks(protocol: Protocol) -> bool:
     """Whether the verifier says anything before a prover's last turn."""
     turn_RA = protocol.turn_table_SKAC.any(3).any(0)
     rounds = {agent: turn_RA[:, place].nonzero().flatten().tolist() for place, agent in enumerate(protocol.agents)}
-    first = min(rounds[str(protocol.verifier)], default=protocol.max_rounds)
+    first = min((r for agent in protocol.verifiers for r in rounds[agent]), default=protocol.max_rounds)
     return any(first < r for prover in protocol.provers for r in rounds[prover])
 
 

@@ -11,7 +11,8 @@ from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
-from nip_ray.evaluation.staged import Staged, stage_all
+from nip_ray.evaluation.panels import VERDICT, judged
+from nip_ray.evaluation.staged import stage_all
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
@@ -117,23 +118,27 @@ class Examination:
     def depth(self, networks: Mapping[str, nn.Module], episodes: int, parts: Sequence[torch.Tensor]) -> list[dict[str, Any]]:
         """What else there is to say of a verifier: `worst_case` of so many sampled episodes, `calibration`, `message_value`.
 
-        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a verifier.
+        docs/evaluation.md has their layout. Of each of `parts` (places among the instances); {} in a game without a verifier. Where a panel
+        decides, of its verdict, and under "deciders" of each member.
         """
-        if self.scenario.protocol.verifier is None:
+        protocol = self.scenario.protocol
+        if protocol.verifier is None:
             return [{} for _ in parts]
         seed_B = episode_seeds(stable_seed(self.seed, "examination", 0), 0, len(self.ids))
         staged = stage_all(self.play, {agent: Player(network) for agent, network in networks.items()}, self.ids, seed_B)
         rollouts = [self.rollout(networks, greedy=False, repeat=repeat) for repeat in range(episodes)]
         made = []
         for place_K in parts:
-            part = Staged(staged.rollout.copies(place_K), staged.chance_BR3[place_K])
-            right_K = part.rollout.verdict_B == part.rollout.y_B
-            found: dict[str, Any] = {"calibration": calibration(part, self.seed)}
-            if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed):
-                found["message_value"] = value
-            if rollouts:
-                found["worst_case"] = worst_case([rollout.copies(place_K) for rollout in rollouts], self.scenario.group_I())
-            made.append(found)
+            sampled = [judged(protocol, rollout.copies(place_K)) for rollout in rollouts]
+            by: dict[str, dict[str, Any]] = {}
+            for who, part in staged.copies(place_K).by(protocol).items():
+                right_K = part.rollout.verdict_B == part.rollout.y_B
+                by[who] = found = {"calibration": calibration(part, self.seed)}
+                if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed, who):
+                    found["message_value"] = value
+                if rollouts:
+                    found["worst_case"] = worst_case([seen[who] for seen in sampled], self.scenario.group_I(), who)
+            made.append({**by.pop(VERDICT), **({"deciders": by} if by else {})})
         return made
 
     @torch.no_grad()

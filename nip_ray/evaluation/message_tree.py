@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.evaluation.attackers import FORBIDDEN
+from nip_ray.evaluation.panels import panel_chances
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE
+from nip_ray.protocols import CONTINUE, Protocol
 
 WAYS = ("greedy", "sampled", "random questions", "best questions")
 """Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best questions there are."""
@@ -31,11 +32,19 @@ class TooManyNodes(Exception):
     """The tree has more nodes than it may have."""
 
 
+def exact_for(protocol: Protocol) -> bool:
+    """Whether a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before."""
+    if protocol.panel is None:
+        return True
+    return not bool(protocol.turn_table_SKAC[:, protocol.min_rounds - 1 : -1, protocol.verifier_indices].any())
+
+
 @dataclass
 class MessageTree:
     """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` say what they want.
 
-    wanted, right: verdicts. ways: of `WAYS`. max_nodes: of all instances together.
+    wanted, right: verdicts. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote counts (none: the
+    verdict counts).
     """
 
     scenario: Scenario
@@ -46,6 +55,7 @@ class MessageTree:
     ways: Sequence[str] = WAYS
     max_nodes: int = 0
     nodes: int = 0
+    who: str | None = None
 
     @torch.no_grad()
     def values(self, id_B: Tensor, seed_B: Tensor) -> Tensor:
@@ -92,23 +102,34 @@ class MessageTree:
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
         asked = policies(play, {agent: Player(network) for agent, network in self.networks.items()})
-        if protocol.verifier in asked:
-            copy_N, policy = asked[protocol.verifier]
-            assert policy.decision is not None
-            assert policy.may_decide is not None
-            chance_N3 = torch.softmax(policy.decision.double(), -1).float()
-            sure_N3 = torch.nn.functional.one_hot(policy.decision.argmax(-1), 3).float()
-            never = torch.tensor([0.0, 0.0, 1.0], device=play.device)
-            chance_NW3 = torch.stack([chance_N3 if way == "sampled" else sure_N3 for way in self.ways], 1)
-            chance_NW3 = torch.where(policy.may_decide[:, None, None], chance_NW3, never)
-            on_NW[copy_N] = chance_NW3[:, :, CONTINUE]
-            decided_NW2[copy_N] = torch.stack([chance_NW3[:, :, self.wanted]] * 2, -1)
+        deciders = (self.who,) if self.who else protocol.verifiers
+        chances = {who: self._chances(play, *asked[who]) for who in deciders if who in asked}
+        if chances:
+            chance_NW3 = next(iter(chances.values()))
+            if protocol.panel is not None and not self.who:
+                last = torch.ones(count * len(self.ways), dtype=torch.bool, device=play.device)  # see `exact_for`
+                voted = torch.stack(list(chances.values()), 2).flatten(0, 1)
+                chance_NW3 = panel_chances(protocol.panel, voted, last).view(chance_NW3.shape)
+            on_NW = chance_NW3[:, :, CONTINUE].clone()
+            decided_NW2 = torch.stack([chance_NW3[:, :, self.wanted]] * 2, -1)
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
         order = [*self.attackers, *(agent for agent in protocol.agents if agent not in self.attackers)]  # those who maximise first
         for agent in order:
             if agent in asked:
                 self._say(children, play, agent, *asked[agent])
         return decided_NW2, on_NW, children
+
+    def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
+        """(all copies, W, 3) of one who decides: its chances of reject, accept and continue, which is certain where it has no turn."""
+        assert policy.decision is not None
+        assert policy.may_decide is not None
+        chance_N3 = torch.softmax(policy.decision.double(), -1).float()
+        sure_N3 = torch.nn.functional.one_hot(policy.decision.argmax(-1), 3).float()
+        never = torch.tensor([0.0, 0.0, 1.0], device=play.device)
+        chance_NW3 = torch.stack([chance_N3 if way == "sampled" else sure_N3 for way in self.ways], 1)
+        found_NW3 = never.repeat(len(play.id_B), len(self.ways), 1)
+        found_NW3[copy_N] = torch.where(policy.may_decide[:, None, None], chance_NW3, never)
+        return found_NW3
 
     def _say(self, children: "_Children", play: BatchedPlay, agent: str, copy_N: Tensor, policy: Policy) -> None:
         """Add one agent's words, symbol by symbol."""
@@ -127,7 +148,7 @@ class MessageTree:
                 weight_NWS = option_NS[:, None].float().expand(-1, len(self.ways), -1)
             else:
                 likeliest_NS = torch.nn.functional.one_hot(logits_NS.argmax(-1), logits_NS.shape[1]).float()
-                asks = agent == protocol.verifier
+                asks = agent in protocol.verifiers
                 even_NS = legal_NS / legal_NS.sum(1, keepdim=True)
                 by_way = {
                     "greedy": likeliest_NS,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from nip_ray.evaluation.aggregates import paired_difference
 from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.intervals import proportion
+from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
@@ -31,12 +32,13 @@ WAYS = ("silenced", "shuffled", "other_instance")
 
 
 def message_value(
-    play: BatchedPlay, networks: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, right_B: Tensor, seed: int
+    play: BatchedPlay, networks: Mapping[str, nn.Module], id_B: Tensor, seed_B: Tensor, right_B: Tensor, seed: int, who: str = VERDICT
 ) -> dict[str, Any]:
     """{"heard": accuracy, way: {"accuracy", "lost"}} as records, for each of `WAYS`, and {"without": {prover: the same}} of several
     provers; {} where there is no verifier, or no prover.
 
-    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds).
+    right_B: (B,) bool, where the verifier is right when it hears what is said (greedy play, the same ids and episode seeds). who: the
+    verdict, or a member of a panel.
     """
     protocol, count = play.protocol, len(id_B)
     if protocol.verifier is None or not protocol.provers:
@@ -52,7 +54,7 @@ def message_value(
         for prover in provers:
             players[prover] = _changed(way, networks[prover], id_B, generator(seed, "shuffled", prover))
         rollout = stage_all(play, players, id_B, seed_B, batch).rollout
-        changed_B = (rollout.verdict_B == rollout.y_B).cpu().numpy()
+        changed_B = (judged(protocol, rollout)[who].verdict_B == rollout.y_B).cpu().numpy()
         accuracy = proportion(int(changed_B.sum()), len(changed_B))
         return {"accuracy": accuracy.record(), "lost": paired_difference(heard_B, changed_B).record()}
 

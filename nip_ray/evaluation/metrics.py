@@ -15,7 +15,8 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
   variations in [0, 1], and 0 is what zero knowledge asks for. They measure this simulator: another might come nearer.
 
 A share of no episodes has no value, so its key is left out; a game without a verifier has no ``verifier/…`` at all. The word
-``verifier`` stands for the role, whatever the agent is called.
+``verifier`` stands for the role, whatever the agent is called. Where a panel decides it stands for the panel's verdict, and every member
+has the same shares of its own vote under its name: ``judge0/accuracy`` and so on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,6 +30,7 @@ from torch import Tensor
 
 from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, mean, proportion
+from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
@@ -65,9 +67,11 @@ def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) 
     """`verdict_counts`, where there is somebody to give a verdict, also by role where roles are drawn."""
     if protocol.verifier is None:
         return {}
-    counts = verdict_counts(rollout, groups)
-    for role, role_B in _by_role(protocol, rollout).items():
-        counts |= {f"{name}/role={role}": count for name, count in verdict_counts(rollout.copies(role_B), {}).items()}
+    counts = {}
+    for who, seen in judged(protocol, rollout).items():
+        counts |= verdict_counts(seen, groups, who)
+        for role, role_B in _by_role(protocol, rollout).items():
+            counts |= {f"{name}/role={role}": count for name, count in verdict_counts(seen.copies(role_B), {}, who).items()}
     return counts
 
 
@@ -84,23 +88,23 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
     return {role: role_B == place for place, role in enumerate(protocol.roles)}
 
 
-def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """Key -> (successes, trials) of every share; group values that do not occur have no key."""
+def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, tuple[int, int]]:
+    """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of every key."""
     verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
     correct_B = verdict_B == y_B
     count, positives = len(y_B), int(np.count_nonzero(y_B == ACCEPT))
     counts = {
-        "verifier/accuracy": (int(np.count_nonzero(correct_B)), count),
-        "verifier/completeness": (int(np.count_nonzero(correct_B & (y_B == ACCEPT))), positives),
-        "verifier/soundness": (int(np.count_nonzero(correct_B & (y_B == REJECT))), count - positives),
-        "verifier/undecided": (int(np.count_nonzero(verdict_B == CONTINUE)), count),
+        f"{who}/accuracy": (int(np.count_nonzero(correct_B)), count),
+        f"{who}/completeness": (int(np.count_nonzero(correct_B & (y_B == ACCEPT))), positives),
+        f"{who}/soundness": (int(np.count_nonzero(correct_B & (y_B == REJECT))), count - positives),
+        f"{who}/undecided": (int(np.count_nonzero(verdict_B == CONTINUE)), count),
     }
     for group, label_I in groups.items():
         label_B = label_I[rollout.id_B.to(label_I.device)].cpu().numpy()
         values, where_B = np.unique(label_B, return_inverse=True)
         trials, successes = np.bincount(where_B), np.bincount(where_B, weights=correct_B)
         for value, k, n in zip(values.tolist(), successes.tolist(), trials.tolist(), strict=True):
-            counts[f"verifier/accuracy/{group}={value}"] = (int(k), n)
+            counts[f"{who}/accuracy/{group}={value}"] = (int(k), n)
     return counts
 
 
@@ -162,21 +166,21 @@ def _variation(first_N: Tensor, second_N: Tensor) -> float:
     return float(counts.abs().sum()) / (2 * len(first_N))
 
 
-def worst_case(rollouts: Sequence[Rollout], groups: Mapping[str, Tensor]) -> dict[str, Any]:
+def worst_case(rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, Any]:
     """{"episodes": E, name: record} with the names of `verdict_counts`.
 
     An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode seeds in each (what
     a prover who may try again comes to); as undecided if any was. So each instance is one trial, and the exact interval of a share holds.
     The more episodes, the lower the metric: ones of different numbers of episodes are not to be compared.
 
-    rollouts: E sampled ones of the same instances, in the same order. groups: as `Scenario.group_I` gives them.
+    rollouts: E sampled ones of the same instances, in the same order. groups: as of `Scenario.group_I`. who: as of `verdict_counts`.
     """
     first = rollouts[0]
     verdict_EB = torch.stack([rollout.verdict_B for rollout in rollouts])
     wrong_EB = verdict_EB != first.y_B
     # of an instance's episodes the first that went wrong; undecided ones are wrong, so they are found
     worst_B = verdict_EB.gather(0, wrong_EB.long().argmax(0)[None])[0]
-    counts = verdict_counts(replace(first, verdict_B=worst_B), groups)
+    counts = verdict_counts(replace(first, verdict_B=worst_B), groups, who)
     undecided_B = (verdict_EB == CONTINUE).any(0)
-    counts["verifier/undecided"] = (int(undecided_B.sum()), len(undecided_B))
+    counts[f"{who}/undecided"] = (int(undecided_B.sum()), len(undecided_B))
     return {"episodes": len(rollouts), **{name: proportion(*count).record() for name, count in counts.items()}}

@@ -5,17 +5,18 @@ may be replaced before anybody hears it. Here the probabilities of the verifier'
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.learning_rules import value_learners
+from nip_ray.evaluation.panels import chances_of_panel, judged
 from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.protocols import NUM_DECISIONS
+from nip_ray.protocols import NUM_DECISIONS, Protocol
 from nip_ray.settings.dqn import DQNSettings
 
 BATCH = 512
@@ -25,11 +26,21 @@ BATCH = 512
 @dataclass(frozen=True)
 class Staged:
     """rollout: what was played. chance_BR3: (B, R, 3) the verifier's probabilities of reject, accept and continue, 0 where no decision of
-    it could count.
+    it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote.
     """
 
     rollout: Rollout
     chance_BR3: Tensor
+    members: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def copies(self, index: slice | Tensor) -> "Staged":
+        """Some copies."""
+        return Staged(self.rollout.copies(index), self.chance_BR3[index], {name: part[index] for name, part in self.members.items()})
+
+    def by(self, protocol: Protocol) -> dict[str, "Staged"]:
+        """Who judges -> the same as judged by it; see `judged`."""
+        seen = judged(protocol, self.rollout)
+        return {who: Staged(rollout, self.members.get(who, self.chance_BR3)) for who, rollout in seen.items()}
 
 
 def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor) -> Staged:
@@ -37,14 +48,18 @@ def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B
 
     Networks stay in the mode they are in.
     """
-    chance_BR3 = torch.zeros(len(id_B), play.protocol.max_rounds, NUM_DECISIONS, device=play.device)
+    protocol, shape = play.protocol, (len(id_B), play.protocol.max_rounds, NUM_DECISIONS)
+    chances = {agent: torch.zeros(shape, device=play.device) for agent in protocol.verifiers}
 
     def record(turn: Turn) -> None:
         policy = turn.policy
-        if turn.agent == play.protocol.verifier and policy.decision is not None and policy.may_decide is not None:
-            chance_BR3[turn.copy_N, turn.round] = torch.softmax(policy.decision, -1) * policy.may_decide[:, None]
+        if turn.agent in chances and policy.decision is not None and policy.may_decide is not None:
+            chances[turn.agent][turn.copy_N, turn.round] = torch.softmax(policy.decision, -1) * policy.may_decide[:, None]
 
-    return Staged(play_episodes(play, players, id_B, seed_B, record=record), chance_BR3)
+    rollout = play_episodes(play, players, id_B, seed_B, record=record)
+    if protocol.panel is not None:
+        return Staged(rollout, chances_of_panel(protocol, rollout, chances), chances)
+    return Staged(rollout, next(iter(chances.values()), torch.zeros(shape, device=play.device)))
 
 
 def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor, batch: int = BATCH) -> Staged:
@@ -58,7 +73,8 @@ def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, se
         parts.append(stage(play, {agent: _part(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
     for agent, player in players.items():
         player.network.train(mode[agent])
-    return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BR3 for part in parts]))
+    members = {name: torch.cat([part.members[name] for part in parts]) for name in parts[0].members}
+    return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BR3 for part in parts]), members)
 
 
 def _part(player: Player, here: slice) -> Player:

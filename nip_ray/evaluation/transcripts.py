@@ -28,9 +28,10 @@ def transcript_records(
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
     instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played), verdict ("accept",
-    "reject" or "undecided"), correct, reward (agent -> sum over the episode), rounds: a list of {round, turns}, and turns:
+    "reject" or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over the episode), rounds: a
+    list of {round, turns}, and turns:
     a list of {agent, channel, message} in the protocol's order. A turn has "linear" where the scenario has a second message; the first of
-    the verifier's turns in a round has "decision", what it said, whether or not it counted, and, where it could count and `networks`
+    a decider's turns in a round has "decision", what it said, whether or not it counted, and, where it could count and `networks`
     has the agent, "probabilities", what it gave each decision. A game without a verifier has no label, verdict
     and correct. A scenario may add more: `Scenario.record_extras`.
     Nothing is raised; the rollout must be one of `scenario`.
@@ -41,6 +42,8 @@ def transcript_records(
         label, verdict, length = (int(part[copy]) for part in (rollout.y_B, rollout.verdict_B, rollout.length_B))
         totals = rollout.reward_BRA[copy].sum(0).tolist()
         judged = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+        if rollout.vote_BM is not None:
+            judged["votes"] = {agent: VERDICTS[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())}
         yield {
             "instance": int(rollout.id_B[copy]),
             **({"label": label} if judged else {}),

@@ -116,7 +116,7 @@ def _log(folder: RunFolder, config: TextExperimentConfig, iteration: int) -> Any
             samples=len({s.id for s in samples}),
             sample_ids=list(dict.fromkeys(s.id for s in samples)),
         ),
-        model=models[protocol.verifier or protocol.agents[0]],
+        model=models[protocol.viewpoint],
         model_roles={agent: ModelConfig(model=model) for agent, model in models.items()},
         config=EvalConfig(epochs=max((sample.epoch for sample in samples), default=1)),
         packages={"nip_ray": environment.get("nip_ray", __version__)},

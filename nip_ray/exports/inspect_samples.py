@@ -1,8 +1,8 @@
 """Items and dialogues as Inspect has them: samples, conversations, scores. Needs the package inspect_ai.
 
 Decisions that matter here:
-- a conversation is what the verifier hears: its own turns are the assistant's, all others' the user's. Each begins with the agent's name,
-  and says its round and channel in `metadata`, private channels included;
+- a conversation is what the verifier hears: its own turns (all of a panel's) are the assistant's, all others' the user's. Each begins with
+  the agent's name, and says its round and channel in `metadata`, private channels included;
 - scores are our definitions, one value each of accuracy, completeness, soundness and undecided. Completeness is of true claims alone, and
   soundness of false ones: the others have NaN there, which Inspect leaves out of means. So its own `mean` gives our figures.
 """
@@ -54,7 +54,7 @@ def sample_parts(kind: LanguageScenarioKind, protocol: Protocol, item: Any, numb
 def messages_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str]) -> list[ChatMessage]:
     """All turns, in order. models: agent -> what speaks for it, in Inspect's words."""
     return [
-        _message(turn, number, protocol.verifier, models.get(turn.agent))
+        _message(turn, number, protocol.verifiers, models.get(turn.agent))
         for number, turns in enumerate(dialogue.rounds, 1)
         for turn in turns
     ]
@@ -71,7 +71,7 @@ def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str])
     if protocol.verifier is None:
         paid = ", ".join(f"{agent} {dialogue.total(agent):g}" for agent in protocol.agents)
         return ModelOutput.from_content(models.get(protocol.agents[0], ""), paid)
-    return ModelOutput.from_content(models.get(protocol.verifier, ""), VERDICTS[dialogue.verdict])
+    return ModelOutput.from_content(models.get(protocol.viewpoint, ""), VERDICTS[dialogue.verdict])
 
 
 def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def pay_score(outcome: Mapping[str, Any]) -> Score:
     return Score(value=dict(outcome["pay"]))
 
 
-def _message(turn: Turn, number: int, verifier: str | None, model: str | None) -> ChatMessage:
+def _message(turn: Turn, number: int, verifiers: tuple[str, ...], model: str | None) -> ChatMessage:
     said = "\n".join(turn.messages.values()) or turn.raw or "(no reply that can be used)"
     where: dict[str, Any] = {"agent": turn.agent, "round": number, "channels": ", ".join(turn.messages), "model": model}
     if turn.invalid:
@@ -107,6 +107,6 @@ def _message(turn: Turn, number: int, verifier: str | None, model: str | None) -
     content: Any = f"{turn.agent}: {said}"
     if turn.reasoning:
         content = [ContentReasoning(reasoning=turn.reasoning), ContentText(text=content)]
-    if verifier in (turn.agent, None):
+    if turn.agent in verifiers or not verifiers:
         return ChatMessageAssistant(content=content, metadata=where, model=model)
     return ChatMessageUser(content=content, metadata=where)

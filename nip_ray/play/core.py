@@ -18,6 +18,7 @@ from nip_ray.learning.similarity import choice_distances, similarity
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
 from nip_ray.protocols import CONTINUE, NUM_SEEDS, Judgement, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
+from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator, stable_seed
 
 
@@ -101,6 +102,7 @@ class BatchedPlay:
             verdict_B=self.decision_B,
             simulation_BR2=simulation_BR2,
             cut_B=self.state.exhausted_B if self.protocol.cuts else None,
+            vote_BM=verdict_of(self.state.grade_BM) if self.protocol.panel else None,
         )
 
     def _judged(self) -> Judgement | None:

@@ -12,7 +12,8 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
-from nip_ray.protocols import DECISIONS, VERDICTS
+from nip_ray.play.dialogue_rules import rulebook, verdict_of
+from nip_ray.protocols import CONTINUE, DECISIONS, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
 
@@ -63,13 +64,16 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
 
 
 def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct,
+    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct, votes (of a
+    panel: member -> its own verdict),
     reward (agent -> sum) and rounds, a list of {round, turns}. A game without a verifier has no label, verdict and correct. A turn
     has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence (of a verdict),
     reasoning, retries, truncated and invalid where there is something to say.
     """
     label, verdict = dialogue.item.y, dialogue.verdict
-    judged = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+    if votes := rulebook(scenario.protocol).votes(label, dialogue.rounds):
+        judged["votes"] = {agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()}
     return {
         "instance": dialogue.item.id,
         **({"label": label} if judged else {}),

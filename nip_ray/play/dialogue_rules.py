@@ -9,11 +9,13 @@ Decisions that matter here:
   those who are paid for being right. A payment function is given the confidence itself.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
+from nip_ray.play.dialogue import Turn
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Ends, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
@@ -41,10 +43,19 @@ class Rulebook:
         self.protocol = protocol
         self._speakers = [[_speakers(protocol, table[r % len(table)]) for r in range(protocol.max_rounds)] for table in protocol.turns]
         self._outcomes: dict[Stances, list[Outcome]] = {}
+        self._arguing: dict[Stances, Protocol] = {}
 
     def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
         """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the protocol's order."""
         return self._speakers[seed % len(self._speakers)][round]
+
+    def speaking(self, y: int, rounds: Sequence[Sequence[Turn]], seed: int) -> Mapping[str, tuple[str, ...]]:
+        """`speakers` of the round after these, without members of a panel who have voted."""
+        speakers = self.speakers(len(rounds), seed)
+        if self.protocol.panel is None:
+            return speakers
+        voted = {agent for agent, grade in self.votes(y, rounds).items() if grade is not None}
+        return {agent: channels for agent, channels in speakers.items() if agent not in voted}
 
     def rounds_of(self, agent: str, seed: int) -> list[int]:
         """The rounds in which `agent` has a turn under this episode seed."""
@@ -53,6 +64,38 @@ class Rulebook:
     def writes(self, agent: str) -> tuple[str, ...]:
         """The channels that `agent` ever writes to."""
         return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
+
+    def votes(self, y: int, rounds: Sequence[Sequence[Turn]]) -> dict[str, float | None]:
+        """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not; {} without a panel.
+
+        The first that it gives from round ``min_rounds - 1`` on counts, or what `force_guess` puts in its place.
+        """
+        protocol, found = self.protocol, dict[str, float | None].fromkeys(self.protocol.verifiers if self.protocol.panel else ())
+        forced = {"zero": 0.0, "one": 1.0, "y": float(y), None: None}[protocol.force_guess]
+        for turn in (turn for turns in rounds[protocol.min_rounds - 1 :] for turn in turns if turn.agent in found):
+            if found[turn.agent] is None:
+                found[turn.agent] = turn.confidence if forced is None else forced
+        return found
+
+    def settle_votes(
+        self, round: int, seed: int, y: int, before: Mapping[str, float | None], now: Mapping[str, float | None], stances: Stances
+    ) -> Outcome:
+        """The outcome of `round` where a panel decides. before, now: the `votes` before the round and after it."""
+        if stances not in self._arguing:
+            self._arguing[stances] = replace(self.protocol, payment=self.protocol.payment.arguing(dict(stances)))
+        protocol = self._arguing[stances]
+        grades = [[torch.nan if votes[agent] is None else votes[agent] for agent in protocol.verifiers] for votes in (before, now)]
+        before_1M, now_1M = torch.tensor(grades, dtype=torch.float32)[:, None]
+        decision_1A = torch.full((1, len(protocol.agents)), CONTINUE)
+        decision_1A[:, protocol.verifier_indices] = torch.where(now_1M.isnan(), CONTINUE, ACCEPT)
+        state = start(protocol, torch.tensor([y]), torch.tensor([seed]))
+        state.agent_done_BA[:, protocol.verifier_indices] = ~before_1M.isnan()
+        state = replace(state, round_B=torch.tensor([round]), grade_BM=before_1M)
+        after, outcome = step(protocol, state, decision_1A, grade_BM=now_1M)
+        ended = bool(after.ended_B)
+        confidence = float(protocol.panel.confidence(after.grade_BM)) if protocol.panel is not None and ended else math.nan
+        rewards = dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
+        return Outcome(rewards, int(outcome.decision_B), None if math.isnan(confidence) else confidence, ended)
 
     def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
         """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""

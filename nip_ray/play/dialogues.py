@@ -116,7 +116,7 @@ async def play_round(scenario: TextScenario, dialogue: Dialogue, ask: Ask, path:
     """`dialogue` one round on. Raises ValueError when it has ended, and what `ask` raises."""
     if dialogue.ended:
         raise ValueError(f"the dialogue about item {dialogue.item.id} has ended")
-    speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+    speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
     turns = await _together(_take_turn(scenario, dialogue, agent, ask, path) for agent in speakers)
     return advance(scenario, dialogue, turns)
 
@@ -135,9 +135,13 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
             rewards=(*dialogue.rewards, dict(rewards)),
             ended=over or len(dialogue.rounds) + 1 >= protocol.max_rounds,
         )
-    confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
-    stances = _stances(scenario, dialogue)
-    outcome = rulebook(protocol).settle(len(dialogue.rounds), dialogue.seed, dialogue.item.y, confidence, stances)
+    rules, stances, where = rulebook(protocol), _stances(scenario, dialogue), (len(dialogue.rounds), dialogue.seed, dialogue.item.y)
+    if protocol.panel is None:
+        confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
+        outcome = rules.settle(*where, confidence, stances)
+    else:
+        before, now = (rules.votes(dialogue.item.y, rounds) for rounds in (dialogue.rounds, (*dialogue.rounds, turns)))
+        outcome = rules.settle_votes(*where, before, now, stances)
     return replace(
         dialogue,
         rounds=(*dialogue.rounds, turns),
@@ -165,7 +169,7 @@ def play_in_step(scenario: TextScenario, dialogues: Iterable[Dialogue], answer: 
 
 
 def _questions(scenario: TextScenario, place: int, dialogue: Dialogue) -> list[Question]:
-    speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+    speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
     return [Question(place, dialogue, agent, scenario.chat(dialogue, agent)) for agent in speakers]
 
 

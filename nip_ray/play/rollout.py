@@ -28,6 +28,7 @@ class Rollout:
     verdict_B: the verifier's decision that counted, 2 if the copy ended undecided. simulation_BR2: under zero knowledge, how far the
     simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
     cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
+    vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel.
     version_BA: int64, the iteration of the snapshot that played an agent, -1 where its current network did; None where all did. Only what
     current networks did is learned from.
     """
@@ -46,6 +47,7 @@ class Rollout:
     simulation_BR2: Tensor | None = None
     cut_B: Tensor | None = None
     version_BA: Tensor | None = None
+    vote_BM: Tensor | None = None
 
     @property
     def num_copies(self) -> int:

@@ -5,6 +5,7 @@ The tables need no torch; what plays them (`step`, `check`) is imported when it 
 
 from typing import TYPE_CHECKING, Any
 
+from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import Ends, Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import (
     ACCEPT,
@@ -36,6 +37,7 @@ __all__ = [
     "VERDICTS",
     "Ends",
     "Judgement",
+    "Panel",
     "Payment",
     "Protocol",
     "ProtocolParams",

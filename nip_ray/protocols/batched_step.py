@@ -1,12 +1,14 @@
-"""The one step function of every single-verifier protocol: pure, batched over B copies, no Python loop over copies."""
+"""The one step function of every protocol: pure, batched over B copies, no Python loop over copies."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import log
 
 import torch
 from torch import Tensor
 
-from nip_ray.protocols.payment import Ends
+from nip_ray.protocols.panel import Panel
+from nip_ray.protocols.payment import LEAST, Ends
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Protocol
 from nip_ray.protocols.zero_knowledge import pay
 
@@ -19,7 +21,8 @@ class ProtocolState:
     agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,) bool, over without: the
     rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under zero knowledge a verdict alone does not
     end a copy: the verifier is done, and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out
-    (which then costs nobody anything).
+    (which then costs nobody anything). grade_BM: (B, M) float32, what each member of a panel has voted: its probability of acceptance,
+    NaN where it has not; without a panel there is no column.
     """
 
     round_B: Tensor
@@ -28,6 +31,7 @@ class ProtocolState:
     agent_done_BA: Tensor
     done_B: Tensor
     exhausted_B: Tensor
+    grade_BM: Tensor
 
     @property
     def ended_B(self) -> Tensor:
@@ -56,7 +60,9 @@ def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
     batch = y_B.shape[0]
     false_B = torch.zeros(batch, dtype=torch.bool, device=y_B.device)
     false_BA = torch.zeros(batch, len(protocol.agents), dtype=torch.bool, device=y_B.device)
-    return ProtocolState(torch.zeros_like(y_B), seed_B % NUM_SEEDS, y_B, false_BA, false_B, false_B)
+    members = len(protocol.panel.members) if protocol.panel else 0
+    grade_BM = torch.full((batch, members), torch.nan, device=y_B.device)
+    return ProtocolState(torch.zeros_like(y_B), seed_B % NUM_SEEDS, y_B, false_BA, false_B, false_B, grade_BM)
 
 
 @dataclass(frozen=True)
@@ -73,22 +79,26 @@ def step(
     decision_BA: Tensor,
     judged: Judgement | None = None,
     similarity_B: Tensor | None = None,
+    grade_BM: Tensor | None = None,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
-    decision_BA: (B, A) int64; only the verifier's column is read (and the adversarial verifier's), and only where it has a turn.
+    decision_BA: (B, A) int64; only the verifiers' columns are read (and the adversarial verifier's), and only where they have a turn.
     Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision before round
     ``min_rounds - 1`` is ignored and counts as none.
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
-    simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`).
+    simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
+    acceptance that each member of a panel gives with its decision (None: 0 or 1, as it decides).
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     live_B = ~state.ended_B
     if protocol.verifier is None:
         return _judged_step(protocol, state, live_B, judged)
     turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
-    verifier = protocol.verifier_index
     last_B = state.round_B >= protocol.max_rounds - 1
+    if protocol.panel is not None:
+        return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM)
+    verifier = protocol.verifier_index
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != CONTINUE
     exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
@@ -110,6 +120,69 @@ def step(
         exhausted_B=state.exhausted_B | exhausted_B,
     )
     return after, StepOutcome(reward_BA, decided_B, exhausted_B, decision_B)
+
+
+def _panel_step(
+    protocol: Protocol,
+    panel: Panel,
+    state: ProtocolState,
+    decision_BA: Tensor,
+    turn_BA: Tensor,
+    live_B: Tensor,
+    last_B: Tensor,
+    given_BM: Tensor | None,
+) -> tuple[ProtocolState, StepOutcome]:
+    """Members vote each in their time, and have no more turns then. The verdict comes with the last vote, or when the rounds run out."""
+    places = protocol.verifier_indices
+    vote_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
+    given_BM = vote_BM.float() if given_BM is None or protocol.force_guess is not None else given_BM
+    grade_BM = torch.where(vote_BM != CONTINUE, given_BM, state.grade_BM)
+    voted_BM = ~grade_BM.isnan()
+    over_B = live_B & (voted_BM.all(1) | last_B)
+    confidence_B = panel.confidence(grade_BM)
+    decided_B = over_B & ~confidence_B.isnan()
+    decision_B = torch.where(decided_B, verdict_of(confidence_B), CONTINUE)
+    counts_BA = turn_BA.clone()
+    counts_BA[:, places] &= (vote_BM == CONTINUE) & ~over_B[:, None]
+    paid_BA = _panel_pays(protocol, panel, state, grade_BM, confidence_B)
+    reward_BA = _with_more(protocol, state, torch.where(over_B[:, None], paid_BA, 0.0), counts_BA, over_B, decision_B, confidence_B)
+    agent_done_BA = state.agent_done_BA | over_B[:, None]
+    agent_done_BA[:, places] |= voted_BM
+    after = replace(
+        state,
+        round_B=state.round_B + live_B.long(),
+        agent_done_BA=agent_done_BA,
+        done_B=state.done_B | decided_B,
+        exhausted_B=state.exhausted_B | (over_B & ~decided_B),
+        grade_BM=grade_BM,
+    )
+    return after, StepOutcome(reward_BA, decided_B, over_B & ~decided_B, decision_B)
+
+
+def verdict_of(confidence_B: Tensor) -> Tensor:
+    """(B,) int64: ACCEPT above one half, REJECT below, CONTINUE at one half and without a verdict (NaN)."""
+    return torch.where(confidence_B > 0.5, ACCEPT, torch.where(confidence_B < 0.5, REJECT, CONTINUE))
+
+
+def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, grade_BM: Tensor, confidence_B: Tensor) -> Tensor:
+    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a share of each."""
+    payoff_KYVA, _ = protocol.amounts_on(confidence_B.device)
+    amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
+    own_BA = confidence_B[:, None].repeat(1, len(protocol.agents))
+    if panel.paid_for == "vote":
+        own_BA[:, protocol.verifier_indices] = grade_BM
+    share_BA = own_BA.nan_to_num(0.0)
+    scoring = protocol.payment.scoring
+    if scoring != "linear":
+        true_B1 = state.y_B[:, None] == ACCEPT
+        truth_BA = torch.where(true_B1, share_BA, 1 - share_BA)
+        right_BA = 1 - (1 - truth_BA) ** 2 if scoring == "brier" else 1 - truth_BA.clamp_min(LEAST).log() / log(LEAST)
+        parts = [protocol.payment.of(role) for role in protocol.roles or (None,)]
+        honest_KA = torch.tensor([[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=own_BA.device)
+        honest_BA = honest_KA[protocol.role_B(state.seed_B)]
+        share_BA = torch.where(honest_BA, torch.where(true_B1, right_BA, 1 - right_BA), share_BA)
+    mixed_BA = share_BA * amount_BVA[:, ACCEPT] + (1 - share_BA) * amount_BVA[:, REJECT]
+    return torch.where(own_BA.isnan(), amount_BVA[:, CONTINUE], mixed_BA)
 
 
 def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn_BA: Tensor, agent: int) -> Tensor:
@@ -164,13 +237,32 @@ def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhau
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
     reward_BA = torch.where(over_B[:, None], paid_BA, 0.0)
+    counts_BA = turn_BA
     if turns_AA is not None:
         counts_BA = turn_BA.clone()
         counts_BA[:, protocol.verifier_index] &= ~over_B
+    return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, None)
+
+
+def _with_more(
+    protocol: Protocol,
+    state: ProtocolState,
+    reward_BA: Tensor,
+    counts_BA: Tensor,
+    over_B: Tensor,
+    decision_B: Tensor,
+    confidence_B: Tensor | None,
+) -> Tensor:
+    """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end. confidence_B: of a graded
+    verdict, NaN for none (None: of one without a grade).
+    """
+    turns_AA = protocol.amounts_on(decision_B.device)[1]
+    if turns_AA is not None:
         for_turns_BA = (counts_BA[:, None] * turns_AA).sum(-1)
         reward_BA = reward_BA + torch.where(state.agent_done_BA, 0.0, for_turns_BA)
     if protocol.payment.function is not None:
-        ends = Ends(state.y_B, decision_B, certainty(decision_B), state.round_B + 1, protocol.role_B(state.seed_B))
+        given_B = certainty(decision_B) if confidence_B is None else confidence_B.nan_to_num(0.5)
+        ends = Ends(state.y_B, decision_B, given_B, state.round_B + 1, protocol.role_B(state.seed_B))
         reward_BA = reward_BA + torch.where(over_B[:, None], function_pays(protocol, ends), 0.0)
     return reward_BA
 

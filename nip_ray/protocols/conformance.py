@@ -9,6 +9,7 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.batched_step import start, step
+from nip_ray.protocols.panel import RULES
 from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
 from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
 
@@ -19,7 +20,8 @@ def check(protocol: Protocol) -> None:
     """Raise one UserError that lists every fault of `protocol`; return quietly when there is none.
 
     Checked: names are unique and known; every agent sees what it writes to; someone speaks in every round, under every seed;
-    the verifier has a turn in which its decision counts, under every seed; round limits and roles make sense; rewards are finite, in the
+    the verifier, or each member of a panel, has a turn in which its decision counts, under every seed; round limits and roles make sense;
+    rewards are finite, in the
     tables and in play, and a payment function is pure; under zero knowledge also that the two extra agents exist and have the
     verifier's turns.
     """
@@ -51,7 +53,8 @@ def _name_faults(protocol: Protocol) -> list[str]:
     for what, names in (("agents", protocol.agents), ("channels", protocol.channels)):
         if len(set(names)) != len(names) or not names:
             faults.append(f"{what} must be named, each once (got {list(names)})")
-    if protocol.verifier is not None and protocol.verifier not in protocol.agents:
+    faults += _panel_faults(protocol)
+    if protocol.panel is None and protocol.verifier is not None and protocol.verifier not in protocol.agents:
         faults.append(f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}")
     if set(protocol.sees) != set(protocol.agents):
         faults.append(f"`sees` must name every agent (has {sorted(protocol.sees)}, agents are {sorted(protocol.agents)})")
@@ -62,6 +65,22 @@ def _name_faults(protocol: Protocol) -> list[str]:
             faults.append(f"`turns` names ({agent!r}, {channel!r}), which is not an agent and a channel")
         elif channel not in protocol.sees.get(agent, ()):
             faults.append(f"{agent!r} writes to {channel!r} but does not see it; add the channel to sees[{agent!r}]")
+    return faults
+
+
+def _panel_faults(protocol: Protocol) -> list[str]:
+    panel = protocol.panel
+    if panel is None:
+        return []
+    faults = []
+    if not panel.members or len(set(panel.members)) < len(panel.members) or set(panel.members) - set(protocol.agents):
+        faults.append(f"panel.members must name agents of {list(protocol.agents)}, each once (got {list(panel.members)})")
+    if panel.rule not in RULES or panel.paid_for not in ("vote", "verdict"):
+        faults.append(f"panel: rule must be one of {', '.join(RULES)}, paid_for vote or verdict (got {panel.rule!r}, {panel.paid_for!r})")
+    if protocol.verifier is None or protocol.verifier in protocol.agents:
+        faults.append(f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})")
+    if protocol.zero_knowledge is not None:
+        faults.append("zero knowledge is not defined with several deciders")
     return faults
 
 
@@ -204,9 +223,11 @@ def _turn_faults(protocol: Protocol) -> list[str]:
         faults.append(f"nobody speaks in round {round} (seed class {seed_class})")
     if protocol.verifier is None:
         return faults
-    decides = table[:, protocol.min_rounds - 1 :, protocol.verifier_index].any(-1).any(-1)
-    for seed_class in (~decides).nonzero().flatten().tolist():
-        faults.append(f"the verifier has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})")
+    for agent, place in zip(protocol.verifiers, protocol.verifier_indices):
+        who = "the verifier" if protocol.panel is None else repr(agent)
+        decides = table[:, protocol.min_rounds - 1 :, place].any(-1).any(-1)
+        for seed_class in (~decides).nonzero().flatten().tolist():
+            faults.append(f"{who} has no turn from round {protocol.min_rounds - 1} on, so it can never decide (seed class {seed_class})")
     return faults
 
 

@@ -9,7 +9,7 @@ Decisions that matter here:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from math import log
 from typing import TYPE_CHECKING, Literal
@@ -36,6 +36,7 @@ class Ends:
 
     y_B: (B,) int64 labels. verdict_B: (B,) int64, REJECT or ACCEPT; CONTINUE where the rounds ran out or neither side was favoured.
     confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
+    Of a panel both are the panel's, not a member's.
     rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
     """
 
@@ -81,18 +82,21 @@ class Payment:
         cls,
         params: ProtocolParams,
         goals: Mapping[str, int | None],
-        verifier: str = "verifier",
+        verifier: str | Sequence[str] = "verifier",
         by_role: Mapping[str, Mapping[str, Stake]] | None = None,
     ) -> Payment:
         """The tables that `params` describe: the verifier is paid for being right, provers for their goals.
 
-        goals: every prover -> the verdict that it is paid for, None for one who wants nothing. With `shared_reward` all provers have the
-        verifier's table. by_role: every role that the episode may draw -> agent -> its stake in it, which stands above that. Entries of
+        goals: every prover -> the verdict that it is paid for, None for one who wants nothing. verifier: its name, or those of all members
+        of a panel. With `shared_reward` all provers have the verifier's table. by_role: every role that the episode may draw -> agent ->
+        its stake in it, which stands above that. Entries of
         `params.payoff` stand above all, those of a role above the agent's own.
         """
         judged = for_being_right(params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty)
-        asking = {verifier: params.verifier_no_guess_reward} if params.verifier_no_guess_reward else {}
-        payoff, turns = {verifier: judged}, {verifier: asking} if asking else {}
+        deciders = (verifier,) if isinstance(verifier, str) else tuple(verifier)
+        asking = dict.fromkeys(deciders, params.verifier_no_guess_reward) if params.verifier_no_guess_reward else {}
+        payoff = dict.fromkeys(deciders, judged)
+        turns = {agent: {agent: amount} for agent, amount in asking.items()}
         for prover, goal in goals.items():
             if params.shared_reward:
                 payoff[prover] = judged
@@ -100,7 +104,7 @@ class Payment:
             elif goal is not None:
                 payoff[prover] = for_verdict(goal, params.prover_reward)
         for agent, entries in params.payoff.items():
-            if agent in (*goals, verifier):
+            if agent in (*goals, *deciders):
                 payoff[agent] = _laid_over(payoff.get(agent, NOTHING), entries)
                 if entries.turns:
                     turns[agent] = {**turns.get(agent, {}), **entries.turns}

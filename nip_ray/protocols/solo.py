@@ -16,7 +16,7 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
     if agent not in protocol.agents:
         raise UserError(f"agent {agent!r} does not play {protocol.name!r}; its agents are {list(protocol.agents)}")
     writes = tuple(protocol.channels[c] for c in protocol.writes[agent]) or tuple(protocol.sees[agent])
-    verifier, paid = protocol.verifier or "", protocol.payment
+    verifier, paid = agent if agent in protocol.verifiers else protocol.viewpoint, protocol.payment
     judged, asking = paid.payoff.get(verifier, for_being_right(1, -1, -1)), paid.turns.get(verifier, {}).get(verifier, 0.0)
     return replace(
         protocol,
@@ -30,4 +30,5 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
         zero_knowledge=None,
         roles=(),
         told=(),
+        panel=None,
     )

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import NOTHING, Payment
 from nip_ray.settings.protocol import ProtocolParams
 
@@ -67,7 +68,8 @@ class Protocol:
     sees: agent -> the channels that it reads (it may write only to these).
     turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
-    payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge.
+    payment: the rewards. verifier: the agent whose decision ends the episode, None in a game whose scenario is the judge. panel: several
+    deciders in its place; `verifier` is then no agent but the name of them all.
     roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns. There is then one table of
     turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
     force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
@@ -88,6 +90,7 @@ class Protocol:
     cuts: bool = False
     roles: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
+    panel: Panel | None = None
 
     @property
     def seed_classes(self) -> int:
@@ -136,14 +139,31 @@ class Protocol:
 
     @cached_property
     def provers(self) -> tuple[str, ...]:
-        """All agents but the verifier and those that zero knowledge adds."""
+        """All agents but those who decide and those that zero knowledge adds."""
         added = () if self.zero_knowledge is None else (self.zero_knowledge.adversary, self.zero_knowledge.simulator)
-        return tuple(agent for agent in self.agents if agent not in (self.verifier, *added))
+        return tuple(agent for agent in self.agents if agent not in (*self.verifiers, *added))
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """The agents whose decisions make the verdict: the verifier, or the members of the panel; none in a game without a verdict."""
+        if self.panel is not None:
+            return self.panel.members
+        return () if self.verifier is None else (self.verifier,)
+
+    @property
+    def viewpoint(self) -> str:
+        """The agent through whose eyes a play is shown: the (first) one who decides, or the first player."""
+        return (*self.verifiers, *self.agents)[0]
 
     @cached_property
     def verifier_index(self) -> int:
-        """Position of the verifier on the agent axis. Raises ValueError in a game without one."""
+        """Position of the one verifier on the agent axis. Raises ValueError where there is none, or several."""
         return self.agents.index(self.verifier or "")
+
+    @cached_property
+    def verifier_indices(self) -> list[int]:
+        """Positions of `verifiers` on the agent axis."""
+        return [self.agents.index(agent) for agent in self.verifiers]
 
     @property
     def fixed_stances(self) -> bool:
@@ -154,7 +174,7 @@ class Protocol:
     def deciders(self) -> tuple[str, ...]:
         """The agents whose turns carry a decision beside their messages."""
         extra = () if self.zero_knowledge is None else self.zero_knowledge.deciders
-        return tuple(agent for agent in self.agents if agent == self.verifier or agent in extra)
+        return tuple(agent for agent in self.agents if agent in self.verifiers or agent in extra)
 
     @cached_property
     def turn_table_SKAC(self) -> Tensor:
@@ -198,14 +218,14 @@ class Protocol:
 
     @cached_property
     def verifier_rounds(self) -> tuple[int, ...]:
-        """The rounds, counted from 0, in which the verifier has a turn under every episode seed; none in a game without one."""
-        speaks = [[any(agent == self.verifier for agent, _ in turns) for turns in table] for table in self.turns]
+        """The rounds, counted from 0, in which one who decides has a turn under every episode seed; none in a game without a verdict."""
+        speaks = [[any(agent in self.verifiers for agent, _ in turns) for turns in table] for table in self.turns]
         return tuple(r for r in range(self.max_rounds) if all(row[r % len(row)] for row in speaks))
 
     @cached_property
     def verifier_turns(self) -> int:
-        """How many turns the verifier has before the rounds run out (the fewest over episode seeds)."""
-        return int(self.turn_table_SKAC[:, :, self.verifier_index].any(-1).sum(1).min())
+        """How many turns the verifier has before the rounds run out (the fewest over episode seeds, and over the members of a panel)."""
+        return int(self.turn_table_SKAC[:, :, self.verifier_indices].any(-1).sum(1).min())
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""

@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from nip_ray.errors import UserError
+from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
@@ -114,6 +115,27 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
     )
 
 
+def judge_panel(params: ProtocolParams) -> Protocol:
+    """The prover argues for acceptance, then every judge votes, and `panel_rule` makes the verdict of the votes.
+
+    With more than two rounds judges may ask instead, and the prover answers; all hear all.
+    """
+    judges = tuple(f"judge{number}" for number in range(params.judges))
+    max_rounds, min_rounds = _limits(params, 2)
+    return Protocol(
+        name="judge_panel",
+        agents=("prover", *judges),
+        channels=("main",),
+        sees=dict.fromkeys(("prover", *judges), ("main",)),
+        turns=(((("prover", "main"),), tuple((judge, "main") for judge in judges)),),
+        max_rounds=max_rounds,
+        min_rounds=min_rounds,
+        payment=Payment.from_params(params, {"prover": ACCEPT}, judges),
+        force_guess=params.force_guess,
+        panel=Panel(judges, params.panel_rule, params.judges_paid_for),
+    )
+
+
 def multi_channel_test(params: ProtocolParams) -> Protocol:
     """Three provers and three channels with partial visibility; its provers want nothing. For tests of masks."""
     provers = ("prover0", "prover1", "prover2")
@@ -183,8 +205,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, solo_verifier, multi_channel_test, message_game,
-    matrix_game, kuhn_poker, hironaka,
+    nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, judge_panel, solo_verifier, multi_channel_test,
+    message_game, matrix_game, kuhn_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)

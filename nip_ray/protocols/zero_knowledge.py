@@ -35,12 +35,15 @@ STANDARD, ADVERSARIAL, SIMULATED = "_standard", "_adversarial", "_simulator"
 def wrap(protocol: Protocol, params: ProtocolParams) -> Protocol:
     """`protocol` with two conversations and a simulated one, and the amounts of `params`; limits, payment and seed classes are its own.
 
-    Raises UserError where `protocol` has no verifier, draws roles, has been wrapped before, or has agents of the two names that are added.
+    Raises UserError where `protocol` has no verifier, or several, draws roles, has been wrapped before, or has agents of the two names
+    that are added.
     """
     if protocol.verifier is None:
         raise UserError(f"protocol.zero_knowledge: {protocol.name!r} has no verifier, so there is nothing to learn; set it to false")
     if protocol.roles:
         raise UserError(f"protocol.zero_knowledge: not defined where roles are drawn, as in {protocol.name!r}; set it to false")
+    if protocol.panel is not None:
+        raise UserError(f"protocol.zero_knowledge: not defined with several deciders, as in {protocol.name!r}, set it to false")
     if protocol.zero_knowledge is not None:
         raise UserError(f"protocol.zero_knowledge: {protocol.name!r} has it already; wrap it once")
     taken = {ADVERSARY, SIMULATOR} & set(protocol.agents)

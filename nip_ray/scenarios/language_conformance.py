@@ -95,7 +95,7 @@ def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
     for number in range(_DIALOGUES):
         dialogue = start_dialogue(chosen[number % len(chosen)], stable_seed(0, "conformance", number))
         while not dialogue.ended:
-            speakers = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)
+            speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
             turns = []
             for agent, channels in speakers.items():
                 if not _is_chat(chat := scenario.chat(dialogue, agent)):
@@ -202,7 +202,7 @@ def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) 
     """What replaced guesses and schemas rely on."""
     if (schema := scenario.reply_schema(agent)) is not None:
         json.dumps(schema)
-    counts = agent == scenario.protocol.verifier and len(dialogue.rounds) >= scenario.protocol.min_rounds - 1
+    counts = agent in scenario.protocol.verifiers and len(dialogue.rounds) >= scenario.protocol.min_rounds - 1
     for label in (REJECT, ACCEPT) if counts else ():
         text = scenario.verdict_text(label)
         try:
@@ -236,7 +236,7 @@ def _invalid_faults(scenario: LanguageScenario, dialogue: Dialogue, speakers: An
     following = advance(scenario, dialogue, turns)
     if following.ended:
         return
-    for agent in rulebook(scenario.protocol).speakers(len(following.rounds), following.seed):
+    for agent in rulebook(scenario.protocol).speaking(following.item.y, following.rounds, following.seed):
         chat: Chat = scenario.chat(following, agent)
         if any(_GARBAGE in message["content"] for message in chat):
             yield f"chat({agent!r}) shows a reply that could not be used (turn.invalid); leave it out"

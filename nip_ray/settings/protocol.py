@@ -61,6 +61,15 @@ class ProtocolParams:
     one_prover: bool = option(
         False, "One prover, who argues for the side that the episode draws, instead of one for each side (consultancy, merlin_arthur)."
     )
+    judges: int = option(3, "How many judges vote (judge_panel).", ge=1)
+    panel_rule: Literal["majority", "unanimous", "veto", "mean"] = option(
+        "majority",
+        "How votes make the verdict: more than half of all judges; accepted if all accept, else rejected; rejected if one rejects, else "
+        "accepted; or the mean of how sure they are of acceptance, for language models (judge_panel).",
+    )
+    judges_paid_for: Literal["vote", "verdict"] = option(
+        "vote", "Whether each judge is paid for its own vote or for the panel's verdict (judge_panel)."
+    )
     shared_reward: bool = option(False, "Provers are paid by the verifier's table instead of their own, as message_game always does.")
     payoff: dict[str, PayoffSettings] = option(dict, "Agent -> what it is paid instead: entries of its table of payments.")
     force_guess: Literal["zero", "one", "y"] | None = option(None, "Debugging: replaces every decision of the verifier.")
@@ -84,6 +93,6 @@ class ProtocolSettings(ProtocolParams):
 
     name: str = option(
         "nip",
-        "One that ships (nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, solo_verifier) or one that a "
-        "plugin registers.",
+        "One that ships (nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, judge_panel, solo_verifier) "
+        "or one that a plugin registers.",
     )

@@ -85,6 +85,15 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (protocol("nip", payoff={"prover": {"true_accept": float("inf")}}), "protocol.payoff.prover.true_accept", "finite"),
         (spoken() | protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "set scenario.verdict_scale to one_to_seven"),
         (protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "verdicts of networks have no confidence"),
+        (protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes of networks have no confidence, use majority"),
+        (spoken() | protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes have no confidence here"),
+        (protocol("judge_panel", zero_knowledge=True), "protocol.zero_knowledge", "not defined with several deciders, as in 'judge_panel'"),
+        (protocol("judge_panel", payoff={"verifier": {"undecided": 0}}), "protocol.payoff.verifier", "no agent 'verifier' of judge_panel"),
+        (protocol("judge_panel", min_rounds=3), "protocol.min_rounds", "decisions count from round 3 on, but there are only 2"),
+        (protocol("nip", judges=2), "protocol.judges", "nip has no use for it"),
+        (protocol("nip", panel_rule="veto"), "protocol.panel_rule", "nip has no use for it"),
+        (protocol("judge_panel") | gi(name="state_tracking"), "protocol.name", "but state_tracking is played under"),
+        (protocol("judge_panel") | {"algorithm": {"name": "solo"}}, "algorithm.agent", "got verifier"),
         (protocol("nip", payoff={"judge": {}}), "protocol.payoff.judge", "expected one of prover, verifier"),
         (OWN | protocol("criticised", sequential=True), "protocol.sequential", "criticised has no use for it"),
         (OWN | protocol("criticised") | agents(judge={}), "scenario.agents.judge", "no agent of criticised"),
@@ -177,6 +186,7 @@ def test_legal(data: Data) -> None:
 
 def test_who_learns_for_nothing_is_named() -> None:
     """Not those who do not learn, nor where a table, or the similarity of zero knowledge, pays."""
+    nothing = dict.fromkeys(("true_accept", "false_accept", "true_reject", "false_reject", "undecided"), 0)
     many, paid = protocol("multi_channel_test"), {"prover1": {"turns": {"prover1": -1.0}}}
     for data, said in (
         (many, ["protocol multi_channel_test: prover0, prover1, prover2 learn, but"]),
@@ -184,6 +194,10 @@ def test_who_learns_for_nothing_is_named() -> None:
         (protocol("multi_channel_test", payoff=paid) | agents(prover0={"kind": "random"}), [": prover2 learns, but"]),
         (protocol("multi_channel_test", zero_knowledge=True), []),
         (protocol("nip"), []),
+        (
+            protocol("judge_panel", payoff=dict.fromkeys(("judge0", "judge1", "judge2"), nothing)),
+            [": judge0, judge1, judge2 learn, but"],
+        ),
         (MESSAGE_GAME, []),
     ):
         found = list(warnings_of(config_from_dict(data)))

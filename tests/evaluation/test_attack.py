@@ -128,7 +128,7 @@ def test_those_attack_who_are_paid_for_it() -> None:
 
 @pytest.mark.parametrize(
     ("protocol", "zero_knowledge"),
-    [("nip", False), ("adp", False), ("debate", False), ("mnip", False), ("merlin_arthur", False), ("nip", True)],
+    [("nip", False), ("adp", False), ("debate", False), ("mnip", False), ("merlin_arthur", False), ("nip", True), ("judge_panel", False)],
 )
 def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> None:
     scenario = graph_scenario(build(protocol, zero_knowledge=zero_knowledge))
@@ -145,6 +145,7 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
     for table in (found["attack"][goal] for goal in ("soundness", "completeness")[: 1 + paid]):
         assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent"]
         assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
+    assert set(found.get("deciders_under_attack", {})) == set(scenario.protocol.panel.members if scenario.protocol.panel else ())
 
 
 def test_attackers_are_chosen_on_instances_that_none_of_them_learned_from() -> None:

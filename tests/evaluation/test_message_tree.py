@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes
+from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Player, Turn
@@ -40,6 +40,37 @@ def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[s
     if protocol == "nip":
         assert found.equal(best)
         assert 0 < best[:, 0].mean() <= best[:, 1].mean()
+
+
+@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto"])
+def test_of_a_panel_and_its_members_values_are_those_of_all_messages(rule: str) -> None:
+    with one_thread():
+        scenario = graph_scenario(build("judge_panel", panel_rule=rule))
+        networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
+        id_B = torch.arange(len(scenario.label_I))
+        play, everyone = BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}
+        best = dict.fromkeys((None, "judge0", "judge1", "judge2"), torch.zeros(len(id_B), 2))
+        sampled = torch.zeros(len(id_B))
+        for said in range(-1, scenario.num_symbols):
+
+            def script(turn: Turn, said: int = said) -> Action:
+                legal_NF = turn.policy.message[..., max(said, 0)] > -1e8
+                return {**turn.action, "message": torch.where(legal_NF & (said >= 0), said, -1)}
+
+            staged = stage_all(play, {**everyone, "prover": Player(networks["prover"], edit=script)}, id_B, id_B)
+            by = staged.by(scenario.protocol)
+            for who in best:
+                verdict_B = by[who or "verifier"].rollout.verdict_B
+                best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
+            sampled = torch.maximum(sampled, staged.chance_BR3[:, 1, ACCEPT])
+        for who, expected in best.items():
+            tree = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, WAYS[:2], max_nodes=100_000, who=who)
+            found = tree.values(id_B, id_B)
+            assert found[:, 0].equal(expected)
+            if who is None:
+                assert torch.allclose(found[:, 1, 0], sampled, atol=1e-5)
+    assert exact_for(scenario.protocol)
+    assert not exact_for(build("judge_panel", max_rounds=4)), "votes in round 2 are not known in round 4"
 
 
 def played(

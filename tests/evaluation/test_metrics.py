@@ -15,7 +15,7 @@ from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import Protocol, build
 
-NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky")
+NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky", "judge_panel")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 
@@ -39,6 +39,7 @@ def random_rollout(protocol: Protocol, copies: int, instances: int, seed: int) -
         log_prob_BRA=torch.randn(copies, rounds, agents, generator=draw),
         length_B=integers(1, rounds + 1, copies),
         verdict_B=integers(0, 3, copies),
+        vote_BM=integers(0, 3, copies, 3) if protocol.panel else None,
     )
 
 
@@ -59,6 +60,10 @@ def slow_samples(protocol: Protocol, rollout: Rollout, groups: dict[str, Tensor]
         samples.setdefault("episode_length", []).append(float(rollout.length_B[b]))
         for a, agent in enumerate(protocol.agents):
             samples.setdefault(f"{agent}/return", []).append(sum(float(rollout.reward_BRA[b, r, a]) for r in range(rollout.num_rounds)))
+    for place, member in enumerate(protocol.verifiers if protocol.panel else ()):
+        assert rollout.vote_BM is not None
+        own = slow_samples(replace(protocol, panel=None), replace(rollout, verdict_B=rollout.vote_BM[:, place]), groups)
+        samples |= {key.replace("verifier", member, 1): values for key, values in own.items() if key.startswith("verifier")}
     if protocol.roles:
         for place, role in enumerate(protocol.roles):
             drawn = rollout.copies(rollout.seed_B % len(protocol.roles) == place)

@@ -25,7 +25,7 @@ def test_nothing_is_lost_or_added(given: tuple[str, dict[str, Any]], linear: boo
     assert len(records) == 25
     assert json.loads(json.dumps(records)) == records
     main, line = torch.full_like(rollout.main_BRACM[:25], -1), torch.full_like(rollout.main_BRACM[:25], -1)
-    decision = torch.full_like(rollout.decision_BRA[:25, :, 0], CONTINUE)
+    decision = torch.full_like(rollout.decision_BRA[:25, :, protocol.verifier_indices], CONTINUE)
     for b, record in enumerate(records):
         told = tuple(int(one[b]) for one in (rollout.id_B, rollout.seed_B, rollout.y_B, rollout.length_B))
         assert tuple(record[key] for key in ("instance", "seed", "label", "length")) == told
@@ -40,18 +40,19 @@ def test_nothing_is_lost_or_added(given: tuple[str, dict[str, Any]], linear: boo
                 place = (b, r, protocol.agents.index(turn["agent"]), protocol.channels.index(turn["channel"]))
                 main[place] = torch.tensor(turn["message"])
                 line[place] = torch.tensor(turn.get("linear", [-1, -1]))
-            decision[b, r] = decided(round["turns"], protocol)
+            decision[b, r] = torch.tensor(decided(round["turns"], protocol))
     assert torch.equal(main, rollout.main_BRACM[:25])
-    assert torch.equal(decision, rollout.decision_BRA[:25, :, protocol.verifier_index])
+    assert torch.equal(decision, rollout.decision_BRA[:25, :, protocol.verifier_indices])
     if rollout.linear_BRACM is not None:
         assert torch.equal(line, rollout.linear_BRACM[:25])
 
 
-def decided(turns: list[dict[str, Any]], protocol: Protocol) -> int:
-    """The decision of a round, checked to stand once, and with the verifier."""
-    found = [turn for turn in turns if "decision" in turn]
-    assert [turn["agent"] for turn in found] == [protocol.verifier] * any(turn["agent"] == protocol.verifier for turn in turns)
-    return ("reject", "accept", "continue").index(found[0]["decision"]) if found else CONTINUE
+def decided(turns: list[dict[str, Any]], protocol: Protocol) -> list[int]:
+    """The decisions of a round, checked to stand once, and with those who decide."""
+    found = {turn["agent"]: turn["decision"] for turn in turns if "decision" in turn}
+    assert sum("decision" in turn for turn in turns) == len(found)
+    assert set(found) == {turn["agent"] for turn in turns} & set(protocol.verifiers)
+    return [("reject", "accept", "continue").index(found.get(agent, "continue")) for agent in protocol.verifiers]
 
 
 class Overheard(nn.Module):

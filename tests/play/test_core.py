@@ -83,14 +83,15 @@ def slow_play(
         for i, s in zip(id_B.tolist(), seed_B.tolist())
     ]
     for round in range(protocol.max_rounds):
-        wanted = [CONTINUE] * len(made)
+        wanted = [[CONTINUE] * len(protocol.agents) for _ in made]
         spoken: list[tuple[Copy, str, tuple[int, str, str], list[int]]] = []
         for a, agent in enumerate(protocol.agents):
-            having = [b for b, copy in enumerate(made) if not copy.ended and agent in speakers(scenario, copy, round)]
+            open_ = [b for b, copy in enumerate(made) if not copy.ended and not bool(copy.state.agent_done_BA[0, a])]
+            having = [b for b in open_ if agent in speakers(scenario, made[b], round)]
             draws: Tensor | None = None
             for b in having:
                 copy, now = made[b], speakers(scenario, made[b], round)[agent]
-                counts = agent == protocol.verifier and round >= protocol.min_rounds - 1
+                counts = agent in protocol.verifiers and round >= protocol.min_rounds - 1
                 obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
                 if agent in protocol.told:
                     obs["told"] = torch.tensor([[float(role == protocol.role_of(copy.seed)) for role in protocol.roles]])
@@ -106,15 +107,15 @@ def slow_play(
                     if name in action:
                         symbols = action[name].view(len(writes), scenario.message_size).tolist()
                         spoken += [(copy, kind, (round, agent, channel), symbols[writes.index(channel)]) for channel in now]
-                if agent == protocol.verifier:
-                    wanted[b] = int(action["decision"])
+                if agent in protocol.verifiers:
+                    wanted[b][a] = int(action["decision"])
         for copy, kind, key, symbols in spoken:  # all at once: nobody hears what is said in the same round
             getattr(copy, kind)[key] = symbols
         for b, copy in enumerate(made):
             was_over = copy.ended
-            copy.state, outcome = step(protocol, copy.state, torch.full((1, len(protocol.agents)), wanted[b]))
+            copy.state, outcome = step(protocol, copy.state, torch.tensor([wanted[b]]))
             copy.rewards.append(outcome.reward_BA[0].tolist())
-            copy.decisions.append(CONTINUE if was_over else wanted[b])
+            copy.decisions.append([CONTINUE if was_over else wanted[b][a] for a in protocol.verifier_indices])
             if bool(outcome.decided_B[0]):
                 copy.verdict = int(outcome.decision_B[0])
     return made
@@ -139,7 +140,7 @@ def assert_is_slow_play(scenario: GraphIsomorphism, rollout: Rollout, slow: list
         assert torch.equal(rollout.linear_BRACM, linear)  # type: ignore[arg-type]
     assert torch.equal(rollout.turn_BRA, turn)
     torch.testing.assert_close(rollout.log_prob_BRA, log_prob, atol=1e-5, rtol=1e-5)
-    assert rollout.decision_BRA[:, :, scenario.protocol.verifier_index].tolist() == [copy.decisions for copy in slow]
+    assert rollout.decision_BRA[:, :, scenario.protocol.verifier_indices].tolist() == [copy.decisions for copy in slow]
     assert torch.equal(rollout.reward_BRA, torch.tensor([copy.rewards for copy in slow]))
     assert rollout.length_B.tolist() == [int(copy.state.round_B) for copy in slow]
     assert rollout.verdict_B.tolist() == [copy.verdict for copy in slow]
@@ -157,10 +158,10 @@ def scenario_and_agents(protocol: tuple[str, dict[str, Any]], speech: dict[str, 
     """Agents with opinions, and a verifier that decides now and then."""
     scenario = graph_scenario(build(protocol[0], **protocol[1]), num_gnn_layers=1, num_transformer_layers=1, **speech)
     agents = {agent: spread_heads(network) for agent, network in graph_agents(scenario).items()}
-    verifier = agents[scenario.protocol.verifier]
-    with torch.no_grad():
-        verifier.decider[-1].weight.div_(8)  # type: ignore[index, union-attr]
-        verifier.decider[-1].bias[CONTINUE] += 1.0  # type: ignore[index, union-attr]
+    for verifier in scenario.protocol.verifiers:
+        with torch.no_grad():
+            agents[verifier].decider[-1].weight.div_(8)  # type: ignore[index, union-attr]
+            agents[verifier].decider[-1].bias[CONTINUE] += 1.0  # type: ignore[index, union-attr]
     return scenario, agents
 
 
@@ -194,7 +195,7 @@ def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], sp
         with torch.no_grad():
             again = agents[agent](rows.obs, True, False)[0].log_prob(rows.action)
         torch.testing.assert_close(again, rows.log_prob_N, atol=1e-5, rtol=1e-5)
-        assert (agent == scenario.protocol.verifier) == ("decision" in rows.action)
+        assert (agent in scenario.protocol.verifiers) == ("decision" in rows.action)
 
 
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)

@@ -37,6 +37,7 @@ GAMES: list[dict[str, Any]] = [
     *[dict(name=name, **order) for name in ("debate", "mnip") for order in ORDERS],
     dict(name="merlin_arthur"),
     dict(name="consultancy", max_rounds=5, payoff={"verifier": {"false_accept": -5.0, "turns": {"prover1": -0.25, "verifier": 0.5}}}),
+    dict(name="judge_panel", judges=2, max_rounds=4, payoff={"judge1": {"false_accept": -5.0, "turns": {"prover": -0.25}}}),
     dict(name="solo_verifier"),
     dict(name="multi_channel_test"),
     dict(name="message_game", max_rounds=4),

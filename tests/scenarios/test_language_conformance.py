@@ -44,7 +44,7 @@ def test_what_ships_passes(protocol: Protocol, settings: Any) -> None:
     check_language_scenario(settings, protocol)
 
 
-@pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "solo_verifier"])
+@pytest.mark.parametrize("protocol", ["nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "judge_panel", "solo_verifier"])
 def test_the_example_passes(protocol: str, claim: Any) -> None:
     check_language_scenario(claim, build(protocol))
 

@@ -79,7 +79,7 @@ def channels_of(protocol: Rules, dialogue: Dialogue, agent: str) -> tuple[str, .
 
 def speakers(protocol: Rules, dialogue: Dialogue) -> list[str]:
     """Who has a turn in the round about to be played, in the protocol's order."""
-    return list(rulebook(protocol).speakers(len(dialogue.rounds), dialogue.seed))
+    return list(rulebook(protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed))
 
 
 def random_turn(scenario: TinyScenario, dialogue: Dialogue, agent: str, random: np.random.Generator, decide: float = 0.3) -> Turn:
@@ -87,7 +87,7 @@ def random_turn(scenario: TinyScenario, dialogue: Dialogue, agent: str, random: 
     kind = dict(retries=int(random.integers(3)), truncated=bool(random.random() < 0.1))
     if random.random() < 0.1:
         return Turn(agent, "???", dict.fromkeys(channels_of(scenario.protocol, dialogue, agent), ""), invalid=True, **kind)
-    if agent == scenario.protocol.verifier and random.random() < decide:
+    if agent in scenario.protocol.verifiers and random.random() < decide:
         label = int(random.integers(2))
         confidence = float(random.uniform(0.5, 1) if label == ACCEPT else random.uniform(0, 0.5))
         return Turn(agent, scenario.verdict_text(label), {}, label, confidence, **kind)

@@ -9,7 +9,7 @@ from typing import Any
 from nip_ray.evaluation.report.describe import describe
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
-from nip_ray.evaluation.report.panels import agents, group_values, slope_words, wrong_side
+from nip_ray.evaluation.report.panels import agents, deciders, group_values, slope_words, wrong_side
 from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
 from nip_ray.evaluation.trend import slope
@@ -202,6 +202,8 @@ def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
     """The table of final figures: one row a metric."""
     names = NAMES | {f"{agent}/return": f"Return of {agent}" for agent in agents(source.rows)}
     rows = [_row(source, name, label, shares=name.startswith("verifier/") and name in NAMES) for name, label in names.items()]
+    for who in deciders(source.rows):
+        rows += [_row(source, f"{who}/{name}", f"{who}, own vote: {name}", shares=True) for name in _TILES]
     return [row for row in rows if any(row[column][0] for column in ("greedy", "sampled", "training"))]
 
 

@@ -25,6 +25,13 @@ _LABELS = {
     "state_tracking": ("false claim", "true claim"),
 }
 GAMES_WITHOUT_SPLIT = ("message_game", "matrix_game")  # test instances are those of training
+_RULES = {
+    "majority": "that of more than half of them",
+    "unanimous": "acceptance if all accept, else rejection",
+    "veto": "rejection if one rejects, else acceptance",
+    "mean": "that of the mean of their probabilities",
+}
+_MOST_JUDGES = 1000
 _DECISIONS = ("rejection", "acceptance")
 
 
@@ -75,9 +82,15 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     table = table_of(name, _params(protocol))
     if table.verifier is None:
         return "The rules of the game say what each player is paid."
-    judged = _paid(table.verifier, table)
-    parts = [f"{_the(table.verifier)} is paid {judged}"]
-    parts += [f"{_the(agent)} {'the same' if paid == judged else paid}" for agent in table.provers if (paid := _paid(agent, table))]
+    first, *others = table.verifiers
+    judged = _paid(first, table)
+    parts = [f"{_the(first)} is paid {judged}"]
+    parts += [
+        f"{_the(agent)} {'the same' if paid == judged else paid}" for agent in (*others, *table.provers) if (paid := _paid(agent, table))
+    ]
+    if table.panel is not None:
+        own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
+        parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
     if table.roles:
         known = ", ".join(map(_the, table.told)) or "nobody"
         parts.append(f"which of {' and '.join(table.roles)} it is is drawn for each episode, and {known} is told")
@@ -100,6 +113,12 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
         found["verifier_scoring"] = protocol["verifier_scoring"]
     if protocol.get("half_chosen_by") == "verifier":
         found["half_chosen_by"] = "verifier"
+    if isinstance(judges := protocol.get("judges"), int) and 1 <= judges <= _MOST_JUDGES:
+        found["judges"] = judges
+    if (rule := protocol.get("panel_rule")) in _RULES:
+        found["panel_rule"] = rule
+    if protocol.get("judges_paid_for") == "verdict":
+        found["judges_paid_for"] = "verdict"
     found["one_prover"] = protocol.get("one_prover") is True
     found["payoff"] = {
         str(agent): PayoffSettings(
@@ -138,7 +157,7 @@ def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
     if payment.scoring != "linear" and payment.wants_truth(agent):
         for_what += f", between them by the {'Brier' if payment.scoring == 'brier' else 'logarithmic'} score"
     for speaker, amount in payment.turns.get(agent, {}).items():
-        if amount and speaker != table.verifier:
+        if amount and speaker not in table.verifiers:
             for_what += f", {amount:g} for each turn of {_the(speaker)}"
     return for_what
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nip_ray.evaluation.report.describe import section
-from nip_ray.evaluation.report.panels import agents
+from nip_ray.evaluation.report.panels import agents, deciders
 from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
 
@@ -146,7 +146,7 @@ def _whoever(source: RunSource) -> str:
     """Against whom the soundness error was computed."""
     if every_message(source, "soundness") is not None:
         lying = attacking_agents(source, "soundness")
-        honest = set(agents(source.rows)) - {"verifier", *lying}
+        honest = set(agents(source.rows)) - {"verifier", *deciders(source.rows), *lying}
         return f"Over all possible messages of {' and '.join(lying)}," if lying and honest else "Over all possible prover messages,"
     count = len(attackers(source, "soundness"))
     return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"

@@ -79,6 +79,12 @@ def agents(rows: Sequence[Row]) -> list[str]:
     return sorted(names, key=lambda name: (name != "verifier", name))[:MAX_AGENTS]
 
 
+def deciders(rows: Sequence[Row]) -> list[str]:
+    """The members of a panel, whose own votes metrics count beside the verdict; none where one verifier decides."""
+    keys = {key for row in (rows[0], rows[-1]) for key in row}
+    return [name for name in agents(rows) if name != "verifier" and f"train/{name}/accuracy" in keys]
+
+
 def smooth(y_N: Floats, window: int) -> Floats:
     """Centred mean over `window` neighbours, fewer at the ends."""
     kernel = np.ones(min(window, len(y_N)))

@@ -10,6 +10,7 @@ from typing import Any
 
 from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection
 from nip_ray.evaluation.report.episodes import short
+from nip_ray.evaluation.report.panels import deciders
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
 
 SIDES = ("soundness", "completeness", "refusal")
@@ -118,6 +119,7 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         "calibration": _calibration(source),
         "selective": _selective(source),
         "messages": list(_message_value(source)),
+        "deciders": list(_deciders(source)),
         "cross_play": heat_map(source.cross_play),
     }
 
@@ -199,6 +201,20 @@ def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]
         figure = figure_of(part.get(f"verifier/{key}"))
         if figure is not None:
             yield label, _cell(figure), "" if figure.n is None else f"{figure.n:,}"
+
+
+def _deciders(source: RunSource) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """(member of a panel, its own vote: right in greedy play, right in every sampled play, Brier score, soundness error under attack)."""
+    greedy, deep, attack = (_part(source, name) for name in ("greedy", "deciders", "deciders_under_attack"))
+    for who in deciders(source.rows):
+        own = _inner(deep, who)
+        shares = (
+            greedy.get(f"{who}/accuracy"),
+            _inner(own, "worst_case").get(f"{who}/accuracy"),
+            _inner(_inner(attack, who), "soundness_error"),
+        )
+        right, always, fooled = (_cell(figure_of(share)) for share in shares)
+        yield short(who, 60), [right, always, _number(figure_of(_inner(own, "calibration").get("brier"))), fooled]
 
 
 def _calibration(source: RunSource) -> dict[str, Any] | None:

@@ -211,12 +211,13 @@ def places(count: int, most: int | None, seed: int) -> Tensor:
 
 
 def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bool, seed: int) -> Rollout:
-    """The instances at these places once each: the verifier (without one, the first player) of one run, everybody else of the other."""
+    """The instances at these places once each: the verifier (all who decide; without any, the first player) of one run, everybody else of
+    the other."""
     protocol, play = verifier.scenario.protocol, BatchedPlay(verifier.scenario)
     players = {}
     for agent in protocol.agents:
         noise = None if greedy else generator(seed, "cross play", agent)
-        if agent == (protocol.verifier or protocol.agents[0]):
+        if agent in (protocol.verifiers or protocol.agents[:1]):
             players[agent] = Player(verifier.networks[agent], noise)
         else:  # each sees through its own run's eyes, where the same instance may have another number
             players[agent] = Player(prover.networks[agent], noise, shown_B=prover.ids[place_B], scenario=prover.scenario)

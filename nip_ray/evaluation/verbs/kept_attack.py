@@ -64,6 +64,12 @@ def merged(document: Mapping[str, Any], entries: Mapping[str, Any]) -> dict[str,
     complete = [part for part, names in ENTRIES.items() if isinstance(old.get(part), dict) and all(name in document for name in names)]
     gone = {"attack", *(name for part, names in ENTRIES.items() if part not in complete for name in names)}
     rest = {name: value for name, value in document.items() if name not in gone}
+    of_members, kept = "deciders_under_attack", {name for part in complete for name in ENTRIES[part]}
+    if of_members in entries:
+        before = rest.get(of_members)
+        before = before if isinstance(before, dict) else {}
+        still = {who: {k: v for k, v in (before.get(who) or {}).items() if k in kept} for who in entries[of_members]}
+        entries = {**entries, of_members: {who: {**still[who], **found} for who, found in entries[of_members].items()}}
     return {**rest, **entries, "attack": {**{part: {**how, **old[part]} for part in complete}, **entries["attack"]}}
 
 

@@ -159,7 +159,7 @@ def _content(scenario: Scenario, ids: torch.Tensor) -> dict[str, torch.Tensor]:
         return content
     play = BatchedPlay(scenario)
     play.reset(ids, torch.zeros_like(ids))
-    seen = play.observe(scenario.protocol.verifier or scenario.protocol.agents[0], torch.arange(len(ids)))
+    seen = play.observe(scenario.protocol.viewpoint, torch.arange(len(ids)))
     asked = ("round", "speaks", "may_decide", "told", "history", "latest", "answer_side")  # by the protocol
     return {**{key: value for key, value in seen.items() if key not in asked}, "label": scenario.label_I[ids]}
 

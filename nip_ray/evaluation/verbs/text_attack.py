@@ -59,6 +59,8 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         derived = attack_config(config, models_of(run_dir, config), agents, settings)
         folder = _trained(run_dir, goal, derived, label, quiet)
         rows = list(_attackers(folder, derived))
+        for member in protocol.panel.members if protocol.panel is not None else ():
+            document.setdefault("deciders_under_attack", {}).setdefault(member, {}).update(_of_member(folder, derived, member, goal))
         winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
         for number, row in enumerate(rows):
             row["chosen"] = number == winner
@@ -210,12 +212,22 @@ def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Pre
         trainer.close()
 
 
-def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str, Any]]:
-    """The run's own prover, and what the attack made of it."""
+def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: str) -> dict[str, Any]:
+    """What the attack comes to for one member of a panel, by its own vote; the attackers were paid for the verdict."""
+    rows = list(_attackers(run_dir, config, member))
+    winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
+    for number, row in enumerate(rows):
+        row["chosen"] = number == winner
+    record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
+    return entries_of(from_settings(config.protocol), goal, record, {"attackers": rows})
+
+
+def _attackers(run_dir: Path, config: TextExperimentConfig, who: str = "verifier") -> Iterator[dict[str, Any]]:
+    """The run's own prover, and what the attack made of it. who: the verdict, or a member of a panel."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
-    from nip_ray.text.training.metrics import dialogue_record
+    from nip_ray.text.training.metrics import dialogue_record, judged
 
     protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
@@ -233,10 +245,10 @@ def _attackers(run_dir: Path, config: TextExperimentConfig) -> Iterator[dict[str
             "seed": None,
             "iterations": tested + learned,
             "mode": "sampled",
-            "selection": dialogue_record(trained, protocol)["verifier/accuracy"],
-            "held_out": record["verifier/accuracy"],
-            "fooled": _fooled(held_out),
-            "undecided": record["verifier/undecided"],
+            "selection": dialogue_record(trained, protocol)[f"{who}/accuracy"],
+            "held_out": record[f"{who}/accuracy"],
+            "fooled": _fooled(judged(held_out, protocol)[who]),
+            "undecided": record[f"{who}/undecided"],
             "curve": [],
         }
 

@@ -77,6 +77,8 @@ def meeting(folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_i
             f"cross-play --checkpoints: the models of {folder.path} learned by {config.algorithm.name}, in jobs; it is for policy_gradient"
         )
     prepared, run_dir = prepare(config, folder.path), folder.path
+    if prepared.scenario.protocol.panel is not None:
+        raise UserError(f"cross-play --checkpoints: {folder.path} plays {config.protocol.name}, and takes one decider of language models")
     agents, members = language_agents(config), groups(config)
     learning = [group for group, own in members.items() if not agents[own[0]].frozen]
     for group in learning:
@@ -95,7 +97,7 @@ def meeting(folder: RunFolder, config: TextExperimentConfig, greedy: bool, max_i
     told = {agent: replace(own, temperature=0.0, top_p=None) for agent, own in agents.items()} if greedy else agents
     played = config.model_copy(update={"scenario": replace(config.scenario, agents=told), "budget": BudgetSettings()})
     protocol = prepared.scenario.protocol
-    row = protocol.verifier or protocol.agents[0]
+    row = protocol.viewpoint
     others = [agent for agent in agents if agent != row and not agents[agent].frozen]
     columns = [group for group in learning if any(agent in others for agent in members[group])]
     past = {group: model_for(config, group, run_dir) for group in columns}

@@ -18,14 +18,14 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
 
     graded: whether the verifier states how sure it is.
     """
-    verifier = protocol.verifier or ""
+    verifier = agent if agent in protocol.verifiers else protocol.viewpoint
     payment = protocol.payment if stance is None else protocol.payment.arguing({**protocol.payment.goals, agent: stance})
     judged, asking = payment.payoff.get(verifier, NOTHING), payment.turns.get(verifier, {})
     prover = agent if agent in protocol.provers else next(iter(protocol.provers), "")
     own, goal = payment.payoff.get(prover, NOTHING), payment.goals.get(prover, 1)
     right, wrong, undecided, wanted = judged[1][1], judged[0][1], judged[0][2], own[1][goal]
     shared = bool(prover) and own == judged and payment.turns.get(prover, {}) == asking
-    usual = judged == for_being_right(right, wrong, undecided) and not set(asking) - {verifier}
+    usual = judged == for_being_right(right, wrong, undecided) and not set(asking) - {*protocol.verifiers}
     if agent in protocol.provers and not shared:
         usual = own == for_verdict(goal, wanted) and not payment.turns.get(agent)
     return {
@@ -48,7 +48,7 @@ def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, float, float
         f"You are paid {true_accept:g} when a correct solution is accepted, {false_reject:g} when it is rejected, "
         f"{true_reject:g} when a wrong one is rejected, {false_accept:g} when it is accepted"
     )
-    between = _BETWEEN[protocol.payment.scoring] if agent == protocol.verifier else "in proportion to how sure the decision is"
+    between = _BETWEEN[protocol.payment.scoring] if agent in protocol.verifiers else "in proportion to how sure the decision is"
     said += f", and in between {between}." if graded else "."
     if undecided == also != 0:
         said += f" Without a decision in the end you are paid {undecided:g}."
@@ -57,5 +57,5 @@ def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, float, float
     for speaker, amount in protocol.payment.turns.get(agent, {}).items():
         if amount:
             whose = "your turns" if speaker == agent else f'the turns of "{names[speaker]}"'
-            said += f" Each of {whose}{' without a decision' if speaker == protocol.verifier else ''} is paid to you with {amount:g}."
+            said += f" Each of {whose}{' without a decision' if speaker in protocol.verifiers else ''} is paid to you with {amount:g}."
     return said

@@ -31,7 +31,8 @@ VARIABLES = {
     "role": "the role that the episode draws, empty for an agent that is told none",
     "name": "the same, by the name in chats",
     "names": "agent -> its name in chats",
-    "verifier_name": "the verifier's name in chats",
+    "verifier_name": "the verifier's name in chats; of a panel, all names",
+    "panel": "where several decide: members (agents), rule (a sentence), paid_for (vote or verdict); else empty",
     "max_questions": "the verifier's turns minus one",
     "min_questions": "the verifier's turns in which a decision does not count yet",
     "max_response_words": "words that a reply may have",
@@ -220,8 +221,8 @@ def _template_names(room: str, protocol: Protocol) -> list[str]:
 
 
 def template_name(protocol: str, agent: str) -> str:
-    """The name of the template of an agent's system prompt."""
-    return f"{protocol}/{agent}{_SUFFIX}"
+    """The name of the template of an agent's system prompt: the judges of a panel that ships share one."""
+    return f"{protocol}/{agent.rstrip('0123456789') if protocol == 'judge_panel' else agent}{_SUFFIX}"
 
 
 def _syntax_tree(prompts: Prompts, name: str) -> Any:

@@ -97,5 +97,5 @@ def _generic_role(protocol: Protocol, agent: str, names: Mapping[str, str]) -> R
         headers[channel] = f"To {readers[0]}:" if len(readers) == 1 else f"In {channel}:"
     if len(set(headers.values())) < len(headers):  # several channels with the same only reader
         headers = {channel: f"In {channel}:" for channel in channels}
-    last_notice = agent == protocol.verifier and protocol.verifier_turns > 1
+    last_notice = agent in protocol.verifiers and protocol.verifier_turns > 1
     return Role(names[agent], headers, reads=channels, last_notice=last_notice)

@@ -10,7 +10,7 @@ Decisions that matter here:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from random import Random
 from string import ascii_lowercase
@@ -105,7 +105,7 @@ class CodeValidation(LanguageScenario):
 
     def verdict_text(self, label: int) -> str:
         """The reply that decides for `label` (REJECT or ACCEPT) with full confidence."""
-        fields = self.reply_fields(self.protocol.verifier or "")
+        fields = self.reply_fields(self.protocol.viewpoint)
         return write_reply(fields, {}, self.scale, float(label)) if fields else self.scale.decision(float(label))
 
     def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
@@ -177,6 +177,13 @@ def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) ->
     return made
 
 
+_RULES = {
+    "majority": "The verdict is the vote of more than half of the judges.",
+    "unanimous": "The solution is accepted if all judges accept it, and else rejected.",
+    "veto": "The solution is rejected if a single judge rejects it, and else accepted.",
+    "mean": "The verdict is the mean of how sure the judges are.",
+}
+
 SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory")
 """The item that templates are tried on."""
 
@@ -226,7 +233,8 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str, role:
         "role": role or "",
         "name": roles[agent].name,
         "names": names,
-        "verifier_name": roles[protocol.verifier or ""].name,
+        "verifier_name": roles[agent].name if agent in protocol.verifiers else " and ".join(roles[one].name for one in protocol.verifiers),
+        "panel": {} if protocol.panel is None else {**asdict(protocol.panel), "rule": _RULES[protocol.panel.rule]},
         "max_questions": protocol.verifier_turns - 1,
         "min_questions": _turns_too_early(protocol),
         "max_response_words": scenario.agent_settings(agent).max_response_words,
@@ -255,5 +263,6 @@ def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: 
 
 def _turns_too_early(protocol: Protocol) -> int:
     """The most turns, over episode seeds, in which the verifier's decision does not count yet."""
-    rules, verifier = rulebook(protocol), protocol.verifier or ""
-    return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for seed in range(len(protocol.turns)))
+    rules = rulebook(protocol)
+    pairs = product(protocol.verifiers, range(len(protocol.turns)))
+    return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for verifier, seed in pairs)

@@ -142,13 +142,17 @@ class GraphIsomorphism(Scenario):
 
     def wl_bound(self, id_N: Tensor) -> float | None:
         """An upper bound for the verifier's message-passing layers alone; see `alone.wl_bound`."""
-        verifier = self.protocol.verifier
-        return None if verifier is None else wl_bound(self._pairs(id_N), self.agents[verifier].num_gnn_layers)
+        layers = self._most_layers()
+        return None if layers is None else wl_bound(self._pairs(id_N), layers)
 
     def solo_baseline(self, id_N: Tensor) -> tuple[int, int] | None:
         """A classifier that sees what the verifier's message-passing layers see; see `alone.solo_baseline`."""
-        verifier = self.protocol.verifier
-        return None if verifier is None else solo_baseline(self.pairs["train"], self._pairs(id_N), self.agents[verifier].num_gnn_layers)
+        layers = self._most_layers()
+        return None if layers is None else solo_baseline(self.pairs["train"], self._pairs(id_N), layers)
+
+    def _most_layers(self) -> int | None:
+        """Of those who decide: whoever sees the most rounds of colours sees what all see."""
+        return max((self.agents[verifier].num_gnn_layers for verifier in self.protocol.verifiers), default=None)
 
     def _pairs(self, id_N: Tensor) -> GraphPairs:
         return GraphPairs(self.adjacency_IGVV[id_N].to(torch.uint8), self.node_mask_IGV[id_N, 0].sum(1), self.wl_score_I[id_N])

@@ -15,6 +15,7 @@ import re
 from asyncio import Semaphore
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any, Protocol
 
 from nip_ray.errors import UserError
@@ -186,13 +187,11 @@ def read_answer(reply: ChatReply) -> int | None:
 
 
 def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> list[Verdict]:
-    """For every dialogue with a turn of the verifier: 1 if each of its replies could be used at once, was not cut short, and reads, when
+    """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be used at once, was not
+    cut short, and reads, when
     parsed again, as it was taken; else 0."""
-    agent = scenario.protocol.verifier
-    if agent is None:
-        return []
     found = []
-    for index, dialogue in enumerate(dialogues):
+    for agent, (index, dialogue) in product(scenario.protocol.verifiers, enumerate(dialogues)):
         turns = [(r, turn) for r, taken in enumerate(dialogue.rounds) for turn in taken if turn.agent == agent]
         if turns:
             conforms = all(

@@ -201,7 +201,7 @@ def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[D
     """What an agent learns to say, and what it is shown to have said, are usable replies of its own."""
     turns = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken]
     own = {turn.raw for turn in turns if turn.agent == agent.name and not turn.invalid}
-    if agent.name == agent.scenario.protocol.verifier:
+    if agent.name in agent.scenario.protocol.verifiers:
         own |= {agent.scenario.verdict_text(label) for label in (REJECT, ACCEPT)}
     for chat, replies in made:
         said = [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]

@@ -21,7 +21,7 @@ from nip_ray.text.training.learning_agent import Example, LearningAgent
 def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
     """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a share, keep all."""
     part = share(agent.settings, agent.iteration)
-    if agent.name != agent.scenario.protocol.verifier or not part:
+    if agent.name not in agent.scenario.protocol.verifiers or not part:
         return [], list(dialogues)
     random = np.random.default_rng(stable_seed(agent.seed, "guess_replacement", agent.iteration, agent.name))
     order = random.permutation(len(dialogues)).tolist()

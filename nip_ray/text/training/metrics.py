@@ -15,7 +15,7 @@ Decisions that matter here:
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from nip_ray.evaluation.clusters import clustered_mean, clustered_share
 from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogue_rules import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.settings.text_training import MaltSettings
@@ -57,8 +58,9 @@ def dialogue_metrics(dialogues: Sequence[Dialogue], protocol: Protocol, groups: 
     if (honesty := _score_difference(dialogues, protocol).estimate) is not None:
         figures["score_difference"] = honesty
     if protocol.verifier is not None:
-        share_I = _right_by_item(dialogues)
-        figures |= {"verifier/worst_case": float(share_I.min()), "verifier/always_fail": float(np.mean(share_I == 0))}
+        for who, seen in judged(dialogues, protocol).items():
+            share_I = _right_by_item(seen)
+            figures |= {f"{who}/worst_case": float(share_I.min()), f"{who}/always_fail": float(np.mean(share_I == 0))}
     return figures
 
 
@@ -76,10 +78,11 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
         std = float(np.std(_returns(dialogues, agent))) if dialogues else None
         record[f"{agent}/return_std"] = Mean(std, None, None, count).record()
     if protocol.verifier is not None:
-        share_I = _right_by_item(dialogues)
-        worst = float(share_I.min()) if count else None
-        record["verifier/worst_case"] = Mean(worst, None, None, count).record()
-        record["verifier/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
+        for who, seen in judged(dialogues, protocol).items():
+            share_I = _right_by_item(seen)
+            worst = float(share_I.min()) if count else None
+            record[f"{who}/worst_case"] = Mean(worst, None, None, count).record()
+            record[f"{who}/always_fail"] = proportion(int(np.count_nonzero(share_I == 0)), count, level).record()
     return record
 
 
@@ -92,14 +95,35 @@ def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean
     return score_difference(return_BA, side_BA * spoke_BA, _items(dialogues)[0])
 
 
+def judged(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Sequence[Dialogue]]:
+    """Who judges -> the dialogues as judged by it: "verifier" as they are, a member of a panel as if its vote were the verdict."""
+    if protocol.panel is None:
+        return {"verifier": dialogues}
+    votes = [rulebook(protocol).votes(dialogue.item.y, dialogue.rounds) for dialogue in dialogues]
+    return {"verifier": dialogues} | {
+        member: [
+            replace(dialogue, confidence=cast[member], verdict=CONTINUE if cast[member] is None else verdict_of(cast[member] or 0.0))
+            for dialogue, cast in zip(dialogues, votes)
+        ]
+        for member in protocol.panel.members
+    }
+
+
 def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -> dict[str, Ratio]:
     ratios = {}
     if protocol.verifier is not None:
-        ratios |= _verdict_ratios(dialogues) | _confidence_ratios(dialogues) | _group_ratios(dialogues, groups)
+        for who, seen in judged(dialogues, protocol).items():
+            parts = _verdict_ratios(seen) | _confidence_ratios(seen) | _group_ratios(seen, groups)
+            ratios |= {key.replace("verifier/", f"{who}/", 1): part for key, part in parts.items()}
     one_B = np.ones(len(dialogues))
     for role in protocol.roles:
         drawn_B = _array(protocol.role_of(dialogue.seed) == role for dialogue in dialogues)
-        parts = _verdict_ratios(dialogues) | {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
+        parts = {
+            key.replace("verifier/", f"{who}/", 1): part
+            for who, seen in (judged(dialogues, protocol) if protocol.verifier is not None else {}).items()
+            for key, part in _verdict_ratios(seen).items()
+        }
+        parts |= {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
         ratios |= {f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share) for key, part in parts.items()}
     ratios["episode_length"] = Ratio(_array(len(dialogue.rounds) for dialogue in dialogues), one_B, share=False)
     ratios["messages"] = Ratio(_array(_messages(dialogue) for dialogue in dialogues), one_B, share=False)

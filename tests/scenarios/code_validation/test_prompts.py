@@ -33,6 +33,22 @@ def prompts_of(scenario: CodeValidation, item: CodeItem = SAMPLE) -> dict[str, s
     return {agent: scenario.system_prompt(item, agent) for agent in scenario.protocol.agents}
 
 
+@pytest.mark.parametrize(("rule", "says"), [("majority", "more than half"), ("veto", "a single judge rejects it"), ("mean", "the mean of")])
+@pytest.mark.parametrize("params", [{}, {"max_rounds": 6}, {"judges": 1, "judges_paid_for": "verdict"}, {"shared_reward": True}])
+def test_a_panel_is_told_its_rule(rule: str, says: str, params: dict[str, Any]) -> None:
+    for settings in ({}, {"verdict_scale": "percent"}, {"decision_format": "json"}):
+        scenario = made("judge_panel", {"panel_rule": rule, **params}, **settings)
+        prompts = prompts_of(scenario)
+        for agent, prompt in prompts.items():
+            assert (says in prompt) == (agent == "prover" or len(prompts) > 2)
+            assert "None" not in prompt
+            assert "\n\n\n" not in prompt
+            assert prompt == prompt.strip()
+        assert ("before they vote" in prompts["prover"]) == ("on how well they judge" in prompts["prover"])
+        assert ("question" in prompts["judge0"].replace("questions", "")) == ("max_rounds" in params)
+        assert ("of the panel's verdict, not of your own vote" in prompts["judge0"]) == ("judges_paid_for" in params)
+
+
 def say(folder: Path, name: str, text: str) -> Path:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)

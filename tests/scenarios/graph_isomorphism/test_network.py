@@ -175,11 +175,11 @@ def test_who_may_name_which_nodes(protocol: tuple[str, dict[str, Any]], kind: st
         symbol, agent = int(rollout.main_BRACM[b, r, a, c, m]), scenario.protocol.agents[a]
         assert scenario.node_mask_IGV[rollout.id_B[b], symbol // size, symbol % size]
         sides[agent].add(symbol // size)
-        if agent == scenario.protocol.verifier:
+        if agent in scenario.protocol.verifiers:
             continue
         heard = [] if r == 0 else [s for s in rollout.main_BRACM[b, r - 1, :, c, m].tolist() if s >= 0]
         assert symbol // size == int(any(s < size for s in heard))
-    assert sides[scenario.protocol.verifier] == {0, 1}
+    assert sides[scenario.protocol.viewpoint] == {0, 1}
 
 
 FACTORS = dict(agent_lr_factor=LrFactors(2, 3), body_lr_factor=LrFactors(5, 7), gnn_lr_factor=LrFactors(11, 13))

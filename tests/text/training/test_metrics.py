@@ -7,7 +7,7 @@ import pytest
 
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.play.dialogue import Dialogue, Turn
-from nip_ray.play.dialogues import advance, start_dialogue
+from nip_ray.play.dialogues import advance, start_dialogue, transcript_record
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.text.training.metrics import dialogue_metrics, dialogue_record
 from tests.text.small_dialogues import Item, random_dialogues, tiny
@@ -48,6 +48,29 @@ def test_flat_figures_and_record_agree() -> None:
         record = dialogue_record(dialogues, scenario.protocol, groups=groups)
         assert {key: figure["estimate"] for key, figure in record.items() if figure["estimate"] is not None} == pytest.approx(flat)
         json.dumps(record, allow_nan=False)
+
+
+def test_each_member_of_a_panel_has_the_figures_of_its_own_vote() -> None:
+    """Those of a verifier whose verdicts are its votes."""
+    scenario = tiny("judge_panel", judges=2, max_rounds=4, panel_rule="veto")
+    dialogues = random_dialogues(scenario, 30, repeats=2, seed=4)
+    found = dialogue_metrics(dialogues, scenario.protocol, {"difficulty": lambda item: item.difficulty})
+    for judge in ("judge0", "judge1"):
+        given = []
+        for dialogue in dialogues:
+            cast = [turn.decision for turns in dialogue.rounds for turn in turns if turn.agent == judge and turn.decision != CONTINUE]
+            assert len(cast) <= 1, "who has voted has no more turns"
+            given.append((dialogue.item.y, cast[0] if cast else CONTINUE))
+        assert found[f"{judge}/accuracy"] == pytest.approx(sum(y == vote for y, vote in given) / len(given))
+        assert found[f"{judge}/undecided"] == pytest.approx(sum(vote == CONTINUE for _, vote in given) / len(given))
+        assert {f"{judge}/{name}" for name in ("brier", "worst_case", "precision")} <= found.keys()
+        for dialogue, (y, vote) in zip(dialogues, given):
+            assert transcript_record(scenario, dialogue)["votes"][judge] == ("reject", "accept", "undecided")[vote]
+            sure = [turn.confidence for turns in dialogue.rounds for turn in turns if turn.agent == judge and turn.confidence is not None]
+            truth = 0.0 if not sure else sure[0] if y else 1 - sure[0]
+            assert dialogue.total(judge) == pytest.approx(2 * truth - 1, abs=1e-6)
+    assert any(len(dialogue.rounds) == 4 for dialogue in dialogues)
+    json.dumps(dialogue_record(dialogues, scenario.protocol), allow_nan=False)
 
 
 def test_intervals_of_items_played_once_are_exact() -> None:

@@ -1,0 +1,61 @@
+"""Chances of a panel's verdicts: against a sum over all votes, and in plays of several rounds against what was voted."""
+
+import math
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.evaluation.calibration import graded_verdicts
+from nip_ray.evaluation.panels import judged, panel_chances
+from nip_ray.evaluation.staged import stage
+from nip_ray.play.core import BatchedPlay, Player
+from nip_ray.protocols import CONTINUE, Panel, build
+from nip_ray.protocols.batched_step import verdict_of
+from nip_ray.seeding import generator
+from tests.builders import graph_scenario, one_thread
+
+
+@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto"])
+@pytest.mark.parametrize("members", [1, 2, 3, 4])
+def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
+    panel = Panel(tuple(map(str, range(members))), rule)
+    chance_BM3 = torch.rand(8, members, 3, generator=torch.Generator().manual_seed(members)).softmax(-1)
+    last_B = torch.arange(8) % 2 == 0
+    expected = torch.zeros(8, 3)
+    for votes in product(range(3), repeat=members):
+        chance_B = torch.stack([chance_BM3[:, place, vote] for place, vote in enumerate(votes)]).prod(0)
+        grades = torch.tensor([[(0.0, 1.0, math.nan)[vote] for vote in votes]])
+        verdict = int(verdict_of(panel.confidence(grades))[0])
+        for copy in range(8):
+            expected[copy, verdict if bool(last_B[copy]) or CONTINUE not in votes else CONTINUE] += chance_B[copy]
+    assert torch.allclose(panel_chances(panel, chance_BM3, last_B), expected, atol=1e-6)
+
+
+def test_in_play_of_several_rounds() -> None:
+    """Two judges, four rounds: the first vote is known when the second is cast."""
+    with one_thread():
+        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="veto"))
+        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+        id_B = scenario.ids("test").repeat(60)
+        players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
+        staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    rollout, chance_BR3 = staged.rollout, staged.chance_BR3
+    assert rollout.vote_BM is not None
+    first, second = (staged.members[judge] for judge in ("judge0", "judge1"))
+    assert torch.allclose(chance_BR3[:, 1, 1], first[:, 1, 1] * second[:, 1, 1], atol=1e-6), "accepted at once if both accept"
+    assert torch.allclose(chance_BR3[:, 1, 2], 1 - (1 - first[:, 1, 2]) * (1 - second[:, 1, 2]), atol=1e-6)
+    voted_B = (rollout.decision_BRA[:, 1, 1] == 0) & (rollout.decision_BRA[:, 1, 2] == CONTINUE)
+    assert bool(voted_B.any())
+    assert torch.allclose(chance_BR3[voted_B, 3, 0], torch.ones(int(voted_B.sum()))), "one has rejected, whatever the other does"
+    over_B = rollout.length_B == 2
+    assert bool(over_B.any())
+    assert not bool(chance_BR3[over_B, 2:].any())
+    drawn = (rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
+    expected = chance_BR3[:, 1].mean(0)[:2] + chance_BR3[:, 3].mean(0)[:2]
+    assert torch.allclose(drawn[:2], expected, atol=4 * 0.5 / math.sqrt(len(id_B)))
+    grades, labels = graded_verdicts(staged)
+    assert len(grades) == len(labels) == int((rollout.verdict_B != CONTINUE).sum())
+    by = judged(scenario.protocol, rollout)
+    assert [by[judge].verdict_B.tolist() for judge in ("judge0", "judge1")] == rollout.vote_BM.T.tolist()
