@@ -23,6 +23,7 @@ from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.pictures import GRID, PALETTE, Drawing, picture, plain
 from nip_ray.evaluation.report.source import MAX_TEXT
 from nip_ray.progress import duration
+from nip_ray.sweeps.gap import gap_map
 from nip_ray.sweeps.spaces import Space
 from nip_ray.sweeps.spec import SweepSpec, sweep_to_yaml
 from nip_ray.sweeps.summary import SettingSummary, Summary, TrialRecord, figure_of, headline, label, short_names, show, table_rows
@@ -65,6 +66,7 @@ def write_sweep_page(folder: Path, spec: SweepSpec, summary: Summary, trials: Se
         header=header,
         rows=rows[:ROWS_SHOWN],
         num_left_out=max(0, len(rows) - ROWS_SHOWN),
+        gap=gap_map(folder, spec, summary),
         pictures=_pictures(spec, summary),
         failed=[(trial.trial_id, label_of(trial, summary), (trial.error or "no reason is known")[:1000]) for trial in _failed(trials)],
         num_failed=sum(trial.status == "failed" for trial in trials),

@@ -1,0 +1,97 @@
+"""Oversight against the gap in capability: accuracy and soundness over two settings, such as the depths of verifier and provers, as a map.
+
+Decisions that matter here:
+- there is one where exactly two settings vary over listed values and runs have given verdicts. A setting of the verifier stands down the
+  map, so that the gap between prover and verifier grows to the upper right;
+- soundness is what the strongest attacker left of it, 1 - soundness error, where all runs of a cell were attacked when they ended
+  (`evaluation.attack.enabled`), else that against their own provers, and the map says which;
+- a cell is the mean over the seeds that ran to their end, with Student's interval; of one seed it is that run's own, over instances.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nip_ray.evaluation.intervals import mean
+from nip_ray.evaluation.report.source import Figure, figure_of, interval_words, percent_words
+from nip_ray.evaluation.report.trust import CELLS_SHOWN, complement
+from nip_ray.sweeps.spec import SweepSpec
+from nip_ray.sweeps.summary import SettingSummary, Summary, short_names, show
+
+ATTACKED, OWN = "soundness under attack", "soundness against its own provers"
+
+
+def gap_map(folder: Path, spec: SweepSpec, summary: Summary) -> dict[str, Any] | None:
+    """Variables of the heat map in the sweep's `folder` (trials/ID are its runs); None where there is none."""
+    keys = sorted(spec.spaces, key=lambda key: ".verifier." not in key)
+    if len(keys) != 2 or not all(spec.spaces[key].listed for key in keys):
+        return None
+    found = {tuple(show(one.values[key]) for key in keys): _cell(folder, one) for one in summary.settings if set(keys) <= set(one.values)}
+    if not any(found.values()):
+        return None
+    down, across = (_ordered([one.values[key] for one in summary.settings if key in one.values])[:CELLS_SHOWN] for key in keys)
+    names = short_names(keys)
+    empty = {"text": "–", "interval": "", "step": "none", "own": False}
+    rows = [{"name": row, "elo": None, "cells": [found.get((row, column)) or empty for column in across]} for row in down]
+    caption = (
+        "Accuracy, which is shaded, and soundness: means over seeds with Student's 95 % intervals; of one seed its interval over instances."
+    )
+    return {
+        "columns": across,
+        "rows": rows,
+        "cut": "",
+        "roles": (names[keys[0]], names[keys[1]]),
+        "elo": False,
+        "last": [],
+        "caption": caption
+        if any(one and "attack" in one["also"] for one in found.values())
+        else f"{caption} No attack was made: evaluation.attack.enabled makes one at the end of each run.",
+    }
+
+
+def _ordered(values: Sequence[Any]) -> list[str]:
+    """Numbers by size, others as they come."""
+    numbers = all(isinstance(value, int | float) for value in values)
+    return list(dict.fromkeys(map(show, sorted(values) if numbers else values)))
+
+
+def _cell(folder: Path, setting: SettingSummary) -> dict[str, Any] | None:
+    runs = [_read(trial.run_dir or folder / "trials" / trial.trial_id) for trial in setting.trials if trial.status == "done"]
+    told = [(*_played(run), figure_of(run.get("soundness_error"))) for run in runs]
+    accuracy = pooled([figure for figure, _, _ in told if figure is not None])
+    if accuracy is None:
+        return None
+    errors = [error for _, _, error in told if error is not None]
+    attacked = len(errors) == len(told)
+    sound = pooled([complement(error) for error in errors] if attacked else [figure for _, figure, _ in told if figure is not None])
+    also = "" if sound is None else f"{ATTACKED if attacked else OWN} {percent_words(sound.estimate)} {interval_words(sound, True)}"
+    step = round(10 * min(1.0, max(0.0, accuracy.estimate)))
+    return {"text": percent_words(accuracy.estimate), "interval": interval_words(accuracy, True), "step": step, "own": False, "also": also}
+
+
+def pooled(figures: Sequence[Figure]) -> Figure | None:
+    """The mean over runs of a share, with Student's interval, cut off at 0 and 1; of one run its own."""
+    if len(figures) < 2:
+        return figures[0] if figures else None
+    found = mean([figure.estimate for figure in figures])
+    ends = (None if end is None else min(1.0, max(0.0, end)) for end in (found.lower, found.upper))
+    return None if found.estimate is None else Figure(found.estimate, *ends, found.n)
+
+
+def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:
+    """Accuracy and soundness on instances that were not trained with where these are told apart, greedy where that was played."""
+    unseen = document.get("unseen")
+    told = {**document, **unseen} if isinstance(unseen, dict) else document
+    tables = [table for mode in ("greedy", "sampled") if isinstance(table := told.get(mode), dict)]
+    accuracy, soundness = (figure_of(tables[0].get(f"verifier/{name}")) if tables else None for name in ("accuracy", "soundness"))
+    return accuracy, soundness
+
+
+def _read(run_dir: Path) -> dict[str, Any]:
+    """A run's evaluation.json; {} where it is missing or damaged, which its own report says."""
+    try:
+        found = json.loads((run_dir / "evaluation.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
