@@ -75,8 +75,8 @@ def pooled(figures: Sequence[Figure]) -> Figure | None:
     if len(figures) < 2:
         return figures[0] if figures else None
     found = mean([figure.estimate for figure in figures])
-    ends = (None if end is None else min(1.0, max(0.0, end)) for end in (found.lower, found.upper))
-    return None if found.estimate is None else Figure(found.estimate, *ends, found.n)
+    lower, upper = (None if end is None else min(1.0, max(0.0, end)) for end in (found.lower, found.upper))
+    return None if found.estimate is None else Figure(found.estimate, lower, upper, found.n)
 
 
 def _played(document: Mapping[str, Any]) -> tuple[Figure | None, Figure | None]:

@@ -19,7 +19,7 @@ from nip_ray.text.dialogues.talk import DialogueRunner, StageContext
 from nip_ray.text.dialogues.tasks import Task, test_tasks
 from nip_ray.text.own_models import clients_of, own_clients
 from nip_ray.text.parts import Prepared, prepare
-from nip_ray.text.training.metrics import dialogue_record
+from nip_ray.text.training.metrics import dialogue_record, risk_and_coverage
 
 
 def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, Any]:
@@ -35,7 +35,8 @@ def replayed_test(folder: RunFolder, config: TextExperimentConfig) -> dict[str, 
     record = dialogue_record(dialogues, prepared.scenario.protocol, groups=prepared.kind.groups)
     count = len({dialogue.item.id for dialogue in dialogues})
     kind = prepared.kind
-    return {"iteration": about["iteration"], "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    told = {"iteration": about["iteration"], "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    return told | risk_and_coverage(dialogues)
 
 
 def _in_step(folder: RunFolder, config: TextExperimentConfig, prepared: Prepared, tasks: list[Task], iteration: int) -> list[Dialogue]:

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from nip_ray.evaluation.clusters import clustered_mean, clustered_share
 from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_rules import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
@@ -288,7 +289,19 @@ def last_test(
     iteration, dialogues = found
     record = dialogue_record(dialogues, protocol, groups=kind.groups)
     count = len({dialogue.item.id for dialogue in dialogues})
-    return {"iteration": iteration, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    about = {"iteration": iteration, "split": "test", "num_instances": count, "held_out": kind.held_out, "sampled": record}
+    return about | risk_and_coverage(dialogues)
+
+
+def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
+    """{"calibration": {"selective"}}, risk against coverage, as of networks; {} where all verdicts are equally sure, as on a scale of two,
+    and where an item was played more than once: such dialogues are not independent.
+    """
+    sure = [one for one in dialogues if one.confidence is not None and one.verdict != CONTINUE]
+    graded_N = _array(0.0 if one.confidence is None else one.confidence for one in sure)
+    if len(np.unique(np.maximum(graded_N, 1 - graded_N))) < 2 or _items(dialogues)[1] < len(dialogues):
+        return {}
+    return {"calibration": {"selective": selective(graded_N, _labels(sure).astype(np.float64), len(dialogues))}}
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:

@@ -144,7 +144,7 @@ def test_instances_of_training_are_not_called_held_out(tmp_path: Path) -> None:
 
 def test_risk_against_coverage_is_drawn_with_its_band_and_figures(tmp_path: Path) -> None:
     found = selective(np.linspace(0.55, 0.95, 80), np.ones(80) - (np.arange(80) % 8 == 0), 100)
-    folder = run_folder(tmp_path / "run", calibration={"brier": record(1, 10), "selective": found})
+    folder = run_folder(tmp_path / "run", calibration={"selective": found})
     chart = trust(read_run(folder), True)["selective"]
     assert chart["curve"][-1][:2] == [80.0, 75.0], "an eighth is wrong, on an axis that ends at 50 %"
     assert all(low >= at >= high for _, at, low, high in chart["curve"])

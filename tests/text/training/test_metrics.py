@@ -9,7 +9,7 @@ from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.play.dialogue import Dialogue, Turn
 from nip_ray.play.dialogues import advance, start_dialogue, transcript_record
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
-from nip_ray.text.training.metrics import dialogue_metrics, dialogue_record
+from nip_ray.text.training.metrics import dialogue_metrics, dialogue_record, risk_and_coverage
 from tests.text.small_dialogues import Item, random_dialogues, tiny
 
 NIP = tiny("nip", max_rounds=4)
@@ -38,6 +38,17 @@ PLAYED = [
     over(5, 1, CONTINUE),
     over(6, 0, CONTINUE),
 ]
+
+
+def test_risk_against_coverage_of_verdicts_on_a_scale() -> None:
+    """Sureness .9 (right), .8 (wrong), .7 (right), and one that is left undecided: a quarter, a half and three quarters of all items."""
+    graded = [over(0, 1, ACCEPT, 0.9), over(1, 1, REJECT, 0.2), over(2, 0, REJECT, 0.3), over(3, 1, CONTINUE)]
+    found = risk_and_coverage(graded)["calibration"]["selective"]
+    assert [(point["coverage"], point["risk"]) for point in found["curve"]] == [(0.25, 0), (0.5, 0.5), (0.75, pytest.approx(1 / 3))]
+    assert found["area"]["estimate"] == pytest.approx(5 / 18, abs=1e-9)
+    assert risk_and_coverage(PLAYED) == {}, "all equally sure"
+    assert risk_and_coverage([*graded, over(0, 1, ACCEPT, 0.8)]) == {}, "an item twice"
+    assert risk_and_coverage([]) == {}
 
 
 def test_flat_figures_and_record_agree() -> None:
