@@ -7,7 +7,8 @@ Decisions that matter here:
   that does not answer in time counts as lost, and is ended;
 - what fails by itself fails again: an error in an env runner or a learner ends the run at once, with its own message. Only lost
   processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
-- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended;
+- learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended. So are those that
+  do not answer in time: which of them hangs, nobody can tell;
 - weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
 """
 
@@ -16,6 +17,7 @@ Decisions that matter here:
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false, reportOptionalOperand=false, reportPrivateImportUsage=false
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import methodcaller
@@ -32,6 +34,7 @@ from ray.rllib.utils.annotations import override
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, LEARNER_RESULTS
 from torch import nn
 
+from nip_ray.cluster.patience import REMEMBERED, hang_limit_s
 from nip_ray.cluster.ray_session import first_words
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError
@@ -60,6 +63,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.train_iteration = 0
         self.env_steps_total = 0
         self.row: dict[str, Any] = {}
+        self.durations: deque[float] = deque(maxlen=REMEMBERED)  # of iterations, in seconds
         self.past: PastOpponents | None = None
         logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
         with runners_by_value(store=self._needs_ray(config)), _learners_said():
@@ -109,7 +113,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     @override(Algorithm)
     def step(self) -> dict[str, Any]:
         """RLlib's iteration results with our flat figures under ``nip_ray``."""
+        began = time.monotonic()
         results = super().step()
+        self.durations.append(time.monotonic() - began)
         results["nip_ray"] = dict(self.row)
         return results
 
@@ -210,7 +216,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
         Raises TrainingError with the message of what a runner raised.
         """
-        manager, limit = actors_of(self.env_runner_group), self.config.sample_timeout_s
+        manager, limit = actors_of(self.env_runner_group), self._hang_limit_s()
+        setting = "sample_timeout_s" if limit > self.config.sample_timeout_s else "hang_timeout_s"
+        limit = min(limit, self.config.sample_timeout_s)
         if not calls:  # RLlib takes an empty list of runners for all of them
             return {}
         told = list(map(ReturnErrors, calls.values()))
@@ -219,7 +227,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
             if runner in answers and not answers[runner].ok:
                 say(f"warning: env runner {runner} is lost; others play for it until it is recreated")
             elif runner not in answers and manager.is_actor_healthy(runner):
-                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.sample_timeout_s) and is recreated")
+                say(f"warning: env runner {runner} gave no answer in {limit:g} s (fault_tolerance.{setting}) and is recreated")
                 ray.kill(manager.actors()[runner], no_restart=False)  # else it would be asked again, or answer too late
                 manager.set_actor_state(runner, healthy=False)
         return {runner: unwrap(answer.get()) for runner, answer in answers.items() if answer.ok}
@@ -375,7 +383,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if self.learner_group.is_local:
             return [function(local_learner(self.learner_group))]
         learners = remote_learners(self.learner_group)
-        return ask_learners(learners, function, list(range(len(learners))) if only is None else only)
+        return ask_learners(learners, function, list(range(len(learners))) if only is None else only, self._hang_limit_s())
+
+    def _hang_limit_s(self) -> float:
+        return hang_limit_s(self.config.hang_timeout_s, self.durations)
 
     @override(Algorithm)
     def cleanup(self) -> None:

@@ -80,18 +80,22 @@ def said(error: RayError) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
 
 
-def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int]) -> list[Any]:
+def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int], limit_s: float) -> list[Any]:
     """What `function` gives on those learners that are numbered in `only`.
 
-    Raises LearnerLost when a learner is gone, TrainingError when one raised, as soon as that is known of any of them: the others may wait
+    Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one raised, as soon as that is known of any of them: the others may wait
     for it for ever. They are ended then.
     """
     calls = [learners[i].apply.remote(ReturnErrors(function)) for i in only]
-    waiting, found = list(calls), {}
+    waiting, found, deadline = list(calls), {}, time.monotonic() + limit_s
     try:
         while waiting:
-            [ready], waiting = ray.wait(waiting, num_returns=1)
-            found[ready] = _learners_answer(ready, learners)
+            done, waiting = ray.wait(waiting, num_returns=1, timeout=max(0.0, deadline - time.monotonic()))
+            if not done:
+                silent = ", ".join(str(number) for number, call in zip(only, calls, strict=True) if call in waiting)
+                told = f"{limit_s:.0f} s (fault_tolerance.hang_timeout_s)"
+                raise LearnerLost(f"learner {silent} of {len(learners)} gave no answer in {told}")
+            found[done[0]] = _learners_answer(done[0], learners)
     except TrainingError:
         for learner in learners:
             ray.kill(learner)

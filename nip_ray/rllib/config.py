@@ -320,7 +320,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
             max_num_env_runner_restarts=settings.max_env_runner_restarts,
             delay_between_env_runner_restarts_s=settings.restart_delay_s,
         )
-        self.sample_timeout_s = settings.sample_timeout_s
+        self.sample_timeout_s, self.hang_timeout_s = settings.sample_timeout_s, settings.hang_timeout_s
 
     def _take(self, settings: Any) -> None:
         # a dict, in which Tune finds search spaces, and without what RLlib has: Tune would find those twice

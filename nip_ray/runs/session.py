@@ -11,12 +11,14 @@ Decisions that matter here:
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from nip_ray.cluster.interrupts import finishing
+from nip_ray.cluster.patience import REMEMBERED
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
@@ -49,6 +51,7 @@ class Session:
         self.last_evaluation: dict[str, float] = {}
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
         self._whole, self._kept = False, None  # whether the algorithm stands after an iteration; its state after the last long one
+        self._durations: deque[float] = deque(maxlen=REMEMBERED)  # outlives an algorithm whose learners were lost
         self._tracker: Tracker | None = None
         self._open = ExitStack()
         self._profiled: Callable[[], None] | None = None
@@ -79,6 +82,7 @@ class Session:
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
         self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))
+        self.algorithm.durations = self._durations
         if given:
             put_weights(self.algorithm, given)
         if checkpoint is not None:

@@ -109,7 +109,14 @@ class FaultToleranceSettings:
     restart_delay_s: float = option(
         1.0, "Seconds before an env runner that ended itself is recreated (one that was killed: at once).", ge=0
     )
-    sample_timeout_s: float = option(600.0, "Seconds after which an env runner that does not answer counts as lost.", gt=0)
+    hang_timeout_s: float = option(
+        120.0,
+        "Seconds after which an env runner or a learner that does not answer counts as lost; five times the median "
+        "iteration where that is longer, and ten times as many before the first iteration is over.",
+        gt=0,
+        allow_inf_nan=False,
+    )
+    sample_timeout_s: float = option(600.0, "The most seconds that an env runner may take to answer, however long iterations are.", gt=0)
     max_learner_failures: int = option(3, "Times that a run continues from its newest checkpoint after losing a learner.", ge=0)
 
 

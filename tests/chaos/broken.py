@@ -9,7 +9,7 @@ Decisions that matter here:
 from pathlib import Path
 
 _TEXT = '''
-import fcntl, os, signal, time
+import fcntl, os, signal, subprocess, time
 from pathlib import Path
 
 from nip_ray.scenarios.message_game.scenario import MessageGame, build_message_game
@@ -58,6 +58,8 @@ RAISES = "raise ValueError('the dice are\\n loaded')"
 DIES = "os.kill(os.getpid(), signal.SIGKILL)"
 HANGS_ONCE = "time.sleep(0 if before else 600)"
 HANGS = "time.sleep(600)"
+STOPS_ONCE = "before or os.kill(os.getpid(), signal.SIGSTOP)"
+STOPS_HALF_A_MINUTE = """before or subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 30; kill -CONT {os.getpid()}"])"""
 
 
 def damage_and_die(checkpoints: str) -> str:

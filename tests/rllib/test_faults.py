@@ -10,7 +10,7 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.errors import TrainingError
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.registry import SCENARIOS
-from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, write_plugin
+from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, STOPS_HALF_A_MINUTE, STOPS_ONCE, write_plugin
 from tests.chaos.driver import config, figures
 
 SOON_S = 150.0
@@ -97,6 +97,32 @@ def test_what_a_hanging_env_runner_owes_is_played_by_another(ray_session: None, 
     assert seconds < SOON_S
     assert figures(disturbed / "run") == figures(calm / "run")
     assert "gave no answer in 3 s (fault_tolerance.sample_timeout_s) and is recreated" in capfd.readouterr().err
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize(("worker", "workers"), [(RUNNER, (2, 0)), (LEARNER, (0, 2)), (LEARNER, (0, 1))], ids=["runner", "learner", "only"])
+@pytest.mark.parametrize(("deed", "timeout_s"), [(STOPS_ONCE, 10.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"])
+def test_a_process_that_is_stopped_is_replaced_or_waited_for(
+    ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], worker: str, workers: tuple[int, int], deed: str, timeout_s: float
+) -> None:
+    calm, disturbed = tmp_path / "calm", tmp_path / "disturbed"
+    calm.mkdir()
+    disturbed.mkdir()
+    run(calm, workers)
+    plugin, struck = write_plugin(disturbed, worker, 3, deed)
+    seconds = run(disturbed, workers, plugin, fault_tolerance=limits(hang_timeout_s=timeout_s))
+    assert struck.exists()
+    assert figures(disturbed / "run") == figures(calm / "run")
+    assert _weights(disturbed / "run") == _weights(calm / "run")
+    replaced = f"gave no answer in {timeout_s:g} s (fault_tolerance.hang_timeout_s)" in capfd.readouterr().err
+    assert replaced == (deed == STOPS_ONCE)
+    assert seconds < SOON_S
+    assert replaced or seconds > 29.0, "it was stopped, and went on"
+
+
+def _weights(folder: Path) -> bytes:
+    """All tensors of the newest checkpoint, as they lie on disk."""
+    return (sorted((folder / "checkpoints").glob("0*"))[-1] / "training.pt").read_bytes()
 
 
 @pytest.mark.crash
