@@ -131,9 +131,16 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
 
 
 def scoring(config: ExperimentConfig) -> Iterator[str]:
-    """Networks accept or reject, and do not say how sure they are."""
-    if not without_verifier(config) and (given := config.protocol.verifier_scoring) != "linear":
-        yield f"protocol.verifier_scoring: got {given}, but verdicts of networks have no confidence, leave it out"
+    """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can be paid for it."""
+    if config.protocol.name not in PROTOCOLS or without_verifier(config):
+        return
+    given, rule = table_of(config.protocol.name, config.protocol).payment.scoring, config.algorithm
+    if given == "linear":
+        return
+    if panel_of(config) is not None:
+        yield f"protocol.verifier_scoring: got {given}, but votes of a panel of networks have no confidence, leave it out"
+    elif rule.name not in ("ppo", "reinforce"):
+        yield f"protocol.verifier_scoring: got {given}, but {rule.name} does not learn from it, use ppo or reinforce or leave it out"
 
 
 def panels(config: ExperimentConfig) -> Iterator[str]:

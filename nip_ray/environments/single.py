@@ -19,7 +19,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.transcripts import transcript_records
 from nip_ray.play.core import BatchedPlay
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, NUM_DECISIONS, NUM_SEEDS, VERDICTS
+from nip_ray.protocols import CONTINUE, NUM_DECISIONS, NUM_SEEDS, VERDICTS, Protocol
 from nip_ray.protocols.batched_step import verdict_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -50,8 +50,9 @@ class SinglePlay:
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Begin an episode. seed: seeds the draws from here on. options: "id" of the instance and "seed" of the episode, else drawn.
 
-        Raises UserError for one that there is not.
+        Raises UserError for one that there is not, and for a protocol that actions alone cannot play.
         """
+        refuse_scored(self.protocol)  # not before: who plays in batches asks for the spaces
         if seed is not None:
             self.random = np.random.default_rng(seed)
         drawn = {"id": int(self.instances[self.random.integers(len(self.instances))]), "seed": int(self.random.integers(NUM_SEEDS))}
@@ -175,6 +176,15 @@ class SinglePlay:
         if len(flat) != len(sizes) or flat.dtype.kind not in "iu" or (flat < 0).any() or (flat >= sizes).any():
             raise UserError(f"{agent}: got the action {actions[agent]!r}, expected {form}")
         return flat.astype(np.int64)
+
+
+def refuse_scored(protocol: Protocol) -> None:
+    """Raises UserError where a verdict is paid by what the verifier stated with it, which actions do not say."""
+    if protocol.verifier is not None and protocol.payment.scoring != "linear":
+        given = protocol.payment.scoring
+        raise UserError(
+            f"protocol.verifier_scoring: got {given}, but actions do not say how sure they are; play it in batches, or use linear"
+        )
 
 
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:

@@ -17,7 +17,19 @@ from nip_ray.learning.policy import Action, Policy, joined
 from nip_ray.learning.similarity import choice_distances, similarity
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Dialogue, Scenario
-from nip_ray.protocols import CONTINUE, NUM_SEEDS, Judgement, Protocol, ProtocolState, StepOutcome, ZeroKnowledge, start, step
+from nip_ray.protocols import (
+    ACCEPT,
+    CONTINUE,
+    NUM_SEEDS,
+    REJECT,
+    Judgement,
+    Protocol,
+    ProtocolState,
+    StepOutcome,
+    ZeroKnowledge,
+    start,
+    step,
+)  # fmt: skip
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator, stable_seed
 
@@ -69,10 +81,17 @@ class BatchedPlay:
         said = Dialogue(self.main_BRACM, self.linear_BRACM).rows(copy_N)
         return self.scenario.observe(agent, self.id_B[copy_N], said, round_N, seed_N)
 
-    def step(self, actions: Mapping[str, tuple[Tensor, Action]], similarity_B: Tensor | None = None) -> StepOutcome:
+    def step(
+        self,
+        actions: Mapping[str, tuple[Tensor, Action]],
+        similarity_B: Tensor | None = None,
+        grade_BM: Tensor | None = None,
+        drawn: bool = False,
+    ) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
 
-        similarity_B: under zero knowledge, what `compared` says of the round.
+        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are scored, the probability
+        that the verifier gave to acceptance, and whether it drew its decision from it.
         """
         decision_BA = torch.full(self.active_BAC.shape[:2], CONTINUE, device=self.device)
         for agent, (copy_N, action) in actions.items():
@@ -80,7 +99,7 @@ class BatchedPlay:
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn)
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
@@ -217,7 +236,20 @@ def play_round(play: BatchedPlay, players: Mapping[str, Player]) -> tuple[list[T
         turns.append(turn)
         actions[agent] = copy_N, turn.action if player.edit is None else player.edit(turn)
     similarity_B, distance_B2 = (None, None) if extra is None else compared(extra, asked, play.id_B)
-    return turns, play.step(actions, similarity_B).reward_BA, distance_B2
+    grade_BM, drawn = stated(play, asked, players) if play.protocol.payment.scoring != "linear" else (None, False)
+    return turns, play.step(actions, similarity_B, grade_BM, drawn).reward_BA, distance_B2
+
+
+def stated(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]) -> tuple[Tensor | None, bool]:
+    """((B, 1) the probability of acceptance among its two verdicts that the verifier gives now, whether it draws its decision)."""
+    verifier = play.protocol.viewpoint
+    if verifier not in asked:
+        return None, False
+    copy_N, policy = asked[verifier]
+    assert policy.decision is not None
+    grade_B = torch.full((len(play.id_B),), 0.5, device=play.device)
+    grade_B[copy_N] = torch.sigmoid(policy.decision[:, ACCEPT] - policy.decision[:, REJECT]).float()
+    return grade_B[:, None], players[verifier].noise is not None
 
 
 def play_rollout(

@@ -80,6 +80,7 @@ def step(
     judged: Judgement | None = None,
     similarity_B: Tensor | None = None,
     grade_BM: Tensor | None = None,
+    drawn: bool = False,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
@@ -88,7 +89,8 @@ def step(
     ``min_rounds - 1`` is ignored and counts as none.
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
-    acceptance that each member of a panel gives with its decision (None: 0 or 1, as it decides).
+    acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
+    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     live_B = ~state.ended_B
@@ -102,7 +104,7 @@ def step(
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != CONTINUE
     exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
-    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA)
+    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA, grade_BM, drawn)
     agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
     if protocol.zero_knowledge is not None:
         if similarity_B is None:
@@ -175,14 +177,45 @@ def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, grade_BM
     scoring = protocol.payment.scoring
     if scoring != "linear":
         true_B1 = state.y_B[:, None] == ACCEPT
-        truth_BA = torch.where(true_B1, share_BA, 1 - share_BA)
-        right_BA = 1 - (1 - truth_BA) ** 2 if scoring == "brier" else 1 - truth_BA.clamp_min(LEAST).log() / log(LEAST)
-        parts = [protocol.payment.of(role) for role in protocol.roles or (None,)]
-        honest_KA = torch.tensor([[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=own_BA.device)
-        honest_BA = honest_KA[protocol.role_B(state.seed_B)]
-        share_BA = torch.where(honest_BA, torch.where(true_B1, right_BA, 1 - right_BA), share_BA)
+        right_BA, _ = score(scoring, torch.where(true_B1, share_BA, 1 - share_BA))
+        share_BA = torch.where(_honest(protocol, state), torch.where(true_B1, right_BA, 1 - right_BA), share_BA)
     mixed_BA = share_BA * amount_BVA[:, ACCEPT] + (1 - share_BA) * amount_BVA[:, REJECT]
     return torch.where(own_BA.isnan(), amount_BVA[:, CONTINUE], mixed_BA)
+
+
+def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """(score, slope) of what was given to the truth, a probability: the Brier or the logarithmic score, 1 if certain, 0 at least.
+
+    Who draws its decision from the probability c that it states cannot learn from a payment of the score, which does not depend on the
+    draw. So such a draw is paid score(c) + (1 - c) slope(c) where it is right and score(c) - c slope(c) where it is wrong. That is the
+    score in the mean, and its score-function gradient is the slope: what learns by policy gradients climbs the score itself.
+    """
+    if scoring == "brier":
+        return 1 - (1 - truth) ** 2, 2 * (1 - truth)
+    kept = truth.clamp_min(LEAST)
+    return 1 - kept.log() / log(LEAST), torch.where(truth < LEAST, 0.0, -1 / (kept * log(LEAST)))
+
+
+def _honest(protocol: Protocol, state: ProtocolState) -> Tensor:
+    """(B, A) bool: who is paid for being right."""
+    parts = [protocol.payment.of(role) for role in protocol.roles or (None,)]
+    honest_KA = torch.tensor([[part.wants_truth(agent) for agent in protocol.agents] for part in parts], device=state.y_B.device)
+    return honest_KA[protocol.role_B(state.seed_B)]
+
+
+def _scored(protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_B: Tensor, grade_B: Tensor, drawn: bool) -> Tensor:
+    """(B, A) `paid_BA` where those who are paid for being right are paid the score of what the verifier stated with its verdict."""
+    payoff_KYVA, _ = protocol.amounts_on(decision_B.device)
+    amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
+    true_B = state.y_B == ACCEPT
+    truth_B = torch.where(true_B, grade_B, 1 - grade_B)
+    share_B, slope_B = score(protocol.payment.scoring, truth_B)
+    if drawn:
+        share_B = share_B + ((decision_B == state.y_B).float() - truth_B) * slope_B
+    accept_BA, reject_BA = amount_BVA[:, ACCEPT], amount_BVA[:, REJECT]
+    right_BA, wrong_BA = (torch.where(true_B[:, None], *pair) for pair in ((accept_BA, reject_BA), (reject_BA, accept_BA)))
+    given_BA = _honest(protocol, state) & (decision_B != CONTINUE)[:, None]
+    return torch.where(given_BA, wrong_BA + share_B[:, None] * (right_BA - wrong_BA), paid_BA)
 
 
 def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn_BA: Tensor, agent: int) -> Tensor:
@@ -230,12 +263,16 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
     return torch.full_like(decision_B, ACCEPT if protocol.force_guess == "one" else REJECT)
 
 
-def _rewards(protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor) -> Tensor:
+def _rewards(
+    protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor, grade_BM: Tensor | None, drawn: bool
+) -> Tensor:
     """(B, A) float32 rewards of one step; decision_B is CONTINUE where no decision counted."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     over_B = (decision_B != CONTINUE) | exhausted_B
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
+    if grade_BM is not None and protocol.payment.scoring != "linear" and protocol.force_guess is None:
+        paid_BA = _scored(protocol, state, paid_BA, decision_B, grade_BM[:, 0], drawn)
     reward_BA = torch.where(over_B[:, None], paid_BA, 0.0)
     counts_BA = turn_BA
     if turns_AA is not None:

@@ -56,7 +56,8 @@ class ProtocolParams:
     verifier_scoring: Literal["linear", "brier", "log"] = option(
         "linear",
         "What a graded verdict pays between a right and a wrong one: in proportion to its confidence, or by the Brier or the logarithmic "
-        "score of it, by which the verifier earns most when it says how sure it is (language models).",
+        "score of it, by which the verifier earns most when it says how sure it is. A network is as sure as its probability of accepting "
+        "(ppo, reinforce).",
     )
     one_prover: bool = option(
         False, "One prover, who argues for the side that the episode draws, instead of one for each side (consultancy, merlin_arthur)."

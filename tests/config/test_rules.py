@@ -84,7 +84,12 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         (protocol("nip", verifier_reward=float("inf")), "protocol.verifier_reward", "finite"),
         (protocol("nip", payoff={"prover": {"true_accept": float("inf")}}), "protocol.payoff.prover.true_accept", "finite"),
         (spoken() | protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "set scenario.verdict_scale to one_to_seven"),
-        (protocol("nip", verifier_scoring="log"), "protocol.verifier_scoring", "verdicts of networks have no confidence"),
+        (
+            protocol("nip", verifier_scoring="log") | {"algorithm": {"name": "solo"}},
+            "protocol.verifier_scoring",
+            "solo does not learn from it",
+        ),
+        (protocol("judge_panel", verifier_scoring="log"), "protocol.verifier_scoring", "votes of a panel of networks have no confidence"),
         (protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes of networks have no confidence, use majority"),
         (spoken() | protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes have no confidence here"),
         (protocol("judge_panel", zero_knowledge=True), "protocol.zero_knowledge", "not defined with several deciders, as in 'judge_panel'"),

@@ -1,0 +1,86 @@
+"""Proper scores of what networks state with their verdicts: paid in the mean, and climbed by policy gradients."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from nip_ray.environments.single import SinglePlay
+from nip_ray.errors import UserError
+from nip_ray.evaluation.staged import stage
+from nip_ray.play.core import BatchedPlay, Player
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
+from nip_ray.seeding import generator
+from tests.builders import graph_scenario, one_thread
+
+SCORINGS = ("brier", "log")
+COSTS: dict[str, Any] = dict(verifier_reward=2.0, verifier_incorrect_penalty=-1.0)
+
+
+def paid(scoring: str, y: int, decision: int, grade: float, drawn: bool) -> dict[str, float]:
+    protocol = build("adp", verifier_scoring=scoring, **COSTS)
+    state = replace(start(protocol, torch.tensor([y]), torch.tensor([0])), round_B=torch.tensor([1]))
+    outcome = step(protocol, state, torch.tensor([[CONTINUE, decision]]), grade_BM=torch.tensor([[grade]]), drawn=drawn)[1]
+    return dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+@pytest.mark.parametrize("y", [REJECT, ACCEPT])
+@pytest.mark.parametrize("grade", [0.01, 0.2, 0.5, 0.9])
+def test_draws_are_paid_the_score_and_its_slope(scoring: str, y: int, grade: float) -> None:
+    """The score is that of language models (`Payment.share`); the prover is paid for the verdict that is drawn."""
+    payment = build("adp", verifier_scoring=scoring, **COSTS).payment
+
+    def amount(c: float) -> float:
+        share = payment.share("verifier", y, c)
+        row = payment.payoff["verifier"][y]
+        return share * row[1] + (1 - share) * row[0]
+
+    reject, accept = (paid(scoring, y, decision, grade, drawn=True) for decision in (REJECT, ACCEPT))
+    assert (reject["prover"], accept["prover"]) == (0, 1)
+    mean = grade * accept["verifier"] + (1 - grade) * reject["verifier"]
+    assert mean == pytest.approx(amount(grade), abs=1e-5)
+    slope = (amount(grade + 1e-4) - amount(grade - 1e-4)) / 2e-4
+    assert accept["verifier"] - reject["verifier"] == pytest.approx(slope, rel=1e-3), "d/dc of c accept + (1 - c) reject, both held"
+    assert paid(scoring, y, int(grade > 0.5), grade, drawn=False)["verifier"] == pytest.approx(amount(grade), abs=1e-5)
+    assert paid(scoring, y, CONTINUE, grade, drawn=True)["verifier"] == -1, "undecided is no stated verdict"
+
+
+@pytest.mark.parametrize("scoring", SCORINGS)
+def test_policy_gradients_find_what_is_believed(scoring: str) -> None:
+    """Seven of ten claims are true, and nothing else is known: the gradient of sampled decisions vanishes at 0.7 and points there."""
+    for grade, direction in ((0.4, 1), (0.6, 1), (0.7, 0), (0.8, -1), (0.95, -1)):
+        gain = [paid(scoring, y, ACCEPT, grade, True)["verifier"] - paid(scoring, y, REJECT, grade, True)["verifier"] for y in (0, 1)]
+        slope = 0.3 * gain[0] + 0.7 * gain[1]
+        assert abs(slope) < 1e-4 if direction == 0 else slope * direction > 0.05
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+def test_in_play(greedy: bool) -> None:
+    """What is stated is the verifier's probability at its verdict."""
+    with one_thread():
+        scenario = graph_scenario(build("nip", max_rounds=4, verifier_scoring="brier"))
+        networks = {agent: scenario.build_agent(agent, 1).eval() for agent in scenario.protocol.agents}
+        players = {agent: Player(network, None if greedy else generator(0, agent)) for agent, network in networks.items()}
+        id_B = scenario.ids("test").repeat(8)
+        staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+    rollout = staged.rollout
+    decided_B = rollout.verdict_B != CONTINUE
+    assert bool(decided_B.any()) or greedy
+    last_B = rollout.length_B - 1
+    chance_B3 = staged.chance_BR3[torch.arange(len(id_B)), last_B]
+    stated_B = chance_B3[:, ACCEPT] / chance_B3[:, :2].sum(1)
+    truth_B = torch.where(rollout.y_B == ACCEPT, stated_B, 1 - stated_B)
+    share_B = 1 - (1 - truth_B) ** 2
+    if not greedy:
+        share_B = share_B + ((rollout.verdict_B == rollout.y_B).float() - truth_B) * 2 * (1 - truth_B)
+    expected_B = torch.where(decided_B, 2 * share_B - 1, -1.0)
+    verifier = scenario.protocol.verifier_index
+    assert torch.allclose(rollout.reward_BRA[:, :, verifier].sum(1), expected_B, atol=1e-4)
+
+
+def test_plays_by_actions_alone_are_refused() -> None:
+    play = SinglePlay(graph_scenario(build("nip", verifier_scoring="log")))
+    with pytest.raises(UserError, match=r"protocol.verifier_scoring: got log, but actions do not say how sure they are"):
+        play.reset()
