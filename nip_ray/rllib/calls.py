@@ -83,8 +83,8 @@ def said(error: RayError) -> str:
 def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int], limit_s: float) -> list[Any]:
     """What `function` gives on those learners that are numbered in `only`.
 
-    Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one raised, as soon as that is
-    known of any of them: the others may wait for it for ever. They are ended then.
+    Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one raised, as soon
+    as that is known of any of them: the others may wait for it for ever. They are ended then.
     """
     calls = [learners[i].apply.remote(ReturnErrors(function)) for i in only]
     waiting, found, deadline = list(calls), {}, time.monotonic() + limit_s
