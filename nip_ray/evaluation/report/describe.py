@@ -83,11 +83,9 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     if table.verifier is None:
         return "The rules of the game say what each player is paid."
     first, *others = table.verifiers
-    judged = _paid(first, table)
+    judged = paid(first, table)
     parts = [f"{_the(first)} is paid {judged}"]
-    parts += [
-        f"{_the(agent)} {'the same' if paid == judged else paid}" for agent in (*others, *table.provers) if (paid := _paid(agent, table))
-    ]
+    parts += [f"{_the(agent)} {'the same' if pay == judged else pay}" for agent in (*others, *table.provers) if (pay := paid(agent, table))]
     if table.panel is not None:
         own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
         parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
@@ -136,7 +134,7 @@ def _entries(given: Mapping[str, Any]) -> dict[str, float]:
     return {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
 
 
-def _paid(agent: str, table: Protocol) -> str:
+def paid(agent: str, table: Protocol) -> str:
     """What an agent is paid, and for what: in each role, where that differs."""
     said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
     if len(set(said.values())) == 1:
