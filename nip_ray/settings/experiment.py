@@ -111,8 +111,8 @@ class FaultToleranceSettings:
     )
     hang_timeout_s: float = option(
         120.0,
-        "Seconds after which an env runner or a learner that does not answer counts as lost; five times the median "
-        "iteration where that is longer, and ten times as many before the first iteration is over.",
+        "Seconds after which an env runner or a learner that does not answer, or a trial that gives no sign of life, counts as lost; for "
+        "runners and learners five times the median iteration where that is longer, and ten times as many before the first one is over.",
         gt=0,
         allow_inf_nan=False,
     )

@@ -6,7 +6,7 @@ from ray import tune
 from ray.tune import ResumeConfig
 from ray.tune.search import BasicVariantGenerator
 
-PRIVATE = {"Tuner(_tuner_kwargs)": "2.60.0", "BasicVariantGenerator._uuid_prefix": "2.60.0"}
+PRIVATE = {"Tuner(_tuner_kwargs)": "2.60.0", "BasicVariantGenerator._uuid_prefix": "2.60.0", "Trial.temporary_state.ray_actor": "2.60.0"}
 """Held by tests/sweeps/test_compat.py."""
 
 _RESUME, _SKIP = ResumeConfig.ResumeType.RESUME, ResumeConfig.ResumeType.SKIP
@@ -19,6 +19,11 @@ def tuner(*arguments: Any, resumed: bool, **options: Any) -> tune.Tuner:
     """
     config = ResumeConfig(unfinished=_RESUME, errored=_RESUME, finished=_SKIP)  # pyright: ignore[reportArgumentType]  # it means the enum
     return tune.Tuner(*arguments, **options, _tuner_kwargs={"resume_config": config} if resumed else None)
+
+
+def actor_of(trial: Any) -> Any:
+    """The handle of the process that a trial runs in; None while it has none."""
+    return trial.temporary_state.ray_actor
 
 
 def number_trials(generator: BasicVariantGenerator) -> None:

@@ -143,7 +143,7 @@ def resume_as(spec: SweepSpec, folder: Path | str, *, quiet: bool = False) -> Sw
 
 def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepResult:
     """Let Tune work, then gather what came of it."""
-    watch, rows = Watch(spec, quiet), _rows(folder) if resumed else {}
+    watch, rows = Watch(spec, quiet, folder / TRIALS), _rows(folder) if resumed else {}
     say_stage(f"sweep {folder}", quiet)
     with _aside(folder / LOG), _ended_by_sigterm() as stopped:
         tuner = compat.tuner(

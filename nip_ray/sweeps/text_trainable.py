@@ -15,6 +15,7 @@ Decisions that matter here:
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.text_run import reopened
 from nip_ray.storage.folder import RunFolder
+from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer
 from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
@@ -51,6 +53,7 @@ class TextTrainable(tune.Trainable):
         self.trainer: AnyTrainer | None = None
         self.folder: RunFolder | None = None
         self._fault: str | None = None
+        self._silence: Callable[[], None] | None = None
         self._from: str | None = None
         try:
             self.experiment = with_absolute_paths(experiment_of(config, TextExperimentConfig))
@@ -61,6 +64,7 @@ class TextTrainable(tune.Trainable):
             self._fault = str(error)
             return
         self.folder = opened(Path(config["run_root"]).resolve() / self.trial_id, self.experiment)
+        self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
         """One stage. Returns the newest figures by their keys in metrics.jsonl, `iteration` among them, `stage`, `text_iteration`,
@@ -97,6 +101,8 @@ class TextTrainable(tune.Trainable):
         """Give actors, trackers and the folder back."""
         if self.trainer is not None:
             self.trainer.close()
+        if self._silence is not None:
+            self._silence()
         if self.folder is not None:
             self.folder.close()
 

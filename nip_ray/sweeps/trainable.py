@@ -16,7 +16,7 @@ Decisions that matter here:
   iterations that it had not reached itself. `lineage.json` says from whom it continues since when, and with which values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, values_of, write_pointer
 
 LINEAGE, _FORMAT = "lineage.json", "nip_ray.trial"
@@ -53,6 +54,7 @@ class ExperimentTrainable(tune.Trainable):
         self.folder: RunFolder | None = None
         self._from: dict[str, Any] | None = None
         self._fault: str | None = None
+        self._silence: Callable[[], None] | None = None
         self._broken: Exception | None = None
         try:
             self.experiment = with_absolute_paths(experiment_of(config, ExperimentConfig))
@@ -62,6 +64,7 @@ class ExperimentTrainable(tune.Trainable):
             return
         self.root = Path(config["run_root"]).resolve()
         self.folder = opened(self.root / self.trial_id, self.experiment)
+        self._silence = give_signs(self.folder.path)
 
     def step(self) -> dict[str, Any]:
         """The next iterations. Returns the newest figures by their keys in metrics.jsonl, `iteration`, `run_dir`, `done`, and `failed` (the
@@ -109,6 +112,8 @@ class ExperimentTrainable(tune.Trainable):
                 self.session.save_interrupted()
             finally:
                 self.session.close()
+        if self._silence is not None:
+            self._silence()
         if self.folder is not None:
             self.folder.close()
 

@@ -20,14 +20,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import ray
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, PopulationBasedTraining, TrialScheduler
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Repeater, SearchAlgorithm, Searcher
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.progress import say
+from nip_ray.settings.experiment import FaultToleranceSettings
 from nip_ray.settings.sweep import AshaScheduler, OptunaSearch, PbtScheduler
-from nip_ray.sweeps.compat import number_trials
+from nip_ray.sweeps.alive import SignsOfLife
+from nip_ray.sweeps.compat import actor_of, number_trials
 from nip_ray.sweeps.spaces import Space, clipped, to_pbt, to_tune
 from nip_ray.sweeps.spec import SweepSpec, draw_settings
 from nip_ray.sweeps.trainable import ExperimentTrainable
@@ -121,16 +124,18 @@ def _reached(last: Mapping[str, Any]) -> int:
 
 class Watch(tune.Callback):
     """Tells on stderr of every trial that ends and of how the others stand; ends the sweep when it is out of time, or when
-    a trial failed and that is to end it.
+    a trial failed and that is to end it. Ends a trial's process that hangs, so that Tune starts the trial again.
 
     trials: Tune's trials, at the end. failed: what ended the sweep, where `fail_fast` did.
     """
 
-    def __init__(self, spec: SweepSpec, quiet: bool) -> None:
-        settings = spec.settings
+    def __init__(self, spec: SweepSpec, quiet: bool, trials: Path | None = None) -> None:
+        """trials: the folder of their run folders, in which signs of life are looked for (none: nowhere)."""
+        settings, faults = spec.settings, spec.base.get("fault_tolerance") or {}
+        self.signs, self.folders = SignsOfLife(faults.get("hang_timeout_s", FaultToleranceSettings().hang_timeout_s)), trials
         self.metric, self.mode, self.total, self.quiet = settings.metric, settings.mode, spec.num_trials, quiet
         self.fail_fast, self.budget = settings.fail_fast, settings.time_budget_s
-        self.began = self.told = time.monotonic()
+        self.began = self.told = self.looked = time.monotonic()
         self.trials: list[Any] = []
         self.failed: Any = None
 
@@ -160,6 +165,7 @@ class Watch(tune.Callback):
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Between any two events."""
+        self._end_hanging(trials)
         if self.late or (self.fail_fast and self.failed is not None):
             _end_tune()
         if not self.quiet and time.monotonic() - self.told >= PROGRESS_S:
@@ -171,6 +177,20 @@ class Watch(tune.Callback):
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
         """However it ends."""
         self.trials = list(trials)
+
+    def _end_hanging(self, trials: list[Any]) -> None:
+        if self.folders is None or time.monotonic() - self.looked < 1.0:  # seconds: there are many such moments
+            return
+        self.looked = time.monotonic()
+        for trial in trials:
+            actor = actor_of(trial) if trial.status == "RUNNING" else None
+            if actor is None:
+                self.signs.forget(trial.trial_id)
+            elif self.signs.hangs(trial.trial_id, self.folders / trial.trial_id):
+                limit = f"{self.signs.limit_s:g} s (fault_tolerance.hang_timeout_s)"
+                say(f"trial {trial.trial_id} gave no sign of life for {limit} and is ended")
+                self.signs.forget(trial.trial_id)
+                ray.kill(actor)
 
     def _say_ended(self, trials: list[Any], trial: Any, what: object) -> None:
         self.told = time.monotonic()

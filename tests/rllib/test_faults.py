@@ -5,12 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import TrainingError
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.registry import SCENARIOS
-from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, STOPS_HALF_A_MINUTE, STOPS_ONCE, write_plugin
+from nip_ray.storage.checkpoint import load_checkpoint
+from nip_ray.sweeps.run import run_sweep
+from nip_ray.sweeps.spec import parse_sweep
+from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, STOPS_HALF_A_MINUTE, STOPS_ONCE, TRIAL, write_plugin
 from tests.chaos.driver import config, figures
 
 SOON_S = 150.0
@@ -120,9 +124,33 @@ def test_a_process_that_is_stopped_is_replaced_or_waited_for(
     assert replaced or seconds > 29.0, "it was stopped, and went on"
 
 
-def _weights(folder: Path) -> bytes:
-    """All tensors of the newest checkpoint, as they lie on disk."""
-    return (sorted((folder / "checkpoints").glob("0*"))[-1] / "training.pt").read_bytes()
+@pytest.mark.crash
+def test_a_trial_that_is_stopped_is_started_again(ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path, (0, 0))
+    plugin, struck = write_plugin(tmp_path, TRIAL, 3, STOPS_ONCE)
+    content = config(iterations=4, plugins=[str(plugin)], fault_tolerance=limits(hang_timeout_s=20.0))
+    run_sweep(parse_sweep({**content, "sweep": {"seeds": [0], "max_failures": 3}}), tmp_path / "sweep", quiet=True)
+    assert struck.exists()
+    [trial] = [path for path in (tmp_path / "sweep" / "trials").iterdir() if path.is_dir()]
+    assert figures(trial) == figures(tmp_path / "run")
+    assert _weights(trial) == _weights(tmp_path / "run")
+    assert "gave no sign of life for 20 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
+
+
+def _weights(folder: Path) -> dict[str, bytes]:
+    """All tensors and numbers of the newest checkpoint, by their place in it. The file itself may differ: pickles name equal strings once
+    where they are one object.
+    """
+
+    def leaves(place: str, value: Any) -> dict[str, bytes]:
+        if isinstance(value, dict | list | tuple):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {name: leaf for key, inner in items for name, leaf in leaves(f"{place}/{key}", inner).items()}
+        return {place: value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()}
+
+    found = leaves("", load_checkpoint(folder / "checkpoints").tensors)
+    assert len(found) > 10
+    return found
 
 
 @pytest.mark.crash
