@@ -31,19 +31,25 @@ def give_signs(folder: Path) -> Callable[[], None]:
 class SignsOfLife:
     """What a sweep's driver has seen of its trials."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self._seen: dict[str, tuple[int, float]] = {}  # by trial: the file's time, and when that was new
+    def __init__(self, limit_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """limit_s: how long a trial may be silent; never less than five signs take."""
+        self.limit_s, self._clock = max(limit_s, 5 * BEAT_S), clock
+        self._seen: dict[str, tuple[int, float, float]] = {}  # by trial: the file's time, seconds of silence, and when it was looked at
 
     def hangs(self, trial: str, folder: Path) -> bool:
-        """Whether the running trial in `folder` has given no sign for `limit_s` seconds. One that has not given its first is not judged."""
+        """Whether the running trial in `folder` has given no sign for `limit_s` seconds. One that has not given its first is not judged.
+
+        Time in which nobody looked counts as one sign's at most: this process may have been stopped together with the trial.
+        """
         try:
             sign = (folder / ALIVE).stat().st_mtime_ns
         except FileNotFoundError:
             return False
-        if sign != self._seen.get(trial, (None, 0.0))[0]:
-            self._seen[trial] = sign, time.monotonic()
-        return time.monotonic() - self._seen[trial][1] > self.limit_s
+        now = self._clock()
+        before, silent, looked = self._seen.get(trial, (None, 0.0, now))
+        silent = silent + min(now - looked, BEAT_S) if sign == before else 0.0
+        self._seen[trial] = sign, silent, now
+        return silent > self.limit_s
 
     def forget(self, trial: str) -> None:
         """It does not run now: what was seen of it says nothing of its next process."""

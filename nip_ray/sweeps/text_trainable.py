@@ -99,12 +99,14 @@ class TextTrainable(tune.Trainable):
 
     def cleanup(self) -> None:
         """Give actors, trackers and the folder back."""
-        if self.trainer is not None:
-            self.trainer.close()
-        if self._silence is not None:
-            self._silence()
-        if self.folder is not None:
-            self.folder.close()
+        try:
+            if self.trainer is not None:
+                self.trainer.close()
+        finally:
+            if self._silence is not None:
+                self._silence()
+            if self.folder is not None:
+                self.folder.close()
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:

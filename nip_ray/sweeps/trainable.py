@@ -107,15 +107,17 @@ class ExperimentTrainable(tune.Trainable):
 
     def cleanup(self) -> None:
         """Give actors, trackers and the folder back. A trial that is stopped between two reports is saved first."""
-        if self.session is not None:
-            try:
-                self.session.save_interrupted()
-            finally:
-                self.session.close()
-        if self._silence is not None:
-            self._silence()
-        if self.folder is not None:
-            self.folder.close()
+        try:
+            if self.session is not None:
+                try:
+                    self.session.save_interrupted()
+                finally:
+                    self.session.close()
+        finally:
+            if self._silence is not None:
+                self._silence()
+            if self.folder is not None:
+                self.folder.close()
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take on the next trial, whose config this is, in this process. What goes wrong in that is raised by the first `step`: Tune tries
