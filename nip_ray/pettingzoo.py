@@ -166,7 +166,10 @@ def _tasks() -> dict[str, dict[str, Any]]:
     found = {game: {"protocol": {"name": "matrix_game"}, "scenario": {"name": "matrix_game", "game": game}} for game in games}
     found["kuhn_poker"] = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
     found |= {name: {"protocol": {"name": name}, "scenario": {"name": name}} for name in ("message_game", "hironaka")}
-    proofs = ("nip", "adp", "debate", "mnip", "merlin_arthur", "consultancy", "helpful_sneaky", "judge_panel", "solo_verifier")
+    proofs = (
+        "nip", "adp", "debate", "open_debate", "critique", "mnip", "merlin_arthur", "consultancy", "open_consultancy", "helpful_sneaky",
+        "judge_panel", "solo_verifier",
+    )  # fmt: skip
     tasks: dict[str, tuple[str, ...]] = dict.fromkeys(("graph_isomorphism", "image_classification"), proofs)
     tasks["state_tracking"] = CHAIN_PROTOCOLS
     pairs = ((task, protocol) for task, protocols in tasks.items() for protocol in protocols)

@@ -30,8 +30,8 @@ def without_verifier(config: ExperimentConfig | TextExperimentConfig) -> bool:
 
 
 def deciding(config: ExperimentConfig | TextExperimentConfig) -> tuple[str, ...]:
-    """The agents whose turns carry a decision; the verifier where the protocol's plugin is not imported."""
-    return table_of(config.protocol.name, config.protocol).deciders if config.protocol.name in PROTOCOLS else ("verifier",)
+    """The agents whose decisions make the verdict; the verifier where the protocol's plugin is not imported."""
+    return table_of(config.protocol.name, config.protocol).verifiers if config.protocol.name in PROTOCOLS else ("verifier",)
 
 
 def panel_of(config: ExperimentConfig | TextExperimentConfig) -> Panel | None:

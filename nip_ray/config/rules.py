@@ -165,6 +165,13 @@ def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
         yield f"{source}.kind: manual agents hold one conversation, not two (protocol.zero_knowledge), use learned or random"
 
 
+def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
+    """The message with which an agent chooses its side is heard."""
+    name = config.protocol.name
+    if name in PROTOCOLS and table_of(name, config.protocol).chooser and getattr(config.algorithm, "skip_silent_messages", False):
+        yield f"algorithm.skip_silent_messages: under {name} a message that comes with a decision is read, set it to false"
+
+
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """Chains have the length that the protocol comes down to."""
     if isinstance(config.scenario, ChainSettings):
@@ -412,6 +419,7 @@ _RULES: tuple[Rule, ...] = (
     scoring,
     panels,
     zero_knowledge,
+    chosen_sides,
     games,
     state_tracking,
     agent_names,

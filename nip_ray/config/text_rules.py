@@ -20,7 +20,10 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 
-WITH_PROMPTS = ("nip", "adp", "debate", "merlin_arthur", "consultancy", "helpful_sneaky", "mnip", "judge_panel", "solo_verifier")
+WITH_PROMPTS = (
+    "nip", "adp", "debate", "open_debate", "critique", "merlin_arthur", "consultancy", "open_consultancy", "helpful_sneaky", "mnip",
+    "judge_panel", "solo_verifier",
+)  # fmt: skip
 """Those with prompts of code validation."""
 WORDS = "words"
 """The local model whose tokens are the words of the scenario."""

@@ -137,7 +137,9 @@ def num_iterations(protocol: Protocol, settings: AttackSettings) -> int:
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers who are paid for the verdict `wanted`; all of them where none is."""
+    """The provers who are paid for the verdict `wanted`; all of them where none is. One who chooses its side attacks alone."""
+    if protocol.chooser is not None:
+        return (protocol.chooser,)
     return _paid(protocol, wanted) or protocol.provers
 
 
@@ -147,7 +149,10 @@ def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 
 
 def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it is wrong."""
+    """The roles of the episodes in which an attack takes place: those in which somebody is paid for `wanted` where it is wrong; ()
+    where an attacker chooses its own."""
+    if protocol.chooser is not None:
+        return ()
     sought = {role for agent in protocol.provers for role in protocol.wanted_by(agent, 1 - wanted).get(wanted, ())}
     return tuple(role for role in protocol.roles if role in sought) or protocol.roles
 

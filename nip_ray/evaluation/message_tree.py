@@ -6,6 +6,7 @@ Decisions that matter here:
 - a node is a dialogue so far in which nobody has decided. Only what can be said is tried (or nothing), and a node is evaluated once,
   for all four ways in which the verifier may play (`WAYS`). Its own likeliest words are fixed by what was said before, so where these
   alone are asked for (``ways=("greedy",)``) only provers branch;
+- an attacker who chooses its side (`Protocol.chooser`) takes the better one: there is a tree for each;
 - two things are maximised on their own: that the wanted verdict is given, and that the right one is not (nobody may decide at all).
 """
 
@@ -33,7 +34,11 @@ class TooManyNodes(Exception):
 
 
 def exact_for(protocol: Protocol) -> bool:
-    """Whether a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before."""
+    """Whether a tree says all: a panel must vote in the last round alone, since nodes know nothing of votes cast before, and an attacker
+    who chooses its side must do so in the first round, with nobody beside it.
+    """
+    if protocol.chooser is not None and {agent for agent, _ in protocol.turns[0][0]} != {protocol.chooser}:
+        return False
     if protocol.panel is None:
         return True
     return not bool(protocol.turn_table_SKAC[:, protocol.min_rounds - 1 : -1, protocol.verifier_indices].any())
@@ -68,7 +73,9 @@ class MessageTree:
             before, here = self.nodes, slice(first, first + 16)
             play = BatchedPlay(self.scenario, str(self.scenario.label_I.device))
             play.reset(id_B[here], seed_B[here])
-            found.append(self._values(id_B[here], seed_B[here], play.main_BRACM, 0))
+            seeds = [seed_B[here]] if self.scenario.protocol.chooser is None else [seed_B[here] // 2 * 2 + side for side in (0, 1)]
+            sides = [self._values(id_B[here], seeds_B, play.main_BRACM, 0) for seeds_B in seeds]
+            found.append(torch.stack(sides).amax(0))
             if first == 0 and self.nodes * len(id_B) / len(found[0]) > 2 * self.max_nodes:
                 raise TooManyNodes(before)
         return torch.cat(found)

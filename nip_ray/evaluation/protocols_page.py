@@ -62,6 +62,18 @@ ENTRIES = (
         "via doubly-efficient debate', ICML 2024).",
     ),
     Entry(
+        "open_debate",
+        "As in debate, and the side of prover0 follows from its best play. Where honest debaters win it is the true one, and so the choice "
+        "alone tells the label; with language models open debaters were right more often than open consultants (Kenton et al., arXiv "
+        "2407.04622, who have the game).",
+    ),
+    Entry(
+        "critique",
+        "One round of debate, in which acceptance speaks first: the sum between proposer and critic is constant, and the verifier gains by "
+        "the errors that can be shown where they are. Critiques help people to find errors, and models know of some that they do not tell "
+        "(Saunders et al., arXiv 2206.05802).",
+    ),
+    Entry(
         "merlin_arthur",
         "Completeness and soundness of the verifier bound from below how much the parts of the input that provers point at tell "
         "of the label, unless single parts are common in one class and jointly rare (Wäldchen, Sharma, Turan, Zimmer and "
@@ -83,6 +95,12 @@ ENTRIES = (
         "consultancy",
         "As with two provers, who have the same incentives.",
         {"one_prover": True},
+    ),
+    Entry(
+        "open_consultancy",
+        "A prover that is believed is paid for either side alike, so to tell the truth is an equilibrium, and so is a choice that has "
+        "nothing to do with the truth, where the verifier can do no better than to follow it; what can be shown for the true side alone "
+        "decides between them. Judges follow a consultant that has chosen the wrong side (Kenton et al., arXiv 2407.04622).",
     ),
     Entry(
         "helpful_sneaky",
@@ -149,7 +167,7 @@ scenarios pay ([games.md](games.md), [hironaka.md](hironaka.md)).
 """
 _LEGEND = """
 A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes or gives a
-verdict, which counts. On the right stands who reads along.
+verdict, which counts, `C` writes and chooses its side. On the right stands who reads along.
 Where the episode draws who speaks, each possibility is drawn.
 
 """
@@ -173,15 +191,17 @@ def drawing(protocol: Protocol) -> list[str]:
         lines += ([""] if number else []) + [head + "   read by"]
         for name, pair in zip(names, pairs):
             agent, channel = pair
-            marks = [("  V" if _decides(protocol, agent, r) else "  o") if pair in spoken[r] else "  ." for r in range(rounds)]
+            marks = ["  " + (_mark(protocol, agent, r) if pair in spoken[r] else ".") for r in range(rounds)]
             readers = [other for other in protocol.agents if other != agent and channel in protocol.sees[other]]
             row = name.ljust(width) + "".join(marks)
             lines.append(row.ljust(len(head)) + "   " + (", ".join(readers) or "nobody"))
     return lines
 
 
-def _decides(protocol: Protocol, agent: str, round: int) -> bool:
-    return agent in protocol.deciders and round >= protocol.min_rounds - 1
+def _mark(protocol: Protocol, agent: str, round: int) -> str:
+    if agent == protocol.chooser:
+        return "C" if round == protocol.choice_round else "o"
+    return "V" if agent in protocol.deciders and round >= protocol.min_rounds - 1 else "o"
 
 
 def _side_by_side() -> Iterator[str]:
@@ -191,7 +211,7 @@ def _side_by_side() -> Iterator[str]:
         table = entry.table
         anchor = "".join(letter for letter in entry.title.lower().replace(" ", "-") if letter.isalnum() or letter in "-_")
         cells = [f"[{entry.title}](#{anchor})", _order(table), _hidden(table), f"{table.max_rounds}, {table.min_rounds}"]
-        yield f"| {' | '.join([*cells, ', '.join(table.deciders), _wishes(table)])} |"
+        yield f"| {' | '.join([*cells, ', '.join(agent for agent in table.deciders if agent != table.chooser), _wishes(table)])} |"
 
 
 def _order(table: Protocol) -> str:
@@ -237,8 +257,8 @@ def _section(entry: Entry) -> Iterator[str]:
     about = (PROTOCOLS[entry.name].__doc__ or "").split("\n\n")[0].split(" Source: ")[0]
     yield from (f"## {entry.title}", "", *textwrap.wrap(" ".join(about.split()), _WIDTH), "", "```text", *drawing(table), "```", "")
     if table.roles:
-        told = ", ".join(table.told) or "nobody"
-        yield f"The episode draws the role {' or '.join(table.roles)}; {told} is told.\n"
+        how = f"{table.chooser} chooses" if table.chooser else "The episode draws"
+        yield f"{how} the role, {' or '.join(table.roles)}; told of it: {', '.join(table.told) or 'nobody'}.\n"
     yield from (f"- {agent}: {_earns(agent, table)}" for agent in table.agents)
     yield from ("", *textwrap.wrap(f"Known: {entry.known}", _WIDTH), "")
 

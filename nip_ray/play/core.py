@@ -156,11 +156,11 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
         active_NC = active_NC[:, list(writes)]
     speaks_NF = active_NC if message_size == 1 else active_NC.repeat_interleave(message_size, 1)
     if agent in protocol.deciders:
-        may_decide_N = active_NC.any(1) & (round_N >= protocol.min_rounds - 1)
+        may_decide_N = active_NC.any(1) & protocol.decides_in(agent, round_N)
     else:
         may_decide_N = torch.zeros_like(active_NC[:, 0])
     masks = {"round": round_N, "speaks": speaks_NF, "may_decide": may_decide_N}
-    return {**masks, "told": protocol.told_NW(seed_N)} if agent in protocol.told else masks
+    return {**masks, "told": protocol.told_NW(round_N, seed_N)} if agent in protocol.told else masks
 
 
 @dataclass(frozen=True)

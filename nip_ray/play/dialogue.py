@@ -41,7 +41,8 @@ class Turn:
 class Dialogue:
     """A dialogue so far. `rounds[r]` are the turns of round r, in the protocol's order of agents; R rounds have been played.
 
-    item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0, 65536). rewards: for
+    item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0, 65536); a role that
+    an agent chose is in it. rewards: for
     each round, agent -> what it was paid. verdict: REJECT or ACCEPT once decided, else CONTINUE. confidence: see `Turn`. ended: over,
     with a verdict or because the rounds ran out.
     """

@@ -10,7 +10,7 @@ Decisions that matter here:
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -64,6 +64,11 @@ class Rulebook:
     def writes(self, agent: str) -> tuple[str, ...]:
         """The channels that `agent` ever writes to."""
         return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
+
+    def seed_after(self, round: int, seed: int, turns: Iterable[Turn]) -> int:
+        """The episode seed after a round, which is another where an agent chose a role in it."""
+        made = [turn.decision for turn in turns if turn.agent == self.protocol.chooser]
+        return int(self.protocol.chosen(*torch.tensor([[round], [seed], made]))) if made else seed
 
     def votes(self, y: int, rounds: Sequence[Sequence[Turn]]) -> dict[str, float | None]:
         """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not; {} without a panel.

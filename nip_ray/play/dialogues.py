@@ -144,6 +144,7 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
         outcome = rules.settle_votes(*where, before, now, stances)
     return replace(
         dialogue,
+        seed=rules.seed_after(len(dialogue.rounds), dialogue.seed, turns),
         rounds=(*dialogue.rounds, turns),
         rewards=(*dialogue.rewards, dict(outcome.rewards)),
         verdict=outcome.verdict,

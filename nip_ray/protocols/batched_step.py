@@ -84,7 +84,7 @@ def step(
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
-    decision_BA: (B, A) int64; only the verifiers' columns are read (and the adversarial verifier's), and only where they have a turn.
+    decision_BA: (B, A) int64; only the columns of those who decide are read, and only where they have a turn.
     Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision before round
     ``min_rounds - 1`` is ignored and counts as none.
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
@@ -93,6 +93,23 @@ def step(
     under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
+    after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn)
+    if protocol.chooser is not None:
+        seed_B = protocol.chosen(state.round_B, state.seed_B, decision_BA[:, protocol.agents.index(protocol.chooser)])
+        after = replace(after, seed_B=torch.where(state.ended_B, state.seed_B, seed_B))
+    return after, outcome
+
+
+def _step(
+    protocol: Protocol,
+    state: ProtocolState,
+    decision_BA: Tensor,
+    judged: Judgement | None,
+    similarity_B: Tensor | None,
+    grade_BM: Tensor | None,
+    drawn: bool,
+) -> tuple[ProtocolState, StepOutcome]:
+    """`step` without the choice of a role."""
     live_B = ~state.ended_B
     if protocol.verifier is None:
         return _judged_step(protocol, state, live_B, judged)

@@ -11,7 +11,7 @@ from nip_ray.errors import UserError
 from nip_ray.protocols.batched_step import start, step
 from nip_ray.protocols.panel import RULES
 from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
-from nip_ray.protocols.spec import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
+from nip_ray.protocols.spec import ACCEPT, CONTINUE, DECISIONS, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
 
 _NUMBER = "must be a finite number within float32"
 
@@ -141,6 +141,8 @@ def _in_role(protocol: Protocol, role: str) -> Protocol:
 
 def _role_faults(protocol: Protocol) -> list[str]:
     roles, faults = protocol.roles, []
+    if protocol.chooser is not None:
+        faults += _chooser_faults(protocol, protocol.chooser)
     if not roles:
         faults += [f"{what}: no roles are drawn, name them in `roles`" for what in ("told", "by_role") if _given(protocol, what)]
         return faults
@@ -158,6 +160,16 @@ def _role_faults(protocol: Protocol) -> list[str]:
             f"by_role must name every role, {{}} for one that changes nothing (has {list(protocol.payment.by_role)}, not {list(roles)})"
         )
     return faults
+
+
+def _chooser_faults(protocol: Protocol, chooser: str) -> list[str]:
+    speaks = [{agent for agent, _ in turns} for turns in protocol.turns[0]]
+    if protocol.roles != DECISIONS[:2]:
+        return [f"chooser: roles must be {list(DECISIONS[:2])}, in this order (got {list(protocol.roles)})"]
+    if len(protocol.turns) > 1 or chooser not in protocol.provers or not any(chooser in said for said in speaks[: protocol.max_rounds]):
+        return [f"chooser must be a prover, one of {list(protocol.provers)}, with a turn in the one table of turns (got {chooser!r})"]
+    early = [r for r in range(protocol.min_rounds - 1, protocol.choice_round + 1) if speaks[r % len(speaks)] & {*protocol.verifiers}]
+    return [f"chooser: a verdict counts in round {early[0]}, before there is a role; set min_rounds to {early[0] + 2}"] if early else []
 
 
 def _given(protocol: Protocol, what: str) -> bool:

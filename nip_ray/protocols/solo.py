@@ -30,5 +30,6 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
         zero_knowledge=None,
         roles=(),
         told=(),
+        chooser=None,
         panel=None,
     )

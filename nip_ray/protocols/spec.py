@@ -7,6 +7,7 @@ Decisions that matter here:
 - payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
 - a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom `told` says. All
   others see what they would see in any other role;
+- a role that an agent chooses is written into the episode's seed, as if it had been drawn: whatever reads roles off seeds reads it too;
 - a game without a verifier has the same turns; its scenario says who is paid and when it is over (`Scenario.judge`);
 - torch is imported when a tensor is first asked for, so that configs are checked against the very tables that are played.
 Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, sections 2 and 3.
@@ -72,6 +73,8 @@ class Protocol:
     deciders in its place; `verifier` is then no agent but the name of them all.
     roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns. There is then one table of
     turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
+    chooser: the prover whose decision in its first turn (`choice_round`) is the role, in place of the one that was drawn; to continue
+    leaves it at that. Roles are then "reject" and "accept", and those who are told see the role from the next round on.
     force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
     continues, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
@@ -91,6 +94,7 @@ class Protocol:
     roles: tuple[str, ...] = ()
     told: tuple[str, ...] = ()
     panel: Panel | None = None
+    chooser: str | None = None
 
     @property
     def seed_classes(self) -> int:
@@ -105,11 +109,32 @@ class Protocol:
         """(B,) int64: the drawn roles by their place in `roles`; 0 where none is drawn."""
         return seed_B % max(1, len(self.roles))
 
-    def told_NW(self, seed_N: Tensor) -> Tensor:
-        """(N, roles) float: what is told of the drawn role, one-hot."""
+    def told_NW(self, round_N: Tensor, seed_N: Tensor) -> Tensor:
+        """(N, roles) float: what is told of the role, one-hot; 0 as long as it is to be chosen."""
         import torch
 
-        return torch.eye(len(self.roles), device=seed_N.device)[self.role_B(seed_N)]
+        told_NW = torch.eye(len(self.roles), device=seed_N.device)[self.role_B(seed_N)]
+        return told_NW if self.chooser is None else told_NW * (round_N > self.choice_round)[:, None]
+
+    def told_of(self, agent: str) -> tuple[str | None, ...]:
+        """The roles that `agent` may be told at the beginning of an episode; (None,) where it is told none."""
+        return self.roles if agent in self.told and self.chooser is None else (None,)
+
+    @cached_property
+    def choice_round(self) -> int:
+        """The round in which the chooser chooses, -1 without one."""
+        if self.chooser is None:
+            return -1
+        return next(r for r in range(self.max_rounds) if any(agent == self.chooser for agent, _ in self.turns[0][r % len(self.turns[0])]))
+
+    def chosen(self, round_B: Tensor, seed_B: Tensor, decision_B: Tensor) -> Tensor:
+        """(B,) int64: the episode seeds after a round in which the chooser decided this."""
+        chooses_B = (round_B == self.choice_round) & (decision_B != CONTINUE)
+        return seed_B.where(~chooses_B, seed_B - seed_B % 2 + decision_B)
+
+    def decides_in(self, agent: str, round_N: Tensor) -> Tensor:
+        """(N,) bool: whether what `agent` decides in a turn of this round counts."""
+        return round_N == self.choice_round if agent == self.chooser else round_N >= self.min_rounds - 1
 
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
         """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles are drawn).
@@ -174,7 +199,7 @@ class Protocol:
     def deciders(self) -> tuple[str, ...]:
         """The agents whose turns carry a decision beside their messages."""
         extra = () if self.zero_knowledge is None else self.zero_knowledge.deciders
-        return tuple(agent for agent in self.agents if agent in self.verifiers or agent in extra)
+        return tuple(agent for agent in self.agents if agent in (*self.verifiers, *extra, self.chooser))
 
     @cached_property
     def turn_table_SKAC(self) -> Tensor:

@@ -76,6 +76,50 @@ def consultancy(params: ProtocolParams) -> Protocol:
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
 
+def open_consultancy(params: ProtocolParams) -> Protocol:
+    """The prover chooses the side that it argues for with its first message, which all hear; then the verifier asks, or decides.
+
+    Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open consultancy).
+    """
+    assigned = _drawn_prover("open_consultancy", replace(params, one_prover=True), False, *_limits(params, 8))
+    return replace(assigned, chooser="prover", told=assigned.agents)
+
+
+def open_debate(params: ProtocolParams) -> Protocol:
+    """prover0 chooses its side with its first message, prover1 is given the other; they speak in turn, then the verifier asks, or decides.
+
+    Source: Kenton et al., "On scalable oversight with weak LLMs judging strong LLMs", arXiv 2407.04622 (open debate).
+    """
+    limits = dict(zip(_LIMITS, _limits(params, 9), strict=True))
+    order = replace(params, sequential=True, prover0_first=True, verifier_first=False, **limits)
+    goals = {"prover0": None, "prover1": None}
+    sides = {"reject": (REJECT, ACCEPT), "accept": (ACCEPT, REJECT)}
+    stakes = {side: [Stake(for_verdict(goal, params.prover_reward), goal) for goal in pair] for side, pair in sides.items()}
+    by_role = {side: {} if params.shared_reward else dict(zip(goals, pair)) for side, pair in stakes.items()}
+    made = debate(order)
+    payment = Payment.from_params(params, goals, by_role=by_role)
+    return replace(made, name="open_debate", payment=payment, roles=tuple(sides), told=made.agents, chooser="prover0")
+
+
+def critique(params: ProtocolParams) -> Protocol:
+    """The proposer argues for acceptance, the critic, who reads that, for rejection; the verifier, its judge, reads both and decides.
+
+    Source: Saunders et al., "Self-critiquing models for assisting human evaluators", arXiv 2206.05802.
+    """
+    agents = ("proposer", "critic", "verifier")
+    return Protocol(
+        name="critique",
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=(tuple(((agent, "main"),) for agent in agents),),
+        max_rounds=3,
+        min_rounds=1,
+        payment=Payment.from_params(params, {"proposer": ACCEPT, "critic": REJECT}),
+        force_guess=params.force_guess,
+    )
+
+
 def bisection(params: ProtocolParams) -> Protocol:
     """prover1 commits to the state half way, prover0 keeps the half that it disputes, and so on; then the verifier judges what is left.
 
@@ -205,8 +249,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, merlin_arthur, consultancy, helpful_sneaky, mnip, bisection, judge_panel, solo_verifier, multi_channel_test,
-    message_game, matrix_game, kuhn_poker, hironaka,
+    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection, judge_panel,
+    solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)

@@ -14,7 +14,7 @@ Decisions that matter here:
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -205,7 +205,9 @@ class StackelbergLearner(ProtocolLearner):
     def _followers(self, agents: list[str]) -> dict[str, tuple[str, ...]]:
         """Whom each agent leads, among those that learn now."""
         protocol = self.scenario.protocol
-        sequence = self.settings.stackelberg_sequence or default_sequence(protocol.agents, protocol.deciders)
+        sequence = self.settings.stackelberg_sequence or default_sequence(
+            protocol.agents, [agent for agent in protocol.deciders if agent != protocol.chooser]
+        )
         led = leader_follower_map(protocol.agents, sequence, self.settings.mutual)
         return {agent: tuple(other for other in led[agent] if other in agents) for agent in agents}
 
@@ -294,7 +296,7 @@ def _live(data: Mapping[str, ShapedData], copies: Tensor) -> Tensor:
     return _row_grid(data)[copies] >= 0
 
 
-def default_sequence(agents: tuple[str, ...], deciders: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
+def default_sequence(agents: tuple[str, ...], deciders: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Verifiers lead, all others follow; without a verifier the first agent leads."""
     first = tuple(agent for agent in agents if agent in deciders) or agents[:1]
     rest = tuple(agent for agent in agents if agent not in first)

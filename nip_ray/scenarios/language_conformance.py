@@ -137,7 +137,7 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
         yield f"chat({agent!r}) gives another chat when it is asked again, or changes the dialogue"
     if scenario.chat(_hidden(scenario, dialogue, agent), agent) != chat:
         yield f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show `turn.messages`"
-    if agent in scenario.protocol.deciders:
+    if agent in scenario.protocol.verifiers:
         other = copy.copy(dialogue.item)
         object.__setattr__(other, "y", 1 - other.y)
         if scenario.chat(replace(dialogue, item=other), agent) != chat:

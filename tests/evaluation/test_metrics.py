@@ -15,7 +15,7 @@ from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import Protocol, build
 
-NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky", "judge_panel")
+NAMES = ("nip", "debate", "merlin_arthur", "solo_verifier", "helpful_sneaky", "open_debate", "judge_panel")
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 
 

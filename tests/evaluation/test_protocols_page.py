@@ -36,7 +36,7 @@ def test_the_drawing_is_the_turn_table(protocol: Protocol) -> None:
         for row in part.splitlines()[1:]:
             agent, _, rest = row.partition(" ")
             channel = rest.split()[1] if rest.startswith("> ") else protocol.channels[0]
-            marks = [cell for cell in row.split() if cell in ("o", "V", ".")]
+            marks = [cell for cell in row.split() if cell in ("o", "V", "C", ".")]
             for r, mark in enumerate(marks):
                 drawn[r, protocol.agents.index(agent), protocol.channels.index(channel)] = mark != "."
         assert torch.equal(drawn, protocol.turn_table_SKAC[number])

@@ -51,7 +51,7 @@ def decided(turns: list[dict[str, Any]], protocol: Protocol) -> list[int]:
     """The decisions of a round, checked to stand once, and with those who decide."""
     found = {turn["agent"]: turn["decision"] for turn in turns if "decision" in turn}
     assert sum("decision" in turn for turn in turns) == len(found)
-    assert set(found) == {turn["agent"] for turn in turns} & set(protocol.verifiers)
+    assert set(found) == {turn["agent"] for turn in turns} & set(protocol.deciders)
     return [("reject", "accept", "continue").index(found.get(agent, "continue")) for agent in protocol.verifiers]
 
 

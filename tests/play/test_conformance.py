@@ -25,7 +25,7 @@ def message_game(kind: type[MessageGame] = MessageGame) -> MessageGame:
     return kind(protocol, MessageGameSettings(num_symbols=5), dict.fromkeys(protocol.agents, MessageAgentSettings(hidden=8)))
 
 
-@pytest.mark.parametrize("name", ["nip", "merlin_arthur", "mnip", "helpful_sneaky", "judge_panel"])
+@pytest.mark.parametrize("name", ["nip", "merlin_arthur", "mnip", "helpful_sneaky", "open_consultancy", "open_debate", "judge_panel"])
 @pytest.mark.parametrize("speech", [{}, {"message_size": 2, "linear_symbols": 3}])
 def test_graphs_pass(name: str, speech: dict[str, int]) -> None:
     check_scenario(graph_scenario(build(name), **speech))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nip_ray.learning.policy import Policy, gumbel_noise
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, own_rows
-from nip_ray.protocols import CONTINUE, NUM_SEEDS, ProtocolState, build, start, step
+from nip_ray.protocols import CONTINUE, DECISIONS, NUM_SEEDS, ProtocolState, build, start, step
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
 from tests.play.slow import Said, slow_observation
@@ -58,6 +58,7 @@ class Copy:
     rewards: list[list[float]] = field(default_factory=list)
     log_probs: dict[tuple[int, int], float] = field(default_factory=dict)
     verdict: int = CONTINUE
+    chosen: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -91,10 +92,12 @@ def slow_play(
             draws: Tensor | None = None
             for b in having:
                 copy, now = made[b], speakers(scenario, made[b], round)[agent]
-                counts = agent in protocol.verifiers and round >= protocol.min_rounds - 1
+                counts = (agent in protocol.verifiers and round >= protocol.min_rounds - 1) or (agent == protocol.chooser and round == 0)
                 obs = slow_observation(scenario, agent, copy.id, copy.main, copy.linear, round, now, counts)
                 if agent in protocol.told:
-                    obs["told"] = torch.tensor([[float(role == protocol.role_of(copy.seed)) for role in protocol.roles]])
+                    unknown = protocol.chooser is not None and round == 0
+                    told = None if unknown else copy.chosen or protocol.role_of(copy.seed)
+                    obs["told"] = torch.tensor([[float(role == told) for role in protocol.roles]])
                 with torch.no_grad():
                     policy: Policy = agents[agent](obs, True, False)[0]
                 if noise is not None and draws is None:
@@ -107,8 +110,10 @@ def slow_play(
                     if name in action:
                         symbols = action[name].view(len(writes), scenario.message_size).tolist()
                         spoken += [(copy, kind, (round, agent, channel), symbols[writes.index(channel)]) for channel in now]
-                if agent in protocol.verifiers:
+                if agent in protocol.deciders:
                     wanted[b][a] = int(action["decision"])
+                if agent == protocol.chooser and round == 0 and wanted[b][a] != CONTINUE:
+                    copy.chosen = DECISIONS[wanted[b][a]]
         for copy, kind, key, symbols in spoken:  # all at once: nobody hears what is said in the same round
             getattr(copy, kind)[key] = symbols
         for b, copy in enumerate(made):
@@ -195,7 +200,7 @@ def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], sp
         with torch.no_grad():
             again = agents[agent](rows.obs, True, False)[0].log_prob(rows.action)
         torch.testing.assert_close(again, rows.log_prob_N, atol=1e-5, rtol=1e-5)
-        assert (agent in scenario.protocol.verifiers) == ("decision" in rows.action)
+        assert (agent in scenario.protocol.deciders) == ("decision" in rows.action)
 
 
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)

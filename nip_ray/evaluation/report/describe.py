@@ -89,7 +89,9 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     if table.panel is not None:
         own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
         parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
-    if table.roles:
+    if table.chooser:
+        parts.append(f"{_the(table.chooser)} chooses which of {' and '.join(table.roles)} it is, and all are told")
+    elif table.roles:
         known = ", ".join(map(_the, table.told)) or "nobody"
         parts.append(f"which of {' and '.join(table.roles)} it is is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:

@@ -9,6 +9,8 @@ How ambiguity is treated:
 - a reply is refused where its decision is in doubt: a line that starts with "Decision:" and does not continue with an entry of the scale
   and nothing else; two different decisions, on lines of their own or inside text; a decision inside a line of text or a quotation (">")
   alone; a decision beside a question under one of the agent's headers. The same decision may be repeated;
+- who chooses a side says so on a line of its own in its first message, "Side: accept" or "Side: reject", as a decision is written, and
+  names no other side on such a line; its message is the whole reply;
 - after a decision nothing is written to any channel;
 - an agent that writes to one channel writes its whole reply there. One that writes to several needs the header of each exactly once, at
   the start of a line (markdown marks before it are overlooked), with text after it. A channel's message runs from its header, which
@@ -22,6 +24,7 @@ from collections.abc import Mapping, Sequence
 
 from nip_ray.play.dialogue import InvalidReply, Parsed
 from nip_ray.play.dialogue_rules import verdict_of
+from nip_ray.protocols import DECISIONS
 from nip_ray.scenarios.code_validation.scales import Scale
 
 MAX_CHARACTERS = 100_000
@@ -38,6 +41,9 @@ _BEFORE, _AFTER = " \t\u00a0#-•\"'“‘«([", " \t\u00a0.!\"'”’»)]"
 _AROUND_VALUE = (_BEFORE + _AFTER).translate(dict.fromkeys(map(ord, "-#•")))  # -5 is not 5
 _BEFORE_HEADER = f"{_BEFORE}*_`~"
 _LINE = re.compile(r"decision\s*:(.*)", re.DOTALL)
+_SIDE = re.compile(r"side\s*:\s*(reject|accept)")
+SIDE = "Side:"
+"""What the line starts with in which an agent chooses its side."""
 _MENTION = re.compile(r"\bdecision\s*:\s*(\w+)")
 
 
@@ -80,6 +86,15 @@ def read_decision(reply: str, scale: Scale) -> float | None:
     if mentioned and not stated:
         raise InvalidReply(f"a decision must stand on a line of its own ({_examples(scale)})")
     return next(iter(stated), None)
+
+
+def read_side(reply: str) -> int:
+    """REJECT or ACCEPT, the side that the agent chooses. Raises InvalidReply where it names none, or both."""
+    lines = (line.lstrip(_BEFORE).rstrip(_AFTER) for line in reply.translate(_OVERLOOKED).lower().splitlines())
+    chosen = {found[1] for line in lines if (found := _SIDE.fullmatch(line))}
+    if len(chosen) != 1:
+        raise InvalidReply("the first message must choose one side, on a line of its own: 'Side: accept' or 'Side: reject'")
+    return DECISIONS.index(chosen.pop())
 
 
 def read_messages(reply: str, channels: Sequence[str], headers: Mapping[str, str]) -> dict[str, str]:

@@ -49,6 +49,8 @@ VARIABLES = {
     "rewards": "what is paid: prover, verifier, incorrect, terminated, no_guess, shared (provers get what the verifier gets), "
     "between (what a graded verdict pays, in words), and said (this agent's table of payments in words, where these amounts do not tell "
     "it; else empty)",
+    "sides": "where an agent chooses its side: that side -> stance_word, and what rewards says, as they then are for this agent; else "
+    "empty",
 }
 """What a template may use, with what it is."""
 

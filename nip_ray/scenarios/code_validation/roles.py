@@ -43,17 +43,22 @@ _ASKS_BOTH = Role(
 _UNNAMED = {"prover0": Role("Expert_1", anonymous=True), "prover1": Role("Expert_2", anonymous=True)}
 _ASKS_ONE = Role("Verifier", {"main": "Question for Expert:"}, last_notice=True)
 
+_DEBATE = {
+    "verifier": _ASKS_BOTH,
+    "prover0": Role("Expert_1", reads=(_SECOND, _FIRST)),  # the other's channel first, so that its own ends the round
+    "prover1": Role("Expert_2", reads=(_FIRST, _SECOND)),
+}
+
 ROLES: dict[str, dict[str, Role]] = {
     "nip": {"verifier": _ASKS_ONE, "prover": Role("Expert")},
     "adp": {"verifier": Role("Verifier"), "prover": Role("Expert")},
-    "debate": {
-        "verifier": _ASKS_BOTH,
-        "prover0": Role("Expert_1", reads=(_SECOND, _FIRST)),  # the other's channel first, so that its own ends the round
-        "prover1": Role("Expert_2", reads=(_FIRST, _SECOND)),
-    },
+    "debate": _DEBATE,
+    "open_debate": _DEBATE,
+    "critique": {"verifier": Role("Judge"), "proposer": Role("Proposer"), "critic": Role("Critic")},
     "helpful_sneaky": {"verifier": Role("Verifier"), "prover": Role("Expert")},
     "merlin_arthur": {"verifier": Role("Verifier"), **_UNNAMED},
     "consultancy": {"verifier": _ASKS_ONE, **_UNNAMED},
+    "open_consultancy": {"verifier": _ASKS_ONE, "prover": Role("Expert")},
     "mnip": {
         "verifier": _ASKS_BOTH,
         "prover0": Role("Expert_1", reads=(_FIRST,)),

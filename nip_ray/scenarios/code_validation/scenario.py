@@ -22,7 +22,7 @@ from nip_ray.play.dialogue_rules import Rulebook, rulebook
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.parse import read_reply
+from nip_ray.scenarios.code_validation.parse import SIDE, read_reply, read_side
 from nip_ray.scenarios.code_validation.pay import rewards_of
 from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
@@ -56,7 +56,7 @@ class CodeValidation(LanguageScenario):
         role, rules = self.roles[agent], rulebook(self.protocol)
         own_rounds = rules.rounds_of(agent, dialogue.seed)
         notice = own_rounds[-1] if role.last_notice and own_rounds else -1
-        drawn = self.protocol.role_of(dialogue.seed) if agent in self.protocol.told else None
+        drawn = None if self.protocol.told_of(agent) == (None,) else self.protocol.role_of(dialogue.seed)
         chat = [{"role": "system", "content": self.system_prompt(dialogue.item, agent, drawn)}]
         for r in range(len(dialogue.rounds) + 1):
             if r == notice:
@@ -68,15 +68,17 @@ class CodeValidation(LanguageScenario):
     def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
         """What `agent`'s reply in the round about to be played says. Raises InvalidReply; see `nip_ray.scenarios.code_validation.parse`."""
         channels = rulebook(self.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+        if self._chooses(dialogue, agent):
+            return Parsed(read_reply(reply, channels, self.roles[agent].headers, None).messages, read_side(reply))
         fields = self.reply_fields(agent)
         if fields:
             return read_json_reply(reply, channels, fields, self.roles[agent].headers, self.scale)
-        scale = self.scale if agent in self.protocol.deciders else None
+        scale = self.scale if agent in self.protocol.verifiers else None
         return read_reply(reply, channels, self.roles[agent].headers, scale)
 
     def reply_fields(self, agent: str) -> dict[str, str]:
         """Channel -> the field of its message in `agent`'s replies, for one that replies in JSON; empty for all others."""
-        if self.settings.decision_format == "text" or agent not in self.protocol.deciders:
+        if self.settings.decision_format == "text" or agent not in self.protocol.verifiers:
             return {}
         return field_names(rulebook(self.protocol).writes(agent), self.roles[agent].headers)
 
@@ -113,7 +115,9 @@ class CodeValidation(LanguageScenario):
         r = len(dialogue.rounds)
         random = Random(stable_seed(seed, "dummy reply", dialogue.item.id, dialogue.seed, r, agent))
         fields = self.reply_fields(agent)
-        if agent in self.protocol.deciders and random.randrange(5) < 2:
+        if self._chooses(dialogue, agent):
+            return f"{SIDE} {random.choice(DECISIONS[:2])}\n{_letters(random)}"
+        if agent in self.protocol.verifiers and random.randrange(5) < 2:
             stated = random.choice(list(self.scale.confidences))
             return write_reply(fields, {}, self.scale, self.scale.confidences[stated]) if fields else f"{MARK} {stated}"
         channels = rulebook(self.protocol).speakers(r, dialogue.seed)[agent]
@@ -121,6 +125,10 @@ class CodeValidation(LanguageScenario):
             return write_reply(fields, {channel: _letters(random) for channel in channels}, self.scale)
         headers = self.roles[agent].headers
         return "\n".join(f"{headers.get(channel, 'Answer:')} {_letters(random)}" for channel in channels)
+
+    def _chooses(self, dialogue: Dialogue, agent: str) -> bool:
+        """Whether `agent` is to choose its side in the round about to be played."""
+        return agent == self.protocol.chooser and len(dialogue.rounds) == self.protocol.choice_round
 
     def _shown(self, dialogue: Dialogue, agent: str, r: int, rules: Rulebook) -> Chat:
         """What round `r` adds to the chat of `agent`: its own reply, then what it read, channel by channel."""
@@ -205,7 +213,7 @@ def check_prompts(scenario: CodeValidation) -> None:
             )
     check_templates(scenario.prompts, names)
     for agent, name in zip(speaking, names):
-        for stance, role in product((REJECT, ACCEPT), protocol.roles if agent in protocol.told else (None,)):
+        for stance, role in product((REJECT, ACCEPT), protocol.told_of(agent)):
             item = replace(SAMPLE, prover_stance=stance)
             made = scenario.prompts.render(name, prompt_variables(scenario, item, agent, role))
             if not made:
@@ -251,13 +259,21 @@ def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str, role:
         "rewards": rewards_of(
             replace(protocol, payment=protocol.payment.of(role)), agent, stance, names, scenario.scale.name != "accept_reject"
         ),
+        "sides": {} if protocol.chooser is None else {side: _on_side(scenario, item, agent, side, names) for side in protocol.roles},
     }
+
+
+def _on_side(scenario: CodeValidation, item: CodeItem, agent: str, side: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """What `agent` argues for and is paid where the chooser takes this side."""
+    stance, payment = scenario.stance(item, agent, side), scenario.protocol.payment.of(side)
+    paid = rewards_of(replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject")
+    return {"stance_word": "" if stance is None else DECISIONS[stance], **paid}
 
 
 def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: str, role: str | None) -> str:
     """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
     stance = scenario.stance(item, prover, role)
-    hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.deciders
+    hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.verifiers
     return "" if stance is None or hidden else DECISIONS[stance]
 
 

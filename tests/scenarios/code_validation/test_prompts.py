@@ -72,17 +72,19 @@ def test_every_prompt_has_the_problem_and_the_limit(name: str) -> None:
         assert "None" not in prompt
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("solo_verifier", "helpful_sneaky")])
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("solo_verifier", "helpful_sneaky", "open_consultancy", "open_debate")]
+)
 def test_provers_are_told_their_side(name: str) -> None:
-    """mnip: both accept; debate, merlin_arthur and consultancy: prover0 rejects, prover1 accepts."""
+    """mnip: both accept; critique: the proposer accepts, the critic rejects; debate, merlin_arthur, consultancy: prover0 rejects."""
     scenario = made(name)
-    prompts = prompts_of(scenario)
+    prompts, judge = prompts_of(scenario), scenario.roles["verifier"].name
     for prover in scenario.protocol.provers:
         word = {REJECT: "reject", ACCEPT: "accept"}[scenario.protocol.payment.goals[prover]]
         other = {"accept": "reject", "reject": "accept"}[word]
-        assert f'your task is to convince "Verifier" to {word} it' in prompts[prover]
+        assert f'your task is to convince "{judge}" to {word} it' in prompts[prover]
         assert f"to {other} it." not in prompts[prover]
-        assert f'You are paid 1 if "Verifier" decides to {word} the solution' in prompts[prover]
+        assert f'You are paid 1 if "{judge}" decides to {word} the solution' in prompts[prover]
         assert "Never give up your side" in prompts[prover]
         assert ('Begin every reply with "Answer: "' in prompts[prover]) == (name in ("nip", "debate", "mnip", "consultancy"))
 
