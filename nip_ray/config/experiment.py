@@ -39,7 +39,7 @@ from nip_ray.settings.schedule import UpdateSchedule, WeightSource
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings
 from nip_ray.settings.stackelberg import StackelbergSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
-from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings
+from nip_ray.settings.text_training import BaseRunSettings, ExpertIterationSettings, MaltSettings, TalkSettings, TextFaultToleranceSettings
 from nip_ray.settings.tracking import TrackingSettings
 
 ScenarioSettings = Annotated[
@@ -141,4 +141,7 @@ class TextExperimentConfig(Experiment):
     budget: BudgetSettings = _part(BudgetSettings(), "What the run may cost.", RESUMABLE)
     base_run: BaseRunSettings | None = Field(None, description="Another run that this one starts from (none: no other).")
     talk: TalkSettings = _part(TalkSettings(), "How many dialogues are held at once, and where.", RESUMABLE)
+    fault_tolerance: TextFaultToleranceSettings = _part(
+        TextFaultToleranceSettings(), "How a run continues after a process hangs.", FREE_AND_RESUMABLE
+    )
     runtime: RuntimeSettings = _part(RuntimeSettings(), "What must not change a result.", FREE_AND_RESUMABLE)

@@ -23,6 +23,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.extras import check_installed, check_quantized, local_llm
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
+from nip_ray.serving.hangs import watchable
 from nip_ray.serving.jobs import JobStore, StoredJob, run_job
 from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
@@ -76,7 +77,7 @@ def as_ours(error: RayError, who: str = "the local model's actor") -> Exception:
 
 def _actor(kind: type, settings: LocalProvider, concurrency: int, *arguments: Any) -> Any:
     options = {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus, "max_concurrency": concurrency}
-    return ray.remote(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
+    return watchable(kind).options(**options, max_restarts=-1, max_task_retries=-1).remote(*arguments)
 
 
 def _all_merged(settings: LocalProvider) -> bool:

@@ -22,6 +22,7 @@ from torch import Tensor, distributed
 from nip_ray.learning.learners import Learners
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate
 from nip_ray.learning.token_rows import Turn
+from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
@@ -62,9 +63,17 @@ class LearnerGroup:
     samples_apart = True
 
     def __init__(
-        self, folder: Path, settings: LocalProvider, rule: TokenTrainingSettings, seed: int = 0, device: str | None = None
+        self,
+        folder: Path,
+        settings: LocalProvider,
+        rule: TokenTrainingSettings,
+        seed: int = 0,
+        device: str | None = None,
+        hang_timeout_s: float = 120.0,
     ) -> None:
-        """Start them, and wait until they stand. device: of the model that samples. Raises UserError for a model that cannot be used."""
+        """Start them, and wait until they stand. device: of the model that samples. hang_timeout_s: without a sign of life, after which one
+        counts as lost. Raises UserError for a model that cannot be used.
+        """
         self._sampler = PolicyModel(folder, settings, trained=True, seed=seed, device=device)
         self.prompt_tokens, self.reply_tokens = self._sampler.prompt_tokens, self._sampler.reply_tokens
         self.sample, self.forget, self.logprobs = self._sampler.sample, self._sampler.forget, self._sampler.logprobs
@@ -75,8 +84,9 @@ class LearnerGroup:
         if bundle and get_current_placement_group() is None:
             self._placed = placement_group([bundle] * rule.num_learners, rule.learner_placement.upper())
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._placed)
-        kind: Any = ray.remote(PolicyLearner).options(**options)
+        kind: Any = watchable(PolicyLearner).options(**options)
         self._actors = [kind.remote(rank, rule.num_learners) for rank in range(rule.num_learners)]
+        self._watch = ActorWatch({f"learner {rank}": actor for rank, actor in enumerate(self._actors)}, hang_timeout_s)
         address = self._results([self._actors[0].address.remote()])
         self._results([actor.begin.remote(address, folder.resolve(), settings, seed, self._sharded) for actor in self._actors])
 
@@ -119,6 +129,7 @@ class LearnerGroup:
 
     def close(self) -> None:
         """End the actors."""
+        self._watch.close()
         for actor in self._actors:
             ray.kill(actor)
         if self._placed is not None:

@@ -113,7 +113,8 @@ def policy_for(config: TextExperimentConfig, group: str, run_dir: Path) -> Polic
     else:
         from nip_ray.serving.learner_group import LearnerGroup
 
-        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device)
+        limit_s = config.fault_tolerance.hang_timeout_s
+        model = LearnerGroup(start_folder(config, group, run_dir), _local(provider), rule, _seed(config, group), device, limit_s)
     if _local(provider).engine != "vllm":
         return model
     from nip_ray.serving.vllm_policy import VllmPolicy

@@ -107,6 +107,20 @@ class MaltSettings(TextTrainingSettings):
 
 
 @dataclass(frozen=True)
+class TextFaultToleranceSettings:
+    """How a run of language agents continues after a process hangs."""
+
+    __pydantic_config__ = FORBID_UNKNOWN
+
+    hang_timeout_s: float = option(
+        120.0,
+        "Seconds without a sign of life after which a rollout worker, a learner, the local model's actors or a trial count as lost.",
+        gt=0,
+        allow_inf_nan=False,
+    )
+
+
+@dataclass(frozen=True)
 class TalkSettings:
     """How many dialogues are held at once, and where."""
 

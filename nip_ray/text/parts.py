@@ -32,6 +32,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
+from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
@@ -328,12 +329,17 @@ def local_hosts(config: TextExperimentConfig, names: Sequence[str], run_dir: Pat
     local = {name: provider for name in names if provider_of(provider := config.providers[name]).start is not None}
     start_ray(config.runtime, _cpus(config, list(local.values())))
     hosts: dict[str, Any] = {}
+    watches: list[ActorWatch] = []
     try:
         for name, provider in local.items():
             if (start := provider_of(provider).start) is not None:
                 hosts[name] = start(provider, run_dir / name)
+            if (actors := provider_of(provider).actors) is not None:
+                watches.append(ActorWatch(actors(hosts[name]), config.fault_tolerance.hang_timeout_s))
         yield hosts
     finally:
+        for watch in watches:
+            watch.close()
         for name, host in hosts.items():
             if (stop := provider_of(local[name]).stop) is not None:
                 stop(host)

@@ -21,6 +21,7 @@ from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import TrainingError
 from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.secrets import secret
+from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
@@ -93,11 +94,13 @@ class RolloutWorkers:
         dumped, run_dir = config.model_dump(mode="json"), run_dir.resolve()
 
         def worker(number: int) -> Any:
-            kind: Any = ray.remote(RolloutWorker)
+            kind = watchable(RolloutWorker)
             options = kind.options(num_cpus=config.talk.num_cpus_per_talker, max_restarts=-1)
             return options.remote(dumped, scenario, run_dir, str(number), self._keeper, hosts, limiters)
 
         self._workers = [worker(number) for number in range(config.talk.num_talkers)]
+        named = {f"rollout worker {number}": actor for number, actor in enumerate(self._workers)}
+        self._watch = ActorWatch(named, config.fault_tolerance.hang_timeout_s)
 
     async def hold(
         self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int | None, progress: Progress | None
@@ -137,6 +140,7 @@ class RolloutWorkers:
 
     def stop(self) -> None:
         """End the actors."""
+        self._watch.close()
         for actor in (*self._workers, self._keeper):
             ray.kill(actor)
 

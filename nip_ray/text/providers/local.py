@@ -112,4 +112,5 @@ PROVIDER = Provider(
     fine_tuning=lambda given: LocalJobs(given.host),
     start=start_host,
     stop=stop_host,
+    actors=lambda host: {"the local model's chat actor": host.chat, "its training actor": host.training},
 )

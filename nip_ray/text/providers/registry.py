@@ -8,7 +8,7 @@ Decisions that matter here:
 """
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,14 +45,16 @@ class Provider:
     """How a kind of provider is put to work. Each function raises UserError for a missing key or library.
 
     chat: makes a client (none: `ProviderSettings.has_model` is false). fine_tuning: makes a backend (none: it does not fine-tune).
-    start, stop: of actors that all processes of a run share, from settings and the run folder. books_itself: the client keeps to budget and
-    limits by itself.
+    start, stop: of actors that all processes of a run share, from settings and the run folder. actors: those of what `start` returned that
+    are watched for hangs (`nip_ray.serving.hangs`), by what messages call them. books_itself: the client keeps to budget and limits by
+    itself.
     """
 
     chat: Callable[[Connection], ChatClient] | None
     fine_tuning: Callable[[Connection], FineTuneBackend] | None = None
     start: Callable[[Any, Path], Any] | None = None
     stop: Callable[[Any], None] | None = None
+    actors: Callable[[Any], Mapping[str, Any]] | None = None
     books_itself: bool = False
 
 

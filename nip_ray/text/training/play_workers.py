@@ -23,6 +23,7 @@ from nip_ray.config.text_rules import groups, speaking_providers
 from nip_ray.errors import TrainingError
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
@@ -80,10 +81,12 @@ class PlayWorkers:
         self._weights: Any = None
         local = [provider for provider in speaking_providers(config).values() if isinstance(provider, LocalProvider)]
         threads = max(provider.threads for provider in local)
-        kind: Any = ray.remote(PlayWorker)
+        kind = watchable(PlayWorker)
         options = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
         made = kind.options(**options, max_restarts=-1, max_task_retries=_MAX_DEATHS)
         self._actors = [made.remote(config.model_dump(mode="json"), run_dir.resolve(), threads) for _ in range(rule.num_rollout_workers)]
+        named = {f"rollout worker {number}": actor for number, actor in enumerate(self._actors)}
+        self._watch = ActorWatch(named, config.fault_tolerance.hang_timeout_s)
 
     def take(self, weights: Mapping[str, Any]) -> None:
         """Play by these weights, by group, from here on."""
@@ -116,6 +119,7 @@ class PlayWorkers:
 
     def close(self) -> None:
         """End the actors."""
+        self._watch.close()
         for actor in self._actors:
             ray.kill(actor)
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from nip_ray.cluster.spot import spot_notices
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.evaluation.report import write_report
@@ -27,7 +28,7 @@ def train(config: TextExperimentConfig, folder: RunFolder, prepared: Prepared, s
     say_stage(f"run {folder.path}", quiet)
     trainer = begin(config, folder, prepared, state)
     try:
-        with progress_line(config.name, state.iteration, config.iterations, quiet) as report:
+        with progress_line(config.name, state.iteration, config.iterations, quiet) as report, spot_notices(config.runtime):
             while not trainer.state.over:
                 before = trainer.state.iteration
 

@@ -1,0 +1,127 @@
+"""Spot notices, from stand-ins of the clouds' metadata services on the loopback: what is understood, and what a run makes of it."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.error import HTTPError
+
+import pytest
+
+from nip_ray.cluster.spot import notice
+from nip_ray.errors import UserError
+from nip_ray.storage.folder import RunFolder
+from tests.runs.small import command, environment, nip_ray, small, untimed, write_small
+
+SHORT = ("evaluation.interval=9", "checkpoint.interval=4")
+
+
+class Cloud:
+    """What a metadata service says; planned: whether this machine, or another one, is taken back."""
+
+    planned: str | None = None
+    broken = False
+    asked = 0
+
+    def answer(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
+        self.asked += 1
+        if self.broken:
+            return 500, "out of order"
+        if path == "/latest/api/token":
+            return (200, "secret") if method == "PUT" and "x-aws-ec2-metadata-token-ttl-seconds" in headers else (400, "")
+        if path == "/latest/meta-data/spot/instance-action":
+            if headers.get("x-aws-ec2-metadata-token") != "secret":
+                return 401, ""
+            return (404, "") if self.planned is None else (200, json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"}))
+        if path == "/computeMetadata/v1/instance/preempted":
+            return (403, "") if headers.get("metadata-flavor") != "Google" else (200, "FALSE" if self.planned is None else "TRUE")
+        if headers.get("metadata") != "true":
+            return 400, ""
+        if path.startswith("/metadata/instance/compute/name?"):
+            return 200, "own"
+        if path.startswith("/metadata/scheduledevents?"):
+            event = {"EventId": "1", "EventType": "Preempt", "Resources": [self.planned], "NotBefore": "Mon, 19 Sep 2026 18:29:47 GMT"}
+            reboot = {"EventId": "2", "EventType": "Reboot", "Resources": ["own"], "NotBefore": ""}
+            return 200, json.dumps({"DocumentIncarnation": 1, "Events": [reboot] if self.planned is None else [reboot, event]})
+        return 404, ""
+
+
+@contextmanager
+def served(cloud: Cloud) -> Iterator[str]:
+    """The address at which it answers."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, text = cloud.answer(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_PUT = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("aws", "terminate at 2026-01-02T03:04:05Z"), ("gcp", "preempted"), ("azure", "Preempt, not before Mon, 19 Sep 2026 18:29:47 GMT")],
+)
+def test_each_clouds_notice_is_understood(name: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # a metadata service is never asked through one
+    cloud = Cloud()
+    with served(cloud) as address:
+        assert notice(name, address) is None
+        cloud.planned = "own"
+        assert notice(name, address) == said
+        cloud.planned = "another"
+        assert notice("azure", address) is None
+        cloud.broken = True
+        with pytest.raises(HTTPError):
+            notice(name, address)
+    with pytest.raises(OSError, match="refused"):
+        notice(name, address)
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(UserError, match=r"runtime\.spot_address"):
+        small("runtime.spot_address=169.254.169.254")
+
+
+@pytest.mark.crash
+def test_a_run_that_gets_a_notice_is_saved_and_resumed(tmp_path: Path) -> None:
+    config, run = write_small(tmp_path / "small.yaml", *SHORT), tmp_path / "run"
+    cloud = Cloud()
+    with served(cloud) as address:
+        spot = [f"--set=runtime.spot_{key}" for key in ("notices=aws", f"address={address}", "interval_s=0.1")]
+        arguments = command(["train", config, "--run-dir", run, "--set=iterations=100000", *spot])
+        process = subprocess.Popen(arguments, env=environment(), stderr=subprocess.PIPE, text=True)
+        while process.poll() is None and not ((run / "metrics.jsonl").exists() and cloud.asked > 4):
+            time.sleep(0.05)
+        cloud.planned, began = "own", time.monotonic()
+        _, said = process.communicate(timeout=60)
+        assert process.returncode == 143, said
+        assert time.monotonic() - began < 25, "within the shortest notice"
+        assert "this machine is taken back (terminate at 2026-01-02T03:04:05Z): the run is saved and ended" in said
+        assert f"`nip-ray resume {run}` continues it" in said.splitlines()[-1]
+        last = RunFolder.open(run).metrics()[-1]["iteration"]
+        assert max(int(path.name) for path in (run / "checkpoints").iterdir() if path.name.isdigit()) == last
+        cloud.planned = None
+        nip_ray("resume", run, f"--iterations={last + 3}", check=0)
+    nip_ray("train", config, "--run-dir", tmp_path / "calm", f"--set=iterations={last + 3}", check=0)
+    rows, expected = ([untimed(row) for row in RunFolder.open(path).metrics()] for path in (run, tmp_path / "calm"))
+    assert len(rows) == last + 3
+    assert rows == expected
