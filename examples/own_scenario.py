@@ -71,7 +71,8 @@ class Haystack(Scenario):
         settings = self.settings.agents.get(agent) or self.settings.agents.get("_default") or MessageAgentSettings()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return MessageAgent(settings, width, self.num_symbols, agent in self.protocol.deciders)
+            writes = len(self.protocol.writes[agent])
+            return MessageAgent(settings, width, self.num_symbols, agent in self.protocol.deciders, writes)
 
 
 register_scenario(HaystackSettings, Haystack)

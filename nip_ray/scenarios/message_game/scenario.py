@@ -72,11 +72,12 @@ class MessageGame(Scenario):
 class MessageAgent(nn.Module):
     """One hidden layer that policy and value share; `random` agents answer with constant zero logits and have nothing to train."""
 
-    def __init__(self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool) -> None:
+    def __init__(self, settings: MessageAgentSettings, num_in: int, num_symbols: int, decides: bool, num_channels: int = 1) -> None:
+        """num_channels: that the agent writes to."""
         super().__init__()
-        self.settings, self.decides, self.num_symbols = settings, decides, num_symbols
+        self.settings, self.decides, self.shape = settings, decides, (num_channels, num_symbols)
         self.hidden = nn.Linear(num_in, settings.hidden)
-        self.policy_head = nn.Linear(settings.hidden, num_symbols + (NUM_DECISIONS if decides else 0))
+        self.policy_head = nn.Linear(settings.hidden, num_channels * num_symbols + (NUM_DECISIONS if decides else 0))
         self.value_head = nn.Linear(settings.hidden, 1)
 
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy | None, Tensor | None]:
@@ -87,8 +88,10 @@ class MessageAgent(nn.Module):
             logits = self.policy_head(hidden)
             if self.settings.kind == "random":
                 logits = torch.zeros_like(logits)
-            decision = logits[:, self.num_symbols :] if self.decides else None
-            policy = Policy(logits[:, None, : self.num_symbols], None, decision, obs["speaks"], obs["may_decide"] if self.decides else None)
+            said = self.shape[0] * self.shape[1]
+            decision = logits[:, said:] if self.decides else None
+            message = logits[:, :said].unflatten(1, self.shape)
+            policy = Policy(message, None, decision, obs["speaks"], obs["may_decide"] if self.decides else None)
         if want_value:
             value = self.value_head(hidden).squeeze(-1)
         return policy, value
