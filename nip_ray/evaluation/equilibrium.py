@@ -1,9 +1,8 @@
 """How far agents are from an equilibrium, exactly: in games so small that every dialogue can be tried.
 
 Decisions that matter here:
-- the tree has a node for every dialogue so far, of every instance and seed class. What agents see (the rows of `Scenario.observe`) makes
-  the information sets, so nobody's best answer knows more than the agent itself does. Agents must remember what they saw and said: an
-  observation that forgets would make the best answer too good or too bad;
+- the tree has a node for every dialogue so far, of every instance and seed class. What an agent sees (the rows of `Scenario.observe`) and
+  what it saw and did before make its information sets: nobody's best answer knows more than it was shown, and it forgets nothing;
 - a regret is what an agent could gain by its best answer, all others as they are: found from the last round to the first, each
   information set weighed by the chance that the others lead there. All regrets are 0 in a Nash equilibrium and nowhere else;
 - what is said in the last round is heard by nobody, and not branched over.
@@ -24,6 +23,8 @@ from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE, NUM_DECISIONS, ProtocolState
+
+_MOST_CHOICES = 10_000  # of one turn
 
 
 @dataclass(frozen=True)
@@ -160,11 +161,11 @@ def grow(
     luck_N = weight_K.double().repeat_interleave(len(classes)) / len(classes)
     shape = (len(luck_N), len(protocol.agents))
     none, one = torch.zeros(shape, dtype=torch.int64), torch.ones(shape, dtype=torch.float64)
-    levels = [_Level(torch.arange(shape[0]), none, one, one * 0, one, luck_N, none - 1)]
+    levels, past_NA = [_Level(torch.arange(shape[0]), none, one, one * 0, one, luck_N, none - 1)], none
     while not play.finished:
         players = {agent: Player(network.eval()) for agent, network in networks.items()}
         asked = policies(play, players)
-        levels[-1] = before = replace(levels[-1], set_NA=_information_sets(play, asked))
+        levels[-1] = before = replace(levels[-1], set_NA=_information_sets(play, asked, past_NA))
         last = play.round == protocol.max_rounds - 1
         node_J = torch.arange(len(before.luck_N))
         taken: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -191,6 +192,9 @@ def grow(
         nothing, sure = torch.zeros(len(node_J), dtype=torch.int64), torch.ones(len(node_J), dtype=torch.float64)
         choice_JA = torch.stack([taken[agent][0] if agent in taken else nothing for agent in protocol.agents], 1)
         chance_JA = torch.stack([taken[agent][1] if agent in taken else sure for agent in protocol.agents], 1)
+        set_JA = before.set_NA[node_J]
+        own_JA = ((play.round + 1) * max_nodes + set_JA) * _MOST_CHOICES + choice_JA
+        past_NA = torch.where(set_JA >= 0, own_JA, past_NA[node_J])
         reach_JA = before.reach_NA[node_J] * chance_JA
         levels.append(_Level(node_J, choice_JA, chance_JA, reward_JA, reach_JA, before.luck_N[node_J], torch.full_like(choice_JA, -1)))
         play = branched
@@ -201,6 +205,8 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
     """(symbols (O, F), decisions (O,), which are possible (N, O), how likely each is (N, O)) of N turns."""
     count, factors, symbols = policy.message.shape
     decisions = range(NUM_DECISIONS) if policy.decision is not None else (CONTINUE,)
+    if symbols**factors * NUM_DECISIONS > _MOST_CHOICES:
+        raise UserError(f"a turn has {symbols**factors} messages; exact regrets are for games with a few")
     rows = torch.tensor(list(product(*[range(symbols)] * factors, decisions)))
     symbol_OF, decision_O = rows[:, :-1], rows[:, -1]
     said_NOF = (policy.message > FORBIDDEN)[:, torch.arange(factors), symbol_OF]
@@ -215,13 +221,16 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
     return symbol_OF, decision_O, legal_NO, repeated.log_prob(action).double().exp().view(count, len(rows))
 
 
-def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]]) -> Tensor:
-    """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn."""
+def _information_sets(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], past_NA: Tensor) -> Tensor:
+    """(N, A): numbers of information sets, equal where an agent sees the same, -1 where it has no turn. past_NA: what it saw and did
+    before, by number.
+    """
     set_NA = torch.full((len(play.id_B), len(play.protocol.agents)), -1)
     for agent, (copy_N, _) in asked.items():
-        obs = play.observe(agent, copy_N)
+        a = play.protocol.agents.index(agent)
+        obs = {**play.observe(agent, copy_N), "past": past_NA[copy_N, a]}
         seen = torch.cat([value.double().flatten(1) if value.ndim > 1 else value.double()[:, None] for value in obs.values()], 1)
-        set_NA[copy_N, play.protocol.agents.index(agent)] = torch.unique(seen, dim=0, return_inverse=True)[1]
+        set_NA[copy_N, a] = torch.unique(seen, dim=0, return_inverse=True)[1]
     return set_NA
 
 

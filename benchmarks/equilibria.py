@@ -1,0 +1,113 @@
+"""How near training comes to an equilibrium, under every protocol, in haystacks of two places: exactly, from all dialogues.
+
+    python benchmarks/equilibria.py [--seeds 3] [--iterations 150] [--protocols NAME ...]
+
+Prints a table in Markdown: what the verifier is paid in equilibria in pure strategies (least, most), and of each seed what it is paid
+after training, the largest regret (what one agent could gain by its best answer, in per cent of what its table of payments spans) and
+the distance to the nearest of these equilibria (the largest difference between returns, in the same unit).
+"""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nip_ray.config.load import config_from_dict
+from nip_ray.evaluation.equilibrium import GameTree, grow
+from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
+from nip_ray.play.scenario import Scenario
+from nip_ray.runs.experiment import run_experiment
+from nip_ray.storage.folder import RunFolder
+
+PLUGIN = str(Path(__file__).resolve().parents[1] / "examples" / "own_scenario.py")
+ONCE: dict[str, Any] = dict(max_rounds=2, min_rounds=2, verifier_first=False)  # all provers speak, then the verdict
+GAMES: dict[str, dict[str, Any]] = {
+    "nip": dict(name="nip", max_rounds=3, min_rounds=3),
+    "adp": dict(name="adp"),
+    "debate": dict(name="debate", **ONCE),
+    "open_debate": dict(name="open_debate", max_rounds=3),
+    "critique": dict(name="critique"),
+    "merlin_arthur": dict(name="merlin_arthur"),
+    "consultancy": dict(name="consultancy", **ONCE),
+    "consultancy, one prover": dict(name="consultancy", one_prover=True, **ONCE),
+    "open_consultancy": dict(name="open_consultancy", max_rounds=2),
+    "helpful_sneaky": dict(name="helpful_sneaky"),
+    "mnip": dict(name="mnip", **ONCE),
+    "judge_panel": dict(name="judge_panel"),
+    "solo_verifier": dict(name="solo_verifier"),
+}
+ALGORITHM = dict(name="ppo", lr=1e-2, minibatch_size=256)
+
+
+def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
+    """The config of one run."""
+    return dict(
+        name="equilibria",
+        seed=seed,
+        iterations=iterations,
+        plugins=[PLUGIN],
+        protocol=GAMES[game],
+        scenario=dict(name="haystack", num_places=2, num_instances=1000),
+        algorithm=ALGORITHM,
+        play=dict(num_copies=256),
+        evaluation=dict(interval=0),
+    )
+
+
+def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: bool = False) -> GameTree:
+    """All dialogues about the training haystacks: equal ones once, as often as they occur."""
+    ids = scenario.ids("train")
+    content = scenario.hay_IP[ids]  # type: ignore[attr-defined]
+    kinds, kind_I, count_K = torch.unique(content, dim=0, return_inverse=True, return_counts=True)
+    first_K = torch.stack([ids[(kind_I == kind).nonzero()[0, 0]] for kind in range(len(kinds))])
+    return grow(scenario, networks, first_K, count_K / len(ids), decisive=decisive)
+
+
+def measured(game: str, seed: int, iterations: int) -> tuple[GameTree, Tensor, Tensor]:
+    """(the tree of the trained agents, returns (E, A) in the pure equilibria, what each table of payments spans (A,))."""
+    with tempfile.TemporaryDirectory() as folder:
+        config: Any = config_from_dict(settings(game, seed, iterations))
+        run_experiment(config, run := Path(folder) / "run", quiet=True)
+        made = bench(run, config, None, None)
+        networks = trained(made, newest_or(RunFolder.open(run), None, config))
+    scenario = made.examination.scenario
+    payment, agents = scenario.protocol.payment, scenario.protocol.agents
+    spans = [max(amounts) - min(amounts) for amounts in ([x for t in payment.tables(a) for row in t for x in row] for a in agents)]
+    equilibria = tree_of(scenario, networks, decisive=True).pure_equilibria(20_000_000)
+    return tree_of(scenario, networks), equilibria, torch.tensor(spans, dtype=torch.float64)
+
+
+def row(game: str, seeds: int, iterations: int) -> str:
+    """A row of the table."""
+    paid, regrets, distances = [], [], []
+    for seed in range(seeds):
+        tree, returns_EA, span_A = measured(game, seed, iterations)
+        value_A = torch.tensor(list(tree.values().values()), dtype=torch.float64)
+        verifier = next(a for a, agent in enumerate(tree.agents) if agent in ("verifier", "judge0"))
+        paid.append(f"{float(value_A[verifier]):.3f}")
+        regret_A = torch.tensor(list(tree.regrets().values()), dtype=torch.float64)
+        regrets.append(f"{100 * float((regret_A / span_A).max()):.2f}")
+        distances.append(f"{100 * float(((returns_EA - value_A).abs() / span_A).amax(1).min()):.2f}")
+    ends = f"{float(returns_EA[:, verifier].min()):.3f} to {float(returns_EA[:, verifier].max()):.3f}"
+    return f"| {game} | {len(returns_EA)} | {ends} | {' '.join(paid)} | {' '.join(regrets)} | {' '.join(distances)} |"
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--protocols", nargs="*", choices=list(GAMES), default=list(GAMES))
+    asked = parser.parse_args(given)
+    print("| protocol | pure equilibria | verifier in them | verifier after training | largest regret, % | distance, % |")
+    print("|---|---|---|---|---|---|")
+    for game in asked.protocols:
+        print(row(game, asked.seeds, asked.iterations), flush=True)
+
+
+if __name__ == "__main__":
+    main()
