@@ -55,6 +55,7 @@ def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
         algorithm=ALGORITHM,
         play=dict(num_copies=256),
         evaluation=dict(interval=0),
+        runtime=dict(num_threads=1),  # the networks are small
     )
 
 

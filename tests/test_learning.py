@@ -1,8 +1,10 @@
 """Learning claims: each fails when learning breaks. The quick one runs always, the long ones with `pytest -m learning`."""
 
 from pathlib import Path
+from runpy import run_path
 
 import pytest
+import torch
 
 from nip_ray.config.load import load_config
 from nip_ray.evaluation.intervals import proportion
@@ -12,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "tune_configs"
 PUBLISHED_TEST = ROOT.parent / "shared" / "data" / "graph_isomorphism" / "eru10000_test.npz"
 SEEDS = (0, 1, 2)
+EQUILIBRIA = run_path(str(ROOT / "benchmarks" / "equilibria.py"))
 
 
 def final(tmp_path: Path, config: str, seed: int, iterations: int, *overrides: str) -> dict[str, float]:
@@ -48,6 +51,17 @@ def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, seed: int) -> None:
     plugin = f"plugins=[{ROOT / 'examples' / 'own_scenario.py'}]"
     config = load_config(ROOT / "examples" / "own_scenario.yaml", [*panel, plugin, "iterations=30"])
     assert run_experiment(config, tmp_path / "run", quiet=True).metrics["eval/verifier/accuracy"] > 0.99
+
+
+@pytest.mark.learning
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("game", EQUILIBRIA["GAMES"])
+def test_training_comes_to_an_equilibrium(game: str, seed: int) -> None:
+    """In haystacks of two places: nobody could gain 1 % of what its payments span, and returns are those of an enumerated equilibrium."""
+    tree, returns_EA, span_A = EQUILIBRIA["measured"](game, seed, 100)
+    regret_A, value_A = (torch.tensor(list(found.values()), dtype=torch.float64) for found in (tree.regrets(), tree.values()))
+    assert float((regret_A / span_A).max()) < 0.01
+    assert float(((returns_EA - value_A).abs() / span_A).amax(1).min()) < 0.01
 
 
 @pytest.mark.learning

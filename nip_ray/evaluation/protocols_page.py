@@ -98,9 +98,10 @@ ENTRIES = (
     ),
     Entry(
         "open_consultancy",
-        "A prover that is believed is paid for either side alike, so to tell the truth is an equilibrium, and so is a choice that has "
-        "nothing to do with the truth, where the verifier can do no better than to follow it; what can be shown for the true side alone "
-        "decides between them. Judges follow a consultant that has chosen the wrong side (Kenton et al., arXiv 2407.04622).",
+        "A prover that is believed is paid for either side alike, so to tell the truth is an equilibrium, and so is a choice "
+        "that has nothing to do with it, or one that the verifier always turns round, since nobody gains by another; what can "
+        "be shown for the true side alone decides between them. Judges follow a consultant that has chosen the wrong side "
+        "(Kenton et al., arXiv 2407.04622).",
     ),
     Entry(
         "helpful_sneaky",
@@ -165,6 +166,16 @@ Every protocol that ships, with the default parameters but for those in its titl
 scenarios pay ([games.md](games.md), [hironaka.md](hironaka.md)).
 
 """
+_SMALL = """
+## Equilibria of a small game, exactly
+
+`nip_ray.evaluation.equilibrium.grow` makes the tree of all dialogues of agents about a few instances, where symbols and
+rounds are few. Of it, `regrets()` is what each agent could gain by its best answer to the others (all 0 in a Nash
+equilibrium), and `pure_equilibria()` what agents are paid in every equilibrium in pure strategies.
+`benchmarks/equilibria.py` trains networks under each protocol in a haystack of two places, where the verifier is shown
+whether what a prover points at is the needle, and prints both: [results](../benchmarks/results.md#equilibria-of-small-games).
+Most have equilibria in which the verifier heeds nobody, beside those in which it looks.
+"""
 _LEGEND = """
 A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes or gives a
 verdict, which counts, `C` writes and chooses its side. On the right stands who reads along.
@@ -175,7 +186,7 @@ Where the episode draws who speaks, each possibility is drawn.
 
 def page() -> str:
     """The page, in Markdown."""
-    return "\n".join(chain([_INTRODUCTION.rstrip(), ""], _side_by_side(), [_LEGEND], *map(_section, ENTRIES))).rstrip() + "\n"
+    return "\n".join(chain([_INTRODUCTION.rstrip(), ""], _side_by_side(), [_LEGEND], *map(_section, ENTRIES), [_SMALL])).rstrip() + "\n"
 
 
 def drawing(protocol: Protocol) -> list[str]:
