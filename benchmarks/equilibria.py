@@ -1,6 +1,6 @@
 """How near training comes to an equilibrium, under every protocol, in haystacks of two places: exactly, from all dialogues.
 
-    python benchmarks/equilibria.py [--seeds 3] [--iterations 150] [--protocols NAME ...]
+    python benchmarks/equilibria.py [--seeds 3] [--iterations N] [--protocols NAME ...]
 
 Prints a table in Markdown: what the verifier is paid in equilibria in pure strategies (least, most), and of each seed what it is paid
 after training, the largest regret (what one agent could gain by its best answer, in per cent of what its table of payments spans) and
@@ -40,19 +40,24 @@ GAMES: dict[str, dict[str, Any]] = {
     "judge_panel": dict(name="judge_panel"),
     "solo_verifier": dict(name="solo_verifier"),
 }
-ALGORITHM = dict(name="ppo", lr=1e-2, minibatch_size=256)
+ALGORITHM: dict[str, Any] = dict(name="ppo", lr=1e-2, minibatch_size=256)
+TWO_FACED = ("consultancy, one prover", "helpful_sneaky")
+"""A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three of its four cases
+where it learns too fast, or explores too little."""
+SLOW: dict[str, Any] = dict(lr=2e-3, entropy_coefficient=0.05)
 
 
 def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
     """The config of one run."""
+    slow = game in TWO_FACED
     return dict(
         name="equilibria",
         seed=seed,
         iterations=iterations,
         plugins=[PLUGIN],
         protocol=GAMES[game],
-        scenario=dict(name="haystack", num_places=2, num_instances=1000),
-        algorithm=ALGORITHM,
+        scenario=dict(name="haystack", num_places=2, num_instances=1000, agents=dict(_default=dict(activation="relu" if slow else "tanh"))),
+        algorithm={**ALGORITHM, **(SLOW if slow else {})},
         play=dict(num_copies=256),
         evaluation=dict(interval=0),
         runtime=dict(num_threads=1),  # the networks are small
@@ -68,10 +73,10 @@ def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: boo
     return grow(scenario, networks, first_K, count_K / len(ids), decisive=decisive)
 
 
-def measured(game: str, seed: int, iterations: int) -> tuple[GameTree, Tensor, Tensor]:
+def measured(game: str, seed: int, iterations: int | None = None) -> tuple[GameTree, Tensor, Tensor]:
     """(the tree of the trained agents, returns (E, A) in the pure equilibria, what each table of payments spans (A,))."""
     with tempfile.TemporaryDirectory() as folder:
-        config: Any = config_from_dict(settings(game, seed, iterations))
+        config: Any = config_from_dict(settings(game, seed, iterations or (200 if game in TWO_FACED else 100)))
         run_experiment(config, run := Path(folder) / "run", quiet=True)
         made = bench(run, config, None, None)
         networks = trained(made, newest_or(RunFolder.open(run), None, config))
@@ -82,7 +87,7 @@ def measured(game: str, seed: int, iterations: int) -> tuple[GameTree, Tensor, T
     return tree_of(scenario, networks), equilibria, torch.tensor(spans, dtype=torch.float64)
 
 
-def row(game: str, seeds: int, iterations: int) -> str:
+def row(game: str, seeds: int, iterations: int | None) -> str:
     """A row of the table."""
     paid, regrets, distances = [], [], []
     for seed in range(seeds):
@@ -101,7 +106,7 @@ def main(given: Sequence[str] | None = None) -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--iterations", type=int, default=None, help="of each run (default: 100, or 200 where the prover has two faces)")
     parser.add_argument("--protocols", nargs="*", choices=list(GAMES), default=list(GAMES))
     asked = parser.parse_args(given)
     print("| protocol | pure equilibria | verifier in them | verifier after training | largest regret, % | distance, % |")

@@ -58,7 +58,7 @@ def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, seed: int) -> None:
 @pytest.mark.parametrize("game", EQUILIBRIA["GAMES"])
 def test_training_comes_to_an_equilibrium(game: str, seed: int) -> None:
     """In haystacks of two places: nobody could gain 1 % of what its payments span, and returns are those of an enumerated equilibrium."""
-    tree, returns_EA, span_A = EQUILIBRIA["measured"](game, seed, 100)
+    tree, returns_EA, span_A = EQUILIBRIA["measured"](game, seed)
     regret_A, value_A = (torch.tensor(list(found.values()), dtype=torch.float64) for found in (tree.regrets(), tree.values()))
     assert float((regret_A / span_A).max()) < 0.01
     assert float(((returns_EA - value_A).abs() / span_A).amax(1).min()) < 0.01
