@@ -18,6 +18,7 @@ from nip_ray.play.dialogue import InvalidReply
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.rollout import own_rows
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check, start, step
+from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import read_side
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
@@ -164,3 +165,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 def test_check_names_the_fault(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check(replace(CONSULTANCY, **change))
+
+
+@pytest.mark.parametrize("protocol", [CONSULTANCY, build("helpful_sneaky")], ids=lambda protocol: protocol.name)
+def test_a_body_trained_alone_fits(protocol: Protocol) -> None:
+    for agent in protocol.agents:
+        alone = solo_protocol(protocol, agent)
+        check(alone)
+        made, real = (graph_scenario(one).build_agent(agent, 0).body() for one in (alone, protocol))
+        real.load_state_dict(made.state_dict())
