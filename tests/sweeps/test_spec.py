@@ -213,11 +213,12 @@ def documented_keys() -> list[str]:
     page = page.partition("## evaluation.json")[0]
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
     named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
-    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky"}
+    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky", "<member>": "judge0"}
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
 
 
 ROLES: dict[str, Any] = {"protocol": {"name": "helpful_sneaky"}, "scenario": {"name": "graph_isomorphism"}}
+PANEL: dict[str, Any] = {"protocol": {"name": "judge_panel"}, "scenario": {"name": "graph_isomorphism"}}
 HIRONAKA: dict[str, Any] = {
     "protocol": {"name": "hironaka"},
     "scenario": {"name": "hironaka"},
@@ -232,7 +233,15 @@ def test_every_documented_figure_may_decide(key: str) -> None:
     key = key.replace("own-verifier", "own-choose-first")
     chains = {"protocol": {"name": "bisection"}, "scenario": {"name": "state_tracking"}}
     base = (
-        HIRONAKA if of_hironaka else chains if key.startswith("eval/worst_case") else ROLES if "role=" in key or "score_" in key else GAME
+        HIRONAKA
+        if of_hironaka
+        else chains
+        if key.startswith("eval/worst_case")
+        else ROLES
+        if "role=" in key or "score_" in key
+        else PANEL
+        if "judge0" in key
+        else GAME
     )
     data = {**base, "sweep": {"metric": key}}
     assert parse_sweep(data).settings.metric == key
