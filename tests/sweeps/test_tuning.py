@@ -104,13 +104,17 @@ def test_asha_knows_of_earlier_trials_when_a_sweep_goes_on() -> None:
     assert decisions({"00000": [(3, 0.1), (4, 0.5), (8, 0.9)], "00001": [(4, 0.7)]}) == ["CONTINUE", "STOP", "STOP"]
 
 
-def test_processes_are_shared_where_nothing_stays_behind_in_them() -> None:
+def test_processes_are_shared_where_nothing_stays_behind_in_them(tmp_path: Path) -> None:
+    files = [tmp_path / "a.py", tmp_path / "b.py"]
+    for file in files:
+        file.write_text("")
+
     def shares(sweep: dict[str, Any], **changes: Any) -> bool:
         return bool(tune_config(parse_sweep(config(sweep, lr={"uniform": [0.01, 0.1]}, **changes)), {}).reuse_actors)
 
     assert shares({"seeds": [0, 1]})
     assert not shares({"num_samples": 2, "scheduler": {"name": "pbt", "interval": 4}})
-    assert not shares({}, plugins={"grid": [["a.py"], ["b.py"]]})
+    assert not shares({}, plugins={"grid": [[str(file)] for file in files]})
 
 
 @pytest.mark.slow

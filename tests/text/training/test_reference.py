@@ -151,7 +151,7 @@ def test_examples(name: str, params: dict[str, Any]) -> None:
     assert replaced > 20
 
 
-def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[str, float]:
+def slow_metrics(dialogues: Sequence[Dialogue], name: str, agents: Sequence[str]) -> dict[str, float]:
     """Every figure of docs/metrics.md, counted dialogue by dialogue; what is 0/0 is left out."""
     counts: dict[str, list[int]] = {}
 
@@ -162,6 +162,7 @@ def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[s
 
     by_item: dict[int, list[bool]] = {}
     sums: dict[str, list[float]] = {}
+    paid: list[tuple[bool, float]] = []  # (honest, return) of each prover that spoke
     for d in dialogues:
         accepted, rejected, y = d.verdict == 1, d.verdict == 0, d.item.y
         right = (accepted and y == 1) or (rejected and y == 0)
@@ -183,6 +184,9 @@ def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[s
                 sums.setdefault("verifier/overconfidence", []).append(own - right)
         for agent in agents:
             sums.setdefault(f"{agent}/return", []).append(slow_reward(d, agent))
+            if agent != "verifier" and any(t.agent == agent for r in d.rounds for t in r):
+                wanted = 0 if agent == "prover0" and name in ("debate", "merlin_arthur") else 1
+                paid.append((wanted == y, slow_reward(d, agent)))
             for turn in (t for r in d.rounds for t in r if t.agent == agent):
                 count(f"{agent}/retry_share", True, turn.retries - (1 if turn.invalid else 0) >= 1)
                 count(f"{agent}/truncated_share", True, turn.truncated)
@@ -193,6 +197,9 @@ def slow_metrics(dialogues: Sequence[Dialogue], agents: Sequence[str]) -> dict[s
     shares = [Fraction(sum(rights), len(rights)) for rights in by_item.values()]
     figures["verifier/worst_case"] = float(min(shares))
     figures["verifier/always_fail"] = float(Fraction(sum(s == 0 for s in shares), len(shares)))
+    honest, lying = ([reward for by, reward in paid if by is who] for who in (True, False))
+    if honest and lying:
+        figures["score_difference"] = statistics.fmean(honest) - statistics.fmean(lying)
     return figures
 
 
@@ -203,4 +210,6 @@ def test_figures(name: str, params: dict[str, Any], decide: float) -> None:
     for items, repeats in ((1, 1), (20, 1), (7, 5)):
         dialogues = random_dialogues(scenario, items, repeats, seed=items, decide=decide)
         dialogues += random_dialogues(scenario, items // 2, seed=items, decide=decide)  # some items once more than others
-        assert dialogue_metrics(dialogues, scenario.protocol) == pytest.approx(slow_metrics(dialogues, scenario.protocol.agents), abs=1e-12)
+        assert dialogue_metrics(dialogues, scenario.protocol) == pytest.approx(
+            slow_metrics(dialogues, name, scenario.protocol.agents), abs=1e-12
+        )
