@@ -26,11 +26,13 @@ from typing import Any
 
 import psutil
 import ray
+import torch
 import yaml
 from ray.cluster_utils import Cluster
 
 from nip_ray.config.load import config_from_dict
 from nip_ray.runs.experiment import run_experiment
+from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 
@@ -71,6 +73,22 @@ def figures(run_dir: Path) -> list[dict[str, Any]]:
     """Rows without what depends on the clock."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith("time/") and not key.endswith("_per_s")} for row in rows]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    """All tensors and numbers of the newest checkpoint, by their place in it. The file itself may differ: pickles name equal strings once
+    where they are one object.
+    """
+
+    def leaves(place: str, value: Any) -> dict[str, bytes]:
+        if isinstance(value, dict | list | tuple):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            return {name: leaf for key, inner in items for name, leaf in leaves(f"{place}/{key}", inner).items()}
+        return {place: value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()}
+
+    found = leaves("", load_checkpoint(folder / "checkpoints").tensors)
+    assert len(found) > 10
+    return found
 
 
 def lines(folder: Path, pattern: str) -> int:

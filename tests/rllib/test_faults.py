@@ -5,17 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import TrainingError
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.registry import SCENARIOS
-from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.sweeps.run import run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 from tests.chaos.broken import DIES, HANGS, HANGS_ONCE, LEARNER, RAISES, RUNNER, STOPS_HALF_A_MINUTE, STOPS_ONCE, TRIAL, write_plugin
-from tests.chaos.driver import config, figures
+from tests.chaos.driver import config, figures, weights
 
 SOON_S = 150.0
 """More than any of these takes on a busy machine; what is retried in vain takes minutes to hours."""
@@ -117,7 +115,7 @@ def test_a_process_that_is_stopped_is_replaced_or_waited_for(
     seconds = run(disturbed, workers, plugin, fault_tolerance=limits(hang_timeout_s=timeout_s))
     assert struck.exists()
     assert figures(disturbed / "run") == figures(calm / "run")
-    assert _weights(disturbed / "run") == _weights(calm / "run")
+    assert weights(disturbed / "run") == weights(calm / "run")
     replaced = f"gave no answer in {timeout_s:g} s (fault_tolerance.hang_timeout_s)" in capfd.readouterr().err
     assert replaced == (deed == STOPS_ONCE)
     assert seconds < SOON_S
@@ -133,24 +131,8 @@ def test_a_trial_that_is_stopped_is_started_again(ray_session: None, tmp_path: P
     assert struck.exists()
     [trial] = [path for path in (tmp_path / "sweep" / "trials").iterdir() if path.is_dir()]
     assert figures(trial) == figures(tmp_path / "run")
-    assert _weights(trial) == _weights(tmp_path / "run")
+    assert weights(trial) == weights(tmp_path / "run")
     assert "gave no sign of life for 20 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
-
-
-def _weights(folder: Path) -> dict[str, bytes]:
-    """All tensors and numbers of the newest checkpoint, by their place in it. The file itself may differ: pickles name equal strings once
-    where they are one object.
-    """
-
-    def leaves(place: str, value: Any) -> dict[str, bytes]:
-        if isinstance(value, dict | list | tuple):
-            items = value.items() if isinstance(value, dict) else enumerate(value)
-            return {name: leaf for key, inner in items for name, leaf in leaves(f"{place}/{key}", inner).items()}
-        return {place: value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode()}
-
-    found = leaves("", load_checkpoint(folder / "checkpoints").tensors)
-    assert len(found) > 10
-    return found
 
 
 @pytest.mark.crash
