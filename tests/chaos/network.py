@@ -34,7 +34,8 @@ from tests.chaos.driver import ROOT, config, figures, weights
 
 RUNS = {"play": (2, 0), "learning": (0, 2)}
 """What runs -> env runners, learners."""
-KINDS = {"request": "req_failure_prob", "reply": "resp_failure_prob", "in flight": "in_flight_failure_prob"}
+KINDS = {"request": "req", "reply": "resp", "in flight": "in_flight"}
+"""How a call fails -> Ray's name of it."""
 GCS = "ray::rpc::{}GcsService.grpc_client.{}"
 RPCS = (
     GCS.format("InternalKV", "InternalKVGet"),
@@ -63,7 +64,9 @@ class Case:
     def environment(self) -> dict[str, str]:
         if self.kind == "delay":
             return {"RAY_testing_asio_delay_us": f"{self.rpc}={DELAY_US[0]}:{DELAY_US[1]}"}
-        return {"RAY_testing_rpc_failure": json.dumps({self.rpc: {"num_failures": -1, KINDS[self.kind]: PERCENT}})}
+        kind = KINDS[self.kind]  # the first call of each process, since there may be few, and then so many of a hundred
+        faults = {"num_failures": -1, f"{kind}_failure_prob": PERCENT, f"num_lower_bound_{kind}_failures": 1}
+        return {"RAY_testing_rpc_failure": json.dumps({self.rpc: faults})}
 
 
 def draw(seed: int) -> Case:
@@ -76,7 +79,7 @@ def draw(seed: int) -> Case:
 def run(runs: str, folder: Path, temporary: Path) -> None:
     """In a process of its own: the run, on a Ray of its own."""
     ray.init(num_cpus=4, _temp_dir=str(temporary), object_store_memory=80 << 20, log_to_driver=False, logging_level=logging.ERROR)
-    actor = ray.remote(num_cpus=0)(Counter).remote()
+    actor: Any = ray.remote(Counter).options(num_cpus=0).remote()  # pyright: ignore[reportFunctionMemberAccess, reportAttributeAccessIssue]
     ray.get(actor.total.remote())  # it is there
     began = time.monotonic()
     ray.get(actor.total.remote())
