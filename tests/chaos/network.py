@@ -30,10 +30,13 @@ import ray
 
 from nip_ray.config.load import config_from_dict
 from nip_ray.runs.experiment import run_experiment
+from nip_ray.sweeps.run import run_sweep
+from nip_ray.sweeps.spec import parse_sweep
 from tests.chaos.driver import ROOT, config, figures, weights
+from tests.text import cooperation
 
-RUNS = {"play": (2, 0), "learning": (0, 2)}
-"""What runs -> env runners, learners."""
+RUNS = {"play": (2, 0), "learning": (0, 2), "sweep": (0, 0), "text": (0, 0)}
+"""What runs -> env runners, learners. A sweep has two trials, language agents (whose replies are drawn) two rollout workers."""
 KINDS = {"request": "req", "reply": "resp", "in flight": "in_flight"}
 """How a call fails -> Ray's name of it."""
 GCS = "ray::rpc::{}GcsService.grpc_client.{}"
@@ -85,7 +88,12 @@ def run(runs: str, folder: Path, temporary: Path) -> None:
     ray.get(actor.total.remote())
     (folder.parent / "call_s").write_text(str(time.monotonic() - began))
     ray.kill(actor)
-    run_experiment(config_from_dict(config(*RUNS[runs], iterations=3)), folder, quiet=True)
+    content = config(*RUNS[runs], iterations=3)
+    if runs == "sweep":
+        run_sweep(parse_sweep({**content, "sweep": {"seeds": [0, 1], "max_failures": 3}}), folder, quiet=True)
+    else:
+        content = cooperation.dummy(folder.parent, talk={"num_talkers": 2}) if runs == "text" else content
+        run_experiment(config_from_dict(content), folder, quiet=True)
     ray.shutdown()
 
 
@@ -118,6 +126,17 @@ def started(runs: str, folder: Path, faults: dict[str, str]) -> Counter[str]:
     return Counter(re.findall(r"Inject (RPC .*)", "\n".join([*logs, (folder / "output").read_text()])))
 
 
+def results(runs: str, folder: Path) -> dict[str, Any]:
+    """What must be the same: of each run its rows, and its weights, or what language agents said."""
+    found: dict[str, Any] = {}
+    for path in sorted((folder / "trials").iterdir()) if runs == "sweep" else [folder]:
+        if path.is_dir():
+            said = {file.name: file.read_bytes() for file in sorted((path / "rollouts").glob("*"))}
+            found |= {f"{path.name} rows": figures(path), f"{path.name} weights": said if runs == "text" else weights(path)}
+    assert len(found) == (4 if runs == "sweep" else 2)
+    return {key.replace(folder.name, "run"): value for key, value in found.items()}
+
+
 def check(seed: int, folder: Path) -> str:
     """Play the case of a seed; returns what it was and how much failed. Undisturbed runs in `folder` are used again.
 
@@ -136,8 +155,9 @@ def check(seed: int, folder: Path) -> str:
     call_s = float((disturbed / "call_s").read_text())
     struck = call_s >= DELAY_US[0] / 1e6 if case.kind == "delay" else found.total() > 0
     assert struck, f"nothing failed in {told}"
-    assert figures(disturbed / "run") == figures(calm / "run"), f"other rows in {told}"
-    assert weights(disturbed / "run") == weights(calm / "run"), f"other weights in {told}"
+    expected, made = results(case.runs, calm / "run"), results(case.runs, disturbed / "run")
+    for what in expected:
+        assert made[what] == expected[what], f"other {what} in {told}"
     return f"{case}: {dict(found)}, a call took {call_s:.3f} s, {time.monotonic() - began:.0f} s"
 
 
