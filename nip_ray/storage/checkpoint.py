@@ -36,7 +36,7 @@ import numpy as np
 import torch
 
 from nip_ray.errors import UserError, require
-from nip_ray.storage.files import sync
+from nip_ray.storage.files import make_folder, sync
 from nip_ray.storage.fingerprint import canonical
 
 FORMAT = "nip_ray.checkpoint"
@@ -176,9 +176,7 @@ def rewind_checkpoints(folder: Path, iteration: int) -> None:
 
 def _prepare(folder: Path) -> None:
     """Make the folder, or tidy up what killed writers left in it."""
-    if not folder.exists():
-        folder.mkdir(parents=True)
-        sync(folder.absolute().parent)
+    make_folder(folder)
     for entry in list(folder.iterdir()):
         if _HIDDEN.fullmatch(entry.name):
             shutil.rmtree(entry, ignore_errors=True)

@@ -52,11 +52,19 @@ def written_aside(path: Path) -> Iterator[Path]:
 
 
 def make_parents(path: Path) -> None:
-    """Make the folder that a file at `path` needs. Raises UserError when it cannot be made."""
+    """Make the folder that a file at `path` needs; its name is on disk on return. Raises UserError when it cannot be made."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
     except OSError as error:
         cannot_write(path, error)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder, and those above it that are missing; their names are on disk on return. Raises OSError when it cannot be made."""
+    if not path.is_dir():
+        make_folder(path.absolute().parent)
+        path.mkdir(exist_ok=True)
+        sync(path.absolute().parent)
 
 
 def sync(path: Path) -> None:
@@ -121,10 +129,9 @@ class LineFile:
         self._file: FileIO | None = None
         make_parents(path)
         try:
-            is_new = not path.exists()
             file = path.open("ab", buffering=0)
-            if is_new:
-                sync(path.parent)
+            for part in (path, path.parent):  # an old file too: its writer may have been killed before its name or last line was on disk
+                sync(part)
         except OSError as error:
             cannot_write(path, error)
         try:

@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile, cannot_write, sync, write_atomically
+from nip_ray.storage.files import LineFile, cannot_write, make_parents, sync, write_atomically
 from nip_ray.storage.files import lock as lock_file
 from nip_ray.version import __version__
 
@@ -85,7 +85,7 @@ class RunFolder:
             _refuse_run(path)
             _remove_leftovers(path)
             write_atomically(path / CONFIG, config_yaml.encode())
-            sync(path.absolute().parent)
+            run._sync_name()
         except BaseException:
             run.close()
             raise
@@ -105,7 +105,11 @@ class RunFolder:
         run = cls(path, lock(path) if write else None)
         if write:
             _remove_leftovers(path)
-            _remove_leftovers(run.transcripts)
+            try:
+                run._sync_name()  # whoever made the run may have been killed before its name was on disk
+            except UserError:
+                run.close()
+                raise
         return run
 
     @property
@@ -251,6 +255,13 @@ class RunFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def _sync_name(self) -> None:
+        """Return when the folder itself is on disk."""
+        try:
+            sync(self.path.absolute().parent)
+        except OSError as error:
+            cannot_write(self.path, error)
+
     def _require_lock(self) -> None:
         if not self.writable:
             raise RuntimeError(f"{self.path} was not opened for writing")
@@ -337,10 +348,7 @@ def write_document(path: Path, content: Mapping[str, Any]) -> Path:
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> Path:
     """Write one JSON object a line to `path`, in one step; its folder is made. Raises UserError when it cannot be written."""
-    try:
-        path.parent.mkdir(exist_ok=True)
-    except OSError as error:
-        cannot_write(path, error)
+    make_parents(path)
     write_atomically(path, b"".join(_line(json_ready(record)) for record in records))
     return path
 
@@ -370,15 +378,20 @@ def lock(path: Path) -> TextIO:
     except UserError:
         file.close()
         raise
-    file.truncate(0)
-    file.write(f"process {os.getpid()} on {platform.node()}\n")
-    file.flush()
+    try:
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}\n")
+        file.flush()
+    except OSError as error:
+        with suppress(OSError):  # what is left in its buffer cannot be written either
+            file.close()
+        cannot_write(path / LOCK, error)
     return file
 
 
 def _remove_leftovers(folder: Path) -> None:
     """What writers that are gone left half written."""
-    for entry in folder.glob(".*.tmp-*"):
+    for entry in folder.rglob(".*.tmp-*"):
         match = _LEFTOVER.fullmatch(entry.name)
         if match and not _is_alive(int(match[1])):
             with suppress(OSError):

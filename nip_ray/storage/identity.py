@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from nip_ray.errors import UserError
 from nip_ray.storage.folder import RunFolder
 
 IDENTITY = "run.json"
@@ -24,7 +25,10 @@ class ExperimentResult:
 def run_id(folder: RunFolder, name: str, seed: int) -> str:
     """The name by which trackers know the run: made once, kept in the folder. Nothing that is computed depends on it."""
     if (folder.path / IDENTITY).is_file():
-        return str(folder.read_json(IDENTITY)["run_id"])
+        known = folder.read_json(IDENTITY).get("run_id")
+        if not isinstance(known, str):
+            raise UserError(f"{folder.path / IDENTITY} is damaged: it has no run_id; go back to a copy, or remove it for a new name")
+        return known
     made = f"{re.sub('[^A-Za-z0-9_-]', '-', name)}-{seed}-{secrets.token_hex(4)}"
     folder.write_json(IDENTITY, {"run_id": made})
     return made

@@ -29,7 +29,7 @@ _COPIED = ("nip_ray", "tests", "tune_configs", "examples", "benchmarks", "script
 
 
 class Mutant(NamedTuple):
-    """One entry. tests: arguments of pytest."""
+    """One entry. tests: arguments of pytest, or "simulate SEED": a world of `tests.simulation` in which it is seen."""
 
     name: str
     file: str
@@ -39,8 +39,16 @@ class Mutant(NamedTuple):
 
     def arguments(self) -> list[str]:
         """`tests` in words; what follows ``-k`` is one."""
+        if self.seed is not None:
+            return [self.tests]
         paths, found, words = self.tests.partition(" -k ")
         return [*shlex.split(paths), *(["-k", words] if found else [])]
+
+    @property
+    def seed(self) -> str | None:
+        """Of a simulated world."""
+        word, _, seed = self.tests.partition(" ")
+        return seed if word == "simulate" else None
 
 
 def mutants() -> list[Mutant]:
@@ -57,7 +65,16 @@ def copy(source: Path, target: Path) -> None:
 
 def pytest(root: Path, arguments: list[str], *more: str) -> tuple[int | None, str]:
     """(exit code, None for too long; the first failed test, or the last line) of pytest in `root`."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", *more, *arguments]
+    return _run(root, ["pytest", "-q", "-x", "-p", "no:cacheprovider", "--no-header", "--tb=no", *more, *arguments])
+
+
+def simulate(root: Path, seeds: str) -> tuple[int | None, str]:
+    """The same of simulated worlds."""
+    return _run(root, ["tests.simulation", "--seeds", seeds])
+
+
+def _run(root: Path, module: list[str]) -> tuple[int | None, str]:
+    command = [sys.executable, "-m", *module]
     there = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(command, cwd=root, env=there, capture_output=True, text=True, timeout=LIMIT_S)
@@ -65,7 +82,7 @@ def pytest(root: Path, arguments: list[str], *more: str) -> tuple[int | None, st
         return None, f"no end in {LIMIT_S:g} s"
     lines = done.stdout.strip().splitlines() or done.stderr.strip().splitlines() or [""]
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return done.returncode, (failed or lines[-1:])[0].partition(" - ")[0]
+    return done.returncode, (failed or lines[-1:])[0].partition(" - ")[0][:200]
 
 
 def planted(root: Path, mutant: Mutant) -> tuple[bool, str]:
@@ -76,7 +93,7 @@ def planted(root: Path, mutant: Mutant) -> tuple[bool, str]:
         raise SystemExit(f"{mutant.name}: its old text stands {before.count(mutant.old)} times in {mutant.file}, expected once")
     path.write_text(before.replace(mutant.old, mutant.new), encoding="utf-8")
     try:
-        code, told = pytest(root, mutant.arguments())
+        code, told = pytest(root, mutant.arguments()) if mutant.seed is None else simulate(root, mutant.seed)
     finally:
         path.write_text(before, encoding="utf-8")
         os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
@@ -85,7 +102,7 @@ def planted(root: Path, mutant: Mutant) -> tuple[bool, str]:
 
 def unplanted(chosen: list[Mutant]) -> list[list[str]]:
     """All tests of these entries, in as few calls of pytest as may be: those with a ``-k`` stand alone."""
-    each = list(dict.fromkeys(tuple(mutant.arguments()) for mutant in chosen))
+    each = list(dict.fromkeys(tuple(mutant.arguments()) for mutant in chosen if mutant.seed is None))
     plain = list(dict.fromkeys(part for arguments in each if "-k" not in arguments for part in arguments))
     return [*([plain] if plain else []), *(list(arguments) for arguments in each if "-k" in arguments)]
 
@@ -113,6 +130,10 @@ def main() -> int:
             if code != 0:
                 print(f"without a bug, {shlex.join(together)}: {told}")
                 return 2
+        seeds = sorted({mutant.seed for mutant in chosen if mutant.seed is not None})
+        if seeds and (told := simulate(root, ",".join(seeds)))[0] != 0:
+            print(f"without a bug, simulated worlds: {told[1]}")
+            return 2
         for mutant in chosen:
             began = time.monotonic()
             found, told = planted(root, mutant)

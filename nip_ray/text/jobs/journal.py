@@ -38,6 +38,7 @@ class Journal:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         self._guard = threading.Lock()
+        self._failed: UserError | None = None
         self._file = LineFile(self.path)
         try:
             self._entries, whole = _read(self.path)
@@ -53,10 +54,13 @@ class Journal:
         """
         line = _line({"kind": kind, **fields})
         with self._guard:
+            if self._failed is not None:  # whoever shares it learns the reason, not that it is closed
+                raise UserError(*self._failed.args)
             try:
                 self._file.append(line)
                 self._file.sync()
-            except UserError:
+            except UserError as error:
+                self._failed = error
                 self._file.close()
                 raise
             entry = json.loads(line)["entry"]

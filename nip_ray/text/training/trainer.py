@@ -361,9 +361,11 @@ class TextTrainer:
         return found.base if settings.fine_tune_from_scratch else found.model
 
     def _known_job(self, key: str) -> FineTuneJob:
-        """A job that an earlier stage made, as far as the journal knows it."""
+        """A job that an earlier stage made, as far as the journal knows it. Raises TrainingError where it has lost it."""
         entry = self.parts.journal.last("job", key=key)
-        return FineTuneJob("" if entry is None else entry["id"], key, "pending")
+        if entry is None:
+            raise TrainingError(f"{self.parts.journal.path} has lost the job that is waited for; resume the run to find it at the provider")
+        return FineTuneJob(entry["id"], key, "pending")
 
     def _under_way(self) -> dict[str, str]:
         """Group -> the key of its job."""

@@ -146,8 +146,6 @@ class OpenAIChat:
                 return json.loads(response.content)
         except self._service.errors as error:
             return self._service.failure(error, request.model)
-        except (ValueError, RecursionError):
-            return lost(f"{self.where} sent something that is not JSON")
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         limit = "max_completion_tokens" if request.model in self._renamed else "max_tokens"

@@ -8,6 +8,7 @@ Decisions that matter here:
 """
 
 import asyncio
+import json
 import re
 from collections.abc import Awaitable, Callable
 from itertools import count
@@ -41,7 +42,17 @@ def openai_client(provider: OpenAIProvider, max_in_flight: int) -> "AsyncOpenAI"
     openai = require("openai", "text")
     httpx2 = require("httpx2", "text")
     limits = httpx2.Limits(max_connections=max_in_flight, max_keepalive_connections=max_in_flight, keepalive_expiry=30)
-    http = openai.DefaultAioHttpClient(limits=limits)  # aiohttp is there: ray[default] needs it
+
+    async def readable(response: "httpx2.Response") -> None:
+        """A success that is not JSON is a proxy's page: the SDK's types would be made of it, or errors that say nothing."""
+        if response.is_success:
+            try:
+                json.loads(await response.aread())
+            except (ValueError, RecursionError):
+                raise httpx2.DecodingError("not JSON", request=response.request) from None
+
+    # aiohttp is there: ray[default] needs it
+    http = openai.DefaultAioHttpClient(limits=limits, event_hooks={"response": [readable]})
     key, url = api_key(provider), base_url(provider)
     return openai.AsyncOpenAI(api_key=key, base_url=url, max_retries=0, timeout=provider.timeout_s, http_client=http)
 
@@ -71,6 +82,8 @@ class OpenAIService:
             variable = self.provider.api_key_variable
             return refused(error.status_code, body, error.response.headers, self.where, variable, model)
         causes = _causes(error)
+        if any(isinstance(cause, require("httpx2", "text").DecodingError) for cause in causes):
+            return lost(f"{self.where} sent something that is not JSON")
         if any(isinstance(cause, aiohttp.ClientConnectorError) for cause in causes):
             return Failure("retry", f"{self.where} cannot be reached")
         if any(isinstance(cause, TimeoutError) for cause in causes):
