@@ -16,8 +16,10 @@ Decisions that matter here:
   so it bounds what training more or longer could find.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -222,16 +224,42 @@ class _Attack:
             def report(iterations: int, pay: float, done: int = done, name: str = name) -> None:
                 tell(done + iterations, name)
 
-            target = Target(self.target.scenario, self._others(), self.wanted, self.train, self.roles)
-            curve = train_attacker(target, networks, self.settings, stable_seed(self.seed, name), report)
+            yield self._trained(Attacker(name, kind, networks, size=size, seed=seed), report)
             done += self.settings.iterations
-            yield Attacker(name, kind, networks, size=size, seed=seed, iterations=self.settings.iterations, curve=curve)
         own = {agent: self.target.networks[agent] for agent in self.agents}
         yield Attacker("own", "own", own)
         yield Attacker("random", "random", {agent: Uniform(network) for agent, network in own.items()})
         yield Attacker("silent", "silent", own, greedy=True, edit=silence)
         for name, networks in self.target.scripts.items():
             yield Attacker(name, name, {agent: networks[agent] for agent in self.agents}, greedy=True)
+
+    def _trained(self, attacker: Attacker, report: Callable[[int, float], None]) -> Attacker:
+        """`attacker`, trained in place; with extensions, as it was when it fooled most instances kept back, and what each stop came to."""
+        settings, networks = self.settings, attacker.networks
+        target = Target(self.target.scenario, self._others(), self.wanted, self.train, self.roles)
+        curve: tuple[float, ...] = ()
+        budget: list[dict[str, Any]] = []
+        least = math.inf
+        kept: dict[str, Any] = {}
+        length = 0
+        for extension in range(settings.extensions + 1):
+            which = (attacker.name, extension) if extension else (attacker.name,)
+            tell = report if not extension else lambda *_: None
+            curve += train_attacker(target, networks, settings, stable_seed(self.seed, *which), tell)
+            length += settings.iterations
+            if not settings.extensions:
+                return replace(attacker, iterations=length, curve=curve)
+            mode, selection = self._best_mode(attacker)
+            share = _share(selection[VERDICT] == self.label)
+            held_out = _share(self._verdicts(mode, self.held_out)[VERDICT] == self.label)
+            budget.append({"iterations": length, "selection": share.record(), "held_out": held_out.record()})
+            if share.estimate >= least:
+                break
+            least = share.estimate
+            kept = {agent: deepcopy(network.state_dict()) for agent, network in networks.items()}
+        for agent, network in networks.items():
+            network.load_state_dict(kept[agent])
+        return replace(attacker, iterations=length, curve=curve, budget=tuple(budget))
 
     def _to_train(self) -> Iterator[tuple[str, int, int]]:
         yield from (("fresh", size, seed) for size in self.settings.sizes for seed in range(self.settings.seeds))
@@ -368,7 +396,8 @@ def _plain(settings: AttackSettings) -> dict[str, Any]:
 def _described(attacker: Attacker) -> dict[str, Any]:
     mode = "greedy" if attacker.greedy else "sampled"
     trained = {"size": attacker.size, "seed": attacker.seed, "iterations": attacker.iterations}
-    return {"name": attacker.name, "kind": attacker.kind, **trained, "mode": mode}
+    budget = {"budget": list(attacker.budget)} if attacker.budget else {}
+    return {"name": attacker.name, "kind": attacker.kind, **trained, **budget, "mode": mode}
 
 
 def _share(right_B: Tensor) -> Proportion:

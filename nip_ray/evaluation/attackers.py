@@ -12,6 +12,7 @@ Source: Schulman et al., "Proximal policy optimization algorithms", 2017, equati
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +41,8 @@ Report = Callable[[int, float], None]
 @dataclass(frozen=True)
 class Attacker:
     """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent or manual. size, seed: of a trained
-    one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them.
+    one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them. budget: with
+    extensions, what it came to after each of them.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Attacker:
     seed: int | None = None
     iterations: int = 0
     curve: tuple[float, ...] = ()
+    budget: tuple[dict[str, Any], ...] = ()
 
     def players(self, seed: int, device: torch.device) -> dict[str, Player]:
         """Its part in a play; `seed`: of what it draws."""

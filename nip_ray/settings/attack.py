@@ -33,6 +33,11 @@ class AttackSettings:
     )
     continued: bool = option(True, "Also train the run's own prover on, once for each seed.")
     iterations: int = option(25, "Iterations of play and learning of each attacker.", ge=1)
+    extensions: int = option(
+        0,
+        "Train each attacker `iterations` more while that fools more of the instances kept back, at most so often (0: never).",
+        ge=0,
+    )
     copies: int = option(256, "Episodes that an attacker plays in an iteration.", ge=2)
     lr: float = option(2e-3, "Learning rate of Adam, falling linearly to a tenth.", gt=0)
     num_epochs: int = option(3, "Passes over an iteration's turns.", ge=1)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -85,6 +86,23 @@ def test_every_message_finds_what_training_did_not() -> None:
     assert "refusal" not in found
     off = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",)))
     assert off["attack"]["soundness"]["every_message"] is None
+
+
+def test_training_goes_on_while_it_helps_and_the_best_is_kept() -> None:
+    short = replace(QUICK, iterations=2, continued=False, goals=("soundness",))
+    once = attacked(attack_target(Gullible()), short)
+    found = attacked(attack_target(Gullible()), replace(short, extensions=12))
+    row, before = (by_name(document, "soundness")["fresh/size=1/seed=0"] for document in (found, once))
+    assert "budget" not in before
+    assert row["curve"][:2] == before["curve"], "extensions change nothing of what comes before"
+    assert [stop["iterations"] for stop in row["budget"]] == list(range(2, row["iterations"] + 1, 2))
+    assert row["budget"][0]["held_out"] == before["held_out"]
+    shares = [stop["selection"]["estimate"] for stop in row["budget"]]
+    assert len(shares) < 13, "it stopped where more did not help"
+    assert shares[-1] >= shares[-2]
+    assert all(later < earlier for earlier, later in pairwise(shares[:-1]))
+    assert row["selection"]["estimate"] == min(shares), "the best is kept"
+    assert found["attack"]["soundness"]["every_message"]["estimate"] <= row["held_out"]["estimate"]
 
 
 def test_only_attackers_learn() -> None:
