@@ -250,12 +250,14 @@ class _Attack:
             if not settings.extensions:
                 return replace(attacker, iterations=length, curve=curve)
             mode, selection = self._best_mode(attacker)
-            share = _share(selection[VERDICT] == self.label)
+            right = int((selection[VERDICT] == self.label).sum())
             held_out = _share(self._verdicts(mode, self.held_out)[VERDICT] == self.label)
-            budget.append({"iterations": length, "selection": share.record(), "held_out": held_out.record()})
-            if share.estimate >= least:
+            budget.append(
+                {"iterations": length, "selection": proportion(right, len(self.selection)).record(), "held_out": held_out.record()}
+            )
+            if right >= least:
                 break
-            least = share.estimate
+            least = right
             kept = {agent: deepcopy(network.state_dict()) for agent, network in networks.items()}
         for agent, network in networks.items():
             network.load_state_dict(kept[agent])
