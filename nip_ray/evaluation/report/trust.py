@@ -152,6 +152,25 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "stronger": None if better is None else (better[0], percent_words(1 - better[1].estimate)),
         "any": _wrong(figure_of(part.get("any_attacker"))),
         "every": _wrong(every_message(source, key)),
+        "budget": _budget(source, key),
+    }
+
+
+def _budget(source: RunSource, key: str) -> dict[str, Any] | None:
+    """Share rightly judged by training iterations, a line for each attacker that could go on; places from 0 to 100, down from the top."""
+    lines = []
+    for one in attackers(source, key):
+        stops = one["budget"][:100] if isinstance(one.get("budget"), list) else []
+        known = [(finite(stop.get("iterations")), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
+        lines.append([(after, 100 * (1 - right.estimate)) for after, right in known if after and right is not None])
+    longest = max((after for line in lines for after, _ in line), default=0)
+    if longest <= 0:
+        return None
+    bound = every_message(source, key)
+    return {
+        "lines": [[(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line],
+        "bound": None if bound is None else round(100 * (1 - bound.estimate), 1),
+        "iterations": f"{longest:g}",
     }
 
 

@@ -86,6 +86,17 @@ def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_pa
     assert "Over all possible messages of liar, 70.0" in find(read_run(one_side)).sentence, "another prover plays as it was trained"
 
 
+def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
+    stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
+    table = [attacker("fresh/size=1/seed=0", "fresh", 60, chosen=True, budget=stops), attacker("own", "own", 80)]
+    folder = run_folder(tmp_path / "run", attack={"soundness": {"attackers": table, "every_message": record(55)}})
+    drawn = trust(read_run(folder), True)["sides"]["soundness"]["budget"]
+    assert drawn == {"lines": [[(50.0, 10.0), (100.0, 40.0)]], "bound": 45.0, "iterations": "50"}
+    page = report_page(folder)[0]
+    assert 'points="50.0,10.0 100.0,40.0 "' in page
+    assert 'y1="45.0" y2="45.0"' in page
+
+
 def test_a_refusal_to_help_is_no_headline_and_says_what_it_means(tmp_path: Path) -> None:
     found = {"attackers": [attacker("own", "own", 3, chosen=True)], "every_message": None}
     folder = run_folder(tmp_path / "run", refusal=record(3), attack={"refusal": found})
