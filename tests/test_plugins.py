@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -15,8 +16,10 @@ from nip_ray.config.members import add, known
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.plugins import register_algorithm, register_language_scenario, register_scenario, register_text_algorithm
+from nip_ray.protocols import Protocol, from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind
-from nip_ray.scenarios.message_game.scenario import build_message_game
+from nip_ray.scenarios.message_game.scenario import MessageGame, build_message_game
+from nip_ray.scenarios.registry import build_scenario
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 from nip_ray.settings.options import FORBID_UNKNOWN, option
@@ -90,6 +93,25 @@ def test_a_name_is_taken_once_but_a_cell_can_be_run_twice() -> None:
 
     with pytest.raises(UserError, match=r"'message_game' is registered already"):
         register_scenario(MessageGameSettings, build_message_game)
+
+
+@pytest.mark.parametrize(("labels", "said"), [((0, 2), "2"), ((0, -1), "-1"), ((3, 2), "2, 3")])
+def test_labels_beyond_the_two_verdicts_are_refused(labels: tuple[int, int], said: str) -> None:
+    def build(protocol: Protocol, settings: MessageGameSettings) -> MessageGame:
+        made = build_message_game(protocol, settings)
+        made.label_I = torch.tensor(labels)[made.label_I]
+        return made
+
+    @dataclass(frozen=True)
+    class Labelled(MessageGameSettings):
+        __pydantic_config__ = FORBID_UNKNOWN
+        name: Literal["labelled"] = option("labelled", "The task.")  # type: ignore[assignment]
+
+    register_scenario(Labelled, build)
+    made = config_from_dict({"protocol": {"name": "message_game"}, "scenario": {"name": "labelled"}})
+    assert isinstance(made, ExperimentConfig)
+    with pytest.raises(UserError, match=rf"scenario.name: 'labelled' has the labels {said}, but 'message_game' has two verdicts"):
+        build_scenario(from_settings(made.protocol), made.scenario)
 
 
 def settings_class(**fields: Any) -> type:

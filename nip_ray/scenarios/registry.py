@@ -46,15 +46,20 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
     """The scenario that `settings` (a settings dataclass with a `name`) describes, under `protocol`.
 
     dataset: a file of instances to be examined on instead of the held-out ones; training instances stay those of the settings.
-    Raises UserError for an unknown name, unusable data, or agents that the protocol does not have.
+    Raises UserError for an unknown name, unusable data, labels beyond the two verdicts, or agents that the protocol does not have.
     """
     if settings.name not in SCENARIOS:
         raise UserError(f"scenario.name: unknown scenario {settings.name!r}, expected one of {', '.join(sorted(SCENARIOS))}")
-    if dataset is None:
-        return SCENARIOS[settings.name](protocol, settings)
-    if settings.name not in WITH_FILES:
+    if dataset is not None and settings.name not in WITH_FILES:
         raise UserError(f"--dataset: the scenario {settings.name!r} of this run has no data sets; leave it out")
-    return SCENARIOS[settings.name](protocol, settings, dataset)
+    made = SCENARIOS[settings.name](protocol, settings, *(() if dataset is None else (dataset,)))
+    # a label of 2 would be what "continue" is called, and one of -1 would be paid as 1 and never judged rightly
+    if protocol.verifier is not None and (other := made.label_I[(made.label_I != 0) & (made.label_I != 1)].unique().tolist()):
+        raise UserError(
+            f"scenario.name: {settings.name!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has two verdicts: "
+            "label every instance 0 (to reject) or 1 (to accept)"
+        )
+    return made
 
 
 def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
