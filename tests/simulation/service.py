@@ -99,7 +99,7 @@ class _Request(dict[Any, Any]):
 @dataclass
 class Provider(Service):
     """See the top of this file. chances: of faults. seen: which happened. sent, arrived: told of
-    (route, request) when one is sent, and when it arrives to be done.
+    (route, request) when one is sent, and when it arrives to be done; `sent` may say that the process dies "before" or "after" that.
     delivered: told when a whole answer is with the client. forgets_keys: every arrival of a chat is billed, whatever its key.
     billed: all that was charged, in picodollars. doubled: key -> creations that the network has doubled.
     """
@@ -112,10 +112,11 @@ class Provider(Service):
     chances: dict[str, float] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)
     arrived: Callable[[str, _Request], None] = lambda route, request: None
-    sent: Callable[[str, _Request], None] = lambda route, request: None
+    sent: Callable[[str, _Request], str | None] = lambda route, request: None
     delivered: Callable[[str, _Request], None] = lambda route, request: None
     forgets_keys: bool = False
     dead: Callable[[], bool] = lambda: False
+    die: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         super().__init__(self.folder, self.options)
@@ -149,7 +150,9 @@ class Provider(Service):
         route, match = next((name, m) for method, pattern, name in _ROUTES
                             if method == request.method and (m := re.fullmatch(pattern, urlsplit(str(request.url)).path)))  # fmt: skip
         made, what = _Request(request, match.groupdict()), _what(request)
-        self.sent(route, made)
+        dies = self.sent(route, made)
+        if dies == "before":
+            self.die()
         creates = request.method == "POST"
         faults = [name for name in OF_REQUESTS if creates or name not in ("500 but done", "twice", "done later")]
         fault = next((name for name in faults if (route == "create_job" or name != "done later") and self._hit(name, what)), None)
@@ -181,7 +184,9 @@ class Provider(Service):
 
         if fault == "no connection":
             raise httpx2.ConnectError("refused") from aiohttp.ClientConnectorError(_PLACE, OSError(111, "Connection refused"))
-        self.agenda.after(self._way_s(), arrive)
+        self.agenda.after(self._way_s() if dies is None else self.dice.uniform(0.0, LATE_S), arrive)
+        if dies == "after":
+            self.die()
         limit = (request.extensions.get("timeout") or {}).get("read")
         try:
             async with asyncio.timeout(limit):

@@ -25,7 +25,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ CALM_LIVES = 6
 @dataclass(frozen=True)
 class Strike:
     """Something happens to a process at the `number`-th time (from 1) that it comes to a place. place: (operation, kind of file), or
-    ("await", line of code). power: the machine goes with it.
+    ("await", line of code), or ("sent", kind of request). power: the machine goes with it.
     """
 
     place: tuple[str, str]
@@ -100,7 +100,7 @@ class Reference:
         """All that can happen: (place, action)."""
         found = []
         for place in sorted(self.places):
-            actions = ("before",) if place[0] == "await" else ACTIONS[place[0]]
+            actions = {"await": ("before",), "sent": ("before", "after")}.get(place[0]) or ACTIONS[place[0]]
             found += [(place, action) for action in actions if action != "short" or place[1].endswith("jsonl")]
         return found
 
@@ -110,7 +110,8 @@ def draw(seed: int) -> Plan:
     dice = random.Random(f"plan {seed}")
     variant = list(VARIANTS)[seed % len(VARIANTS)]
     known = reference(variant)
-    points = known.points()
+    points = [point for point in known.points() if point[0][0] != "sent"]
+    requests = [point for point in known.points() if point[0][0] == "sent"]
     aimed = points[seed // len(VARIANTS) % len(points)]  # so that each has its turn
     files, awaits = ([point for point in points if (point[0][0] == "await") == other] for other in (False, True))
     lies = dice.random() < 0.1
@@ -134,6 +135,10 @@ def draw(seed: int) -> Plan:
             chances[rare] = min(chances[rare], 0.1)
     budget = known.usd * dice.uniform(1.0, 4.0) if dice.random() < 0.2 and known.usd else None
     lives = tuple(life(number) for number in range(dice.choice((1, 1, 2, 3, 4))))
+    if requests and dice.random() < 0.1:
+        place, action = requests[seed // len(VARIANTS) % len(requests)]
+        struck = Strike(place, action, dice.randint(1, known.places[place]), dice.random() < 0.5)
+        lives = (replace(lives[0], strikes=(struck,)), *lives[1:])
     if forgets_keys := dice.random() < 0.3:
         chances.pop("twice", None)  # nobody can know of that bill
     return Plan(seed, variant, lives, chances, budget, forgets_keys)
@@ -158,6 +163,7 @@ class World:
         (folder / "provider").mkdir()
         self.provider = Provider(folder / "provider", options, self.clock, self.agenda, self.dice, dict(plan.chances))
         self.provider.sent, self.provider.arrived, self.provider.dead = self._sent, self._arrived, lambda: self.dead
+        self.provider.die = self.disk.die
         self.provider.delivered, self.provider.forgets_keys = self._delivered, plan.forgets_keys
         self.witness: Any = self._witness()
         self.disk.heard = self.witness.written
@@ -228,10 +234,11 @@ class World:
                 self.witness.creation(key, self.provider.doubled[key])
         self.witness.bill(self.billed(), self.budget)
 
-    def _sent(self, route: str, request: Any) -> None:
+    def _sent(self, route: str, request: Any) -> str | None:
         self._say(f"sent: {route} {request.headers.get('Idempotency-Key', '')[:8]}")
         if route == "chat":
             self.witness.chat(request.headers.get("Idempotency-Key", ""))
+        return self._come_to(("sent", route))
 
     def _delivered(self, route: str, request: Any) -> None:
         if route == "chat":

@@ -5,8 +5,8 @@ Decisions that matter here:
   we were about to do with it: so who comes after a crash can ask whether it was done;
 - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
   provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
-- who comes after a kill cannot know when the connection was cut, so it counts that time from its own start, unless the request began
-  too long ago to have been on its way;
+- who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the request began: it
+  counts that time from its own start;
 - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
   the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
@@ -34,7 +34,6 @@ from nip_ray.text.jobs.journal import Journal
 from nip_ray.text.providers.failures import MAX_WAIT_S, backoff_s
 from nip_ray.text.providers.fine_tuning import FineTuneBackend, InDoubt
 
-_LONGEST_REQUEST_S = 900.0  # a request that began longer ago than this is not on its way any more
 _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
 NAMELESS_S = 300.0
@@ -153,10 +152,7 @@ def _rest_of_doubt(journal: Journal, key: str, doubt_s: float) -> float:
     last = None
     for entry in journal.entries(key=key):
         last = entry if entry["kind"] in ("submit", "refused", "in_doubt") else last
-    if last is None or last["kind"] == "refused":
-        return 0.0
-    ends = last["at"] + doubt_s + (_LONGEST_REQUEST_S if last["kind"] == "submit" else 0.0)
-    return min(max(ends - time.time(), 0.0), doubt_s)  # never longer than doubt_s, even if the clock was put back
+    return 0.0 if last is None or last["kind"] == "refused" else doubt_s
 
 
 async def _ask(backend: FineTuneBackend, journal: Journal, key: str, wait_s: float) -> FineTuneJob | None:
