@@ -1,7 +1,7 @@
 """What a sweep is besides its search spaces: which figure counts, how settings are drawn, repeated and stopped."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 
@@ -71,6 +71,7 @@ class SweepSettings:
     num_samples: int = option(
         1, "Draws from the spaces that are no grid, each combined with every grid point (optuna: settings; pbt: members).", ge=1
     )
+    cases: dict[str, dict[str, Any]] = option(dict, "Settings that vary together: name -> what it changes in the config, key by key.")
     seeds: tuple[int, ...] = option((), "Every setting is run with each of these seeds (none: with the config's own).")
     search: RandomSearch | OptunaSearch = option(RandomSearch, "How settings are drawn.")
     scheduler: FifoScheduler | AshaScheduler | PbtScheduler = option(FifoScheduler, "Which trials continue.")

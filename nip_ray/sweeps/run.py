@@ -44,7 +44,7 @@ from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, RunFolder, environment, lock, write_document
 from nip_ray.sweeps import compat
 from nip_ray.sweeps.page import write_sweep_page
-from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
+from nip_ray.sweeps.spec import CASES, SweepSpec, config_of, draw_settings, load_sweep, sweep_to_yaml
 from nip_ray.sweeps.summary import Status, Summary, TrialRecord, as_json, summarise
 from nip_ray.sweeps.trial import values_of
 from nip_ray.sweeps.tuning import TRIALS, Curve, StopSweep, Watch, ended, param_space, place, run_config, trainable_of, tune_config
@@ -382,9 +382,13 @@ def _connect(configs: list[AnyConfig]) -> None:
 def _absolute(spec: SweepSpec) -> SweepSpec:
     """The same with files by absolute path, so that workers and a later resume find them."""
 
-    base = {key: absolute_paths(value, spec.kind, key) for key, value in spec.base.items()}
+    def whole(mapping: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: absolute_paths(value, spec.kind, key) for key, value in mapping.items()}
+
+    cases = {name: whole(changes) for name, changes in spec.settings.cases.items()}
+    base = whole({key: value for key, value in spec.base.items() if key != CASES}) | ({CASES: cases} if cases else {})
     spaces = {
         key: replace(space, arguments=tuple(absolute_paths(value, spec.kind, key) for value in space.arguments)) if space.listed else space
         for key, space in spec.spaces.items()
     }
-    return replace(spec, base=base, spaces=spaces)
+    return replace(spec, settings=replace(spec.settings, cases=cases), base=base, spaces=spaces)

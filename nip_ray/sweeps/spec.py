@@ -35,6 +35,8 @@ from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.sweeps.spaces import Space, combinations, draw, examples, looks_like_space, parse_space
 
 SWEEP = "sweep"
+CASE, CASES = "case", "cases"
+"""Key of the space over the names of `sweep.cases`, and where in a sweep's base what these change is kept."""
 MAX_COMBINATIONS = 512
 """Combinations of grids that are all checked; of more, every value alone is."""
 
@@ -73,8 +75,8 @@ _PBT_MAY_NOT = ("algorithm", "algorithm.name", "algorithm.agent", "algorithm.opt
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are null in it).
-    spaces: dotted key -> space, in the order of the keys. kind: the class of its configs.
+    """A checked sweep. base: the config without its spaces and without `sweep` (elements of lists that are spaces are null in it), and
+    under `cases` what each changes. spaces: dotted key -> space, in the order of the keys; `case` is one. kind: the class of its configs.
     """
 
     settings: SweepSettings
@@ -146,6 +148,9 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
         settings = _settings(data.get(SWEEP))
     except UserError as error:
         faults.extend(error.args)
+    faults += _case_faults(settings.cases, spaces)
+    if settings.cases:
+        base[CASES], spaces[CASE] = settings.cases, Space("grid", tuple(settings.cases))
     if not faults:
         configs = _example_configs(base, spaces, faults)
         kinds = dict.fromkeys(type(config) for config in configs)
@@ -161,9 +166,10 @@ def parse_sweep(data: Mapping[str, Any]) -> SweepSpec:
 
 def sweep_to_yaml(spec: SweepSpec) -> str:
     """The sweep as a file: `parse_sweep` of it gives an equal one."""
-    data = unshared(spec.base)
+    data = unshared({key: value for key, value in spec.base.items() if key != CASES})
     for key, space in spec.spaces.items():
-        _put(data, key, space.data())
+        if key != CASE:
+            _put(data, key, space.data())
     return yaml.dump({**data, SWEEP: plain(spec.settings)}, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=140)
 
 
@@ -242,12 +248,24 @@ def _step(at: Any, part: str, dotted: str) -> str | int:
 
 
 def _config(base: Mapping[str, Any], values: Mapping[str, Any]) -> AnyConfig:
-    data = unshared(base)
+    data = unshared({key: value for key, value in base.items() if key != CASES})
+    if CASE in values:
+        _lay_over(data, base[CASES][values[CASE]])
     for key, value in values.items():
-        _put(data, key, value)
+        if key != CASE:
+            _put(data, key, value)
     config = config_from_dict(data)
     check(config)
     return config
+
+
+def _lay_over(data: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Put what a case changes into `data`: mappings key by key, everything else in the place of what was there."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(data.get(key), dict):
+            _lay_over(data[key], value)
+        else:
+            data[key] = unshared(value)
 
 
 def _setting(values: Mapping[str, Any]) -> str:
@@ -290,15 +308,30 @@ def _example_configs(base: Mapping[str, Any], spaces: Mapping[str, Space], fault
     return configs
 
 
+def _case_faults(cases: Mapping[str, Mapping[str, Any]], spaces: Mapping[str, Space]) -> Iterator[str]:
+    """What is wrong with cases whatever they change."""
+    for name, changes in cases.items():
+        where = f"{SWEEP}.{CASES}.{name}"
+        if _holds_space(changes):
+            yield f"{where}: there is a search space in it, expected values; spaces stand outside of cases and combine with them"
+        for key in {"name", "seed", SWEEP} & set(changes):
+            yield f"{where}.{key}: a case cannot change it{', name sweep.seeds' if key == 'seed' else ''}"
+        for space in spaces:
+            at: Any = changes
+            for part in space.split("."):
+                at = at.get(part, {}) if isinstance(at, Mapping) else at
+            if at != {}:
+                yield f"{where}: it changes {space}, over which there is a search space, leave one of the two out"
+
+
 def _blame(fault: str, values: Mapping[str, Any], first: Mapping[str, Any]) -> str:
     """Which values of the spaces a fault comes with, where it does not name their key itself. Also a hint for floats that must be whole."""
     key, _, rest = fault.partition(":")
     if key in values:
         whole = isinstance(values[key], float) and "expected integer" in rest
         return " (of integers there are randint, lograndint, choice and grid)" if whole else ""
-    if values == first:
-        return ""
-    return f" (with {_setting({name: value for name, value in values.items() if value != first[name]})})"
+    other = {name: value for name, value in values.items() if value != first[name] or name == CASE}
+    return f" (with {_setting(other)})" if other else ""
 
 
 def _spec_faults(spec: SweepSpec) -> Iterator[str]:
