@@ -23,7 +23,9 @@ from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.errors import TrainingError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
-TUNE_CONFIGS = sorted(path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith(("sweep_", "runner_")))
+TUNE_CONFIGS = sorted(
+    path for path in (ROOT / "tune_configs").glob("*.yaml") if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
+)
 QUICKSTART = str(ROOT / "tune_configs" / "quickstart.yaml")
 
 

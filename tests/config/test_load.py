@@ -22,7 +22,7 @@ from nip_ray.settings.text_training import MaltSettings
 TUNE_CONFIGS = sorted(
     path
     for path in (Path(__file__).resolve().parents[2] / "tune_configs").glob("*.yaml")
-    if not path.stem.startswith(("sweep_", "runner_"))
+    if not path.stem.startswith(("sweep_", "protocols_", "runner_"))
 )
 
 

@@ -15,7 +15,7 @@ from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep
 
 CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
-FILES = sorted(path.stem for path in CONFIGS.glob("sweep_*.yaml") if path.stem != "sweep_tiny")
+FILES = ["protocols_gi", *sorted(path.stem for path in CONFIGS.glob("sweep_*.yaml") if path.stem != "sweep_tiny")]
 LIKE = {"sweep_ppo_gi": "gi_published", "sweep_ppo_adp_gi": "gi_adp", "sweep_update_windows_gi": "gi_debate", "sweep_ei_cv": "ei_cv"}
 """Sweep -> the config of which its first point is a copy, as far as `COPIED` goes."""
 LIKE |= dict.fromkeys(("sweep_update_schedules_gi", "sweep_training_size_gi", "sweep_verifier_depth_gi"), "gi_published")
@@ -26,6 +26,7 @@ LIKE |= {
     "sweep_pbt_gi": "gi_fast",
     "sweep_optuna_gi": "gi_fast",
     "sweep_depth_gap_gi": "gi_fast",
+    "protocols_gi": "gi_fast",
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
 TINY = (
@@ -132,7 +133,7 @@ def test_a_point_trains(name: str, tmp_path: Path) -> None:
     """The last setting, the one least like the config it comes from, at a tiny size; of schedules the shortest, for a whole period."""
     config = points(name)[1 if "update" in name else -1]
     rounds = max(1, len(getattr(config, "schedules", {})))
-    rested = ["schedules={}"] if name == "sweep_depth_gap_gi" else []  # there the verifier rests for longer than this
+    rested = ["schedules={}"] if name in ("sweep_depth_gap_gi", "protocols_gi") else []  # there the verifier rests for longer than this
     written = apply_overrides(parse_yaml(config_to_yaml(config), name), [*TINY, *rested, f"iterations={rounds}"])
     result = run_experiment(config_from_dict(written), tmp_path / "run", quiet=True)
     assert result.iterations == rounds

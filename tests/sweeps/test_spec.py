@@ -400,6 +400,39 @@ def test_every_drawn_setting_is_the_config_written_by_hand(data: dict[str, Any])
         assert config_from_dict(parse_yaml(config_to_yaml(config), "text")) == config
 
 
+CASES = {"few": {"play": {"num_copies": 64}}, "short, hard": {"algorithm": {"gamma": 0.5}, "iterations": 20}}
+
+
+def test_what_a_case_changes_changes_together_and_combines_with_spaces() -> None:
+    spec = parse_sweep(game({"seeds": [1, 2], "cases": CASES}, algorithm={"lr": {"grid": [1e-3, 1e-4]}, "gamma": 0.9}))
+    made = [(values["case"], config_of(spec, values)) for values in draw_settings(spec)]
+    seen = [(case, config.play.num_copies, config.algorithm.gamma, config.iterations, config.algorithm.lr) for case, config in made]  # type: ignore[union-attr]
+    usual, iterations = ExperimentConfig().play.num_copies, ExperimentConfig().iterations
+    assert seen == [
+        (*how, lr)
+        for lr in (1e-3, 1e-4)
+        for how in (("few", 64, 0.9, iterations), ("short, hard", usual, 0.5, 20))
+    ]  # fmt: skip
+    assert spec.num_trials == 8
+    assert parse_sweep(parse_yaml(sweep_to_yaml(spec), "text")) == spec
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ({"algorithm": {"lr": 1e-3}}, "sweep.cases.a: it changes algorithm.lr, over which there is a search space"),
+        ({"algorithm": None}, "sweep.cases.a: it changes algorithm.lr, over which there is a search space"),
+        ({"seed": 3}, "sweep.cases.a.seed: a case cannot change it, name sweep.seeds"),
+        ({"name": "x"}, "sweep.cases.a.name: a case cannot change it"),
+        ({"algorithm": {"gamma": LR}}, "sweep.cases.a: there is a search space in it"),
+        ({"algorithm": {"gama": 0.5}}, "algorithm.gama: unknown key, did you mean gamma? (with case = a)"),
+        (3, "sweep.cases.a: got 3, expected mapping"),
+    ],
+)
+def test_cases_that_cannot_be_are_refused(case: Any, said: str) -> None:
+    assert said in refusal(game({"cases": {"a": case}}, algorithm={"lr": LR}))
+
+
 def test_every_setting_of_a_sweep_is_in_its_documentation() -> None:
     page = (ROOT / "docs" / "sweeps.md").read_text()
     for key in keys_of(SweepSettings):
