@@ -87,10 +87,10 @@ class FlatOptimizer:
             self.inner.load_state_dict(dict(state))
 
 
-def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) -> Tensor:
+def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
-    A norm that is not finite is returned as it is, for one fused check by the caller.
+    A norm that is not finite is returned as it is, for one fused check by the caller. may_read: look at the norm where that is free.
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
     if not gradients:
@@ -99,7 +99,7 @@ def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None) 
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-        if scale.device.type == "cpu" and float(scale) == 1.0:
+        if may_read and scale.device.type == "cpu" and float(scale) == 1.0:
             return norm  # reading it costs nothing there, unlike a pass over all gradients
         for gradient in gradients:
             gradient.mul_(scale)
