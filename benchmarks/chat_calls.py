@@ -29,7 +29,7 @@ from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSett
 from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa: E402
 from nip_ray.text.costs.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
-from nip_ray.text.providers.chat import ChatRequest  # noqa: E402
+from nip_ray.text.providers.interface import ChatRequest  # noqa: E402
 from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402
 from nip_ray.text.providers.openai.service import openai_client  # noqa: E402
 from tests.text.chat_server import API_KEY  # noqa: E402

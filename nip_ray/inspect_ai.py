@@ -24,7 +24,7 @@ from nip_ray.scenarios.language import SPLITS
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, StageContext
 from nip_ray.text.own_models import own_clients
-from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, FinishReason
 
 require("inspect_ai", "inspect")
 

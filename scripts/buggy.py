@@ -31,7 +31,7 @@ from nip_ray.scenarios.code_validation.hub import Row, solutions_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sandbox import SandboxSettings
 from nip_ray.text.dialogues.together import gather_or_cancel
-from nip_ray.text.providers.chat import ChatClient, ChatRequest
+from nip_ray.text.providers.interface import ChatClient, ChatRequest
 
 DANGEROUS = (
     "os.system",

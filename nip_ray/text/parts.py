@@ -39,8 +39,7 @@ from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.bills import bills, under_way
 from nip_ray.text.costs.budget import Budget, Reservation
 from nip_ray.text.costs.limits import Throttle
-from nip_ray.text.costs.prices import price_list
-from nip_ray.text.costs.spending import Amount, Spending, sum_of
+from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
 from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
@@ -48,8 +47,7 @@ from nip_ray.text.dialogues.talk import AgentClient, Brake, DialogueRunner, Prog
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs.journal import Entry, Journal
-from nip_ray.text.providers.chat import ChecksModels
-from nip_ray.text.providers.fine_tuning import FineTuneBackend
+from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
 from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.malt import Node
 from nip_ray.text.training.rules import rule_of

@@ -27,8 +27,8 @@ from nip_ray.text.dialogues.records import RecordedChat, read_calls
 from nip_ray.text.dialogues.rollouts import read_dialogues
 from nip_ray.text.items import stored_items
 from nip_ray.text.jobs.journal import read_journal
-from nip_ray.text.providers.chat import ChatRequest
 from nip_ray.text.providers.dummy import DummyJobs
+from nip_ray.text.providers.interface import ChatRequest
 from nip_ray.text.training.state import load_state
 from tests.runs.small import small
 from tests.text.dummy_chat import DummyChat

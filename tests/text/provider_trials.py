@@ -26,7 +26,7 @@ from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs.exactly_once import ensure_job, job_key
 from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.fine_tuning import encode, supervised_line
+from nip_ray.text.providers.interface import encode, supervised_line
 from nip_ray.text.providers.openai.jobs import OpenAIJobs
 
 MAX_KILLS = 4

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
-from nip_ray.text.costs.spending import NOTHING, Amount, ModelSpending, Spending
+from nip_ray.text.costs.prices import NOTHING, Amount, ModelSpending, Spending
 from nip_ray.text.jobs.journal import Entry
 
 

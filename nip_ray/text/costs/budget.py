@@ -23,9 +23,7 @@ from ray.exceptions import RayActorError
 
 from nip_ray.errors import TrainingError
 from nip_ray.settings.providers import BudgetSettings
-from nip_ray.text.costs.prices import exact_usd, pusd
-from nip_ray.text.costs.spending import Amount, Spending
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
 
 MAX_LEASED_CALLS = 64
 MAX_LEASED_SHARE = 8

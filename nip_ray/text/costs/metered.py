@@ -11,10 +11,18 @@ from dataclasses import replace
 from nip_ray.errors import UserError
 from nip_ray.text.costs.budget import BudgetLike
 from nip_ray.text.costs.limits import Throttle
-from nip_ray.text.costs.prices import PriceList, call_cost, estimated_prompt_tokens, worst_call_cost, worst_prompt_tokens
-from nip_ray.text.costs.spending import NOTHING, Amount, Spending
-from nip_ray.text.errors import with_uncertain
-from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest
+from nip_ray.text.costs.prices import (
+    NOTHING,
+    Amount,
+    PriceList,
+    Spending,
+    call_cost,
+    estimated_prompt_tokens,
+    with_uncertain,
+    worst_call_cost,
+    worst_prompt_tokens,
+)
+from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest
 
 
 class MeteredChat:

@@ -18,7 +18,7 @@ from nip_ray.text.costs.limits import Limiter, Throttle
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.talk import AgentClient
-from nip_ray.text.providers.chat import ChatClient
+from nip_ray.text.providers.interface import ChatClient
 from nip_ray.text.providers.registry import Connection, chat_client
 
 

@@ -26,11 +26,10 @@ from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
 from nip_ray.text.costs.limits import SharedLimiter, Throttle, limiter_actor
-from nip_ray.text.costs.spending import NOTHING, Amount, Spending
+from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
 from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.talk import Brake, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.errors import BudgetExhausted
 from nip_ray.tracking import RunInfo, traces
 
 _PARTS_PER_WORKER = 4

@@ -27,7 +27,7 @@ from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.text_training import TalkSettings
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
-from nip_ray.text.providers.chat import ChatClient, ChatRequest
+from nip_ray.text.providers.interface import ChatClient, ChatRequest
 from nip_ray.text.training.malt import Node, grow
 from nip_ray.tracking import traces
 

@@ -31,8 +31,7 @@ from dataclasses import replace
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
 from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.failures import MAX_WAIT_S, backoff_s
-from nip_ray.text.providers.fine_tuning import FineTuneBackend, InDoubt
+from nip_ray.text.providers.interface import MAX_WAIT_S, FineTuneBackend, InDoubt, backoff_s
 
 _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day

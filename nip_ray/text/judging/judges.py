@@ -28,7 +28,7 @@ from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
 from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
-from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest
+from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest
 
 FORMAT, ROLE = "verifier_format_conformance", "prover_role_conformance"
 JUDGES: dict[str, str] = {

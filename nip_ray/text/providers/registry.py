@@ -18,8 +18,7 @@ from nip_ray.text.costs.budget import Budget, BudgetLike
 from nip_ray.text.costs.limits import Limiter, Throttle
 from nip_ray.text.costs.metered import MeteredChat
 from nip_ray.text.costs.prices import price_list
-from nip_ray.text.providers.chat import ChatClient
-from nip_ray.text.providers.fine_tuning import FineTuneBackend
+from nip_ray.text.providers.interface import ChatClient, FineTuneBackend
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSetti
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.costs.prices import usd
-from nip_ray.text.costs.spending import Spending
+from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.rollouts import by_the_past, rollout_file, write_dialogues
 from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks

@@ -20,10 +20,10 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.costs.bills import bills, under_way, worst_of
-from nip_ray.text.costs.spending import NOTHING, Amount, sum_of
+from nip_ray.text.costs.prices import NOTHING, Amount, sum_of
 from nip_ray.text.jobs.exactly_once import Busy, await_job, ensure_job, job_key, next_attempt
 from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.fine_tuning import InDoubt, encode, supervised_line
+from nip_ray.text.providers.interface import InDoubt, encode, supervised_line
 from nip_ray.text.providers.openai.jobs import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 

@@ -24,7 +24,7 @@ from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.parts import prepare
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply

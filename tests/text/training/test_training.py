@@ -16,8 +16,8 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.bills import worst
+from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.dialogues.records import read_calls
-from nip_ray.text.errors import BudgetExhausted
 from nip_ray.text.jobs.exactly_once import ensure_job
 from nip_ray.text.jobs.journal import Journal, read_journal
 from nip_ray.text.parts import prepare

@@ -24,17 +24,20 @@ from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.costs.budget import BudgetLike, Reservation
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import (
+    NOTHING,
+    Amount,
+    BudgetExhausted,
+    MeteredReply,
     Price,
     PriceList,
+    Spending,
     call_cost,
     estimated_prompt_tokens,
+    with_uncertain,
     worst_call_cost,
     worst_prompt_tokens,
 )
-from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
-from nip_ray.text.errors import BudgetExhausted, with_uncertain
-from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
-from nip_ray.text.providers.failures import Failure, KeyMayNot, NotThere, lost
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, Failure, FinishReason, KeyMayNot, NotThere, lost
 from nip_ray.text.providers.openai.service import OpenAIService
 from nip_ray.tracking import traces
 
@@ -71,7 +74,7 @@ class _Call:
 
 
 class OpenAIChat:
-    """See `nip_ray.text.providers.chat.ChatClient`. All tasks of one event loop may use it at once."""
+    """See `nip_ray.text.providers.interface.ChatClient`. All tasks of one event loop may use it at once."""
 
     def __init__(self, provider: OpenAIProvider, limiter: Throttle, budget: BudgetLike, *, max_in_flight: int = 64, seed: int = 0) -> None:
         """max_in_flight: requests at once, further ones wait. seed: of the retries' jitter.

@@ -19,8 +19,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs.exactly_once import Busy
-from nip_ray.text.providers.failures import FIRST_WAIT_S, MAX_WAIT_S, Failure, NotThere, Refused
-from nip_ray.text.providers.fine_tuning import InDoubt, file_name
+from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, Failure, InDoubt, NotThere, Refused, file_name
 from nip_ray.text.providers.openai.service import OpenAIService
 
 T = TypeVar("T")
