@@ -36,7 +36,6 @@ from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.bills import bills, under_way
 from nip_ray.text.costs.budget import Budget, Reservation
 from nip_ray.text.costs.limits import Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
@@ -46,7 +45,7 @@ from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limite
 from nip_ray.text.dialogues.talk import AgentClient, Brake, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task
 from nip_ray.text.items import store_items, stored_items
-from nip_ray.text.jobs.journal import Entry, Journal
+from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
 from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.malt import Node

@@ -26,7 +26,7 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.records import RecordedChat, read_calls
 from nip_ray.text.dialogues.rollouts import read_dialogues
 from nip_ray.text.items import stored_items
-from nip_ray.text.jobs.journal import read_journal
+from nip_ray.text.jobs import read_journal
 from nip_ray.text.providers.dummy import DummyJobs
 from nip_ray.text.providers.interface import ChatRequest
 from nip_ray.text.training.state import load_state

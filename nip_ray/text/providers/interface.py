@@ -88,7 +88,7 @@ class ChecksModels(Protocol):
 # ---------------------------------------------------------------------------------------------------------------------
 # `FineTuneBackend`: what a provider of fine-tuning must be able to do, and the forms of its files (JSON lines, as OpenAI defines them).
 #
-# `nip_ray.text.jobs.exactly_once` builds on it the one function that makes a job exactly once.
+# `nip_ray.text.jobs` builds on it the one function that makes a job exactly once.
 
 
 class InDoubt(Exception):

@@ -32,7 +32,7 @@ from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Me
 from nip_ray.serving.service_link import ADDRESS, ServiceLink, made
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
-from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.jobs import Journal
 from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, backoff_s
 from nip_ray.text.providers.registry import Provider
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.jobs.exactly_once import Busy
+from nip_ray.text.jobs import Busy
 from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, Failure, InDoubt, NotThere, Refused, file_name
 from nip_ray.text.providers.openai.service import OpenAIService
 
