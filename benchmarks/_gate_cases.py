@@ -55,8 +55,7 @@ def play() -> Iterator[Unit]:
 def chat_calls() -> Iterator[Unit]:
     """Chat calls, recorded, limited and under a budget, against a server on loopback that answers at once."""
     from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
-    from nip_ray.text.costs.budget import Budget
-    from nip_ray.text.costs.limits import Limiter
+    from nip_ray.text.costs.budget import Budget, Limiter
     from nip_ray.text.dialogues.records import RecordedChat
     from nip_ray.text.providers.interface import ChatRequest
     from nip_ray.text.providers.openai.chat import OpenAIChat

@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings  # noqa: E402
-from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa: E402
-from nip_ray.text.costs.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
+from nip_ray.text.costs.budget import Budget, Limiter  # noqa: E402
+from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor  # noqa: E402
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
 from nip_ray.text.providers.interface import ChatRequest  # noqa: E402
 from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402

@@ -11,8 +11,7 @@ import pytest
 
 from nip_ray.secrets import HIDDEN, Redactor
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.providers.interface import ChatRequest
 from nip_ray.text.providers.openai.chat import OpenAIChat

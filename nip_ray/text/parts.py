@@ -36,8 +36,7 @@ from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.budget import Budget, Reservation
-from nip_ray.text.costs.limits import Throttle
+from nip_ray.text.costs.budget import Budget, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
 from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import total

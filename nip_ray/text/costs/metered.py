@@ -9,8 +9,7 @@ Decisions that matter here:
 from dataclasses import replace
 
 from nip_ray.errors import UserError
-from nip_ray.text.costs.budget import BudgetLike
-from nip_ray.text.costs.limits import Throttle
+from nip_ray.text.costs.budget import BudgetLike, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
     Amount,

@@ -13,8 +13,7 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
-from nip_ray.text.costs.budget import BudgetLike
-from nip_ray.text.costs.limits import Limiter, Throttle
+from nip_ray.text.costs.budget import BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.talk import AgentClient

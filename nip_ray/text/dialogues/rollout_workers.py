@@ -24,9 +24,9 @@ from nip_ray.secrets import secret
 from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
-from nip_ray.text.costs.limits import SharedLimiter, Throttle, limiter_actor
+from nip_ray.text.costs.budget import Reservation, Throttle
 from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
+from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor
 from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.talk import Brake, DialogueRunner, Progress, StageContext
 from nip_ray.text.dialogues.tasks import Task

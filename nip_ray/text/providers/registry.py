@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.text.costs.budget import Budget, BudgetLike
-from nip_ray.text.costs.limits import Limiter, Throttle
+from nip_ray.text.costs.budget import Budget, BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.metered import MeteredChat
 from nip_ray.text.costs.prices import price_list
 from nip_ray.text.providers.interface import ChatClient, FineTuneBackend

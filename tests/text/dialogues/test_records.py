@@ -15,8 +15,7 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.costs.prices import Amount, MeteredReply, PriceList, Spending, with_uncertain
 from nip_ray.text.dialogues.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
@@ -195,7 +194,7 @@ def talker(url: str, run: Path) -> str:
         from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
         from nip_ray.text.costs.budget import Budget
         from nip_ray.text.providers.interface import ChatRequest
-        from nip_ray.text.costs.limits import Limiter
+        from nip_ray.text.costs.budget import Limiter
         from nip_ray.text.providers.openai.chat import OpenAIChat
         from nip_ray.text.dialogues.records import RecordedChat, total
 

@@ -9,8 +9,7 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.costs.prices import Amount, BudgetExhausted, MeteredReply, uncertain_of
 from nip_ray.text.providers.interface import ChatReply, ChatRequest, refused, retry_after_s
 from nip_ray.text.providers.openai.chat import OpenAIChat

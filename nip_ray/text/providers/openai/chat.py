@@ -21,8 +21,7 @@ from urllib.parse import quote
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.costs.budget import BudgetLike, Reservation
-from nip_ray.text.costs.limits import Throttle
+from nip_ray.text.costs.budget import BudgetLike, Reservation, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
     Amount,
