@@ -30,7 +30,7 @@ from nip_ray.sandbox.testing import TestReport, run_tests
 from nip_ray.scenarios.code_validation.hub import Row, solutions_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sandbox import SandboxSettings
-from nip_ray.text.dialogues.together import gather_or_cancel
+from nip_ray.text.dialogues.runner import gather_or_cancel
 from nip_ray.text.providers.interface import ChatClient, ChatRequest
 
 DANGEROUS = (

@@ -15,7 +15,7 @@ from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.items import stored_items
 
 Source = TextExperimentConfig | Mapping[str, Any] | Path | str

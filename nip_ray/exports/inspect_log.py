@@ -22,7 +22,7 @@ from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export
-from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.items import stored_items
 from nip_ray.text.training.metrics import dialogue_record
 from nip_ray.text.training.state import load_state

@@ -38,16 +38,13 @@ from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.budget import Budget, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
-from nip_ray.text.dialogues.client_pool import ClientPool
 from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
-from nip_ray.text.dialogues.talk import AgentClient, Brake, DialogueRunner, Progress, StageContext
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Node, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
-from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
-from nip_ray.text.training.malt import Node
+from nip_ray.text.providers.registry import ClientPool, Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.training.state import TextState, load_state
 from nip_ray.text.word_models import check_words, write_word_models

@@ -24,7 +24,7 @@ from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.records import RecordedChat, read_calls
-from nip_ray.text.dialogues.rollouts import read_dialogues
+from nip_ray.text.dialogues.runner import read_dialogues
 from nip_ray.text.items import stored_items
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.providers.dummy import DummyJobs

@@ -225,7 +225,7 @@ def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: s
 def _attackers(run_dir: Path, config: TextExperimentConfig, who: str = "verifier") -> Iterator[dict[str, Any]]:
     """The run's own prover, and what the attack made of it. who: the verdict, or a member of a panel."""
     from nip_ray.scenarios.language import language_kind
-    from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+    from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import dialogue_record, judged
 

@@ -25,7 +25,7 @@ from nip_ray.settings.providers import BudgetSettings
 from nip_ray.storage.checkpoint import kept_iterations, load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.token_bills import TokenBills
-from nip_ray.text.dialogues.tasks import Task, test_tasks
+from nip_ray.text.dialogues.runner import Task, test_tasks
 from nip_ray.text.parts import prepare
 from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.past import kept_snapshots, snapshot_weights

@@ -26,7 +26,7 @@ from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
-from nip_ray.text.dialogues.together import PaidCalls, gather_or_cancel
+from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
 from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest
 

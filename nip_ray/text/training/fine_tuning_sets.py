@@ -14,7 +14,7 @@ from nip_ray.config.text_rules import chat_shapes, fine_tuning_rule
 from nip_ray.errors import UserError
 from nip_ray.play.chats import Shape, shape_chat
 from nip_ray.play.dialogue import Dialogue
-from nip_ray.text.dialogues.rollouts import read_dialogues, read_trees, rollout_file
+from nip_ray.text.dialogues.runner import read_dialogues, read_trees, rollout_file
 from nip_ray.text.providers.interface import dpo_line, supervised_line
 from nip_ray.text.training.guess_replacement import replaced_guesses
 from nip_ray.text.training.learning_agent import LearningAgent, Preferences

@@ -18,7 +18,7 @@ from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 
 Past = Callable[[int], Mapping[str, Policy]]
 _SEED_BITS = 31

@@ -29,7 +29,7 @@ from nip_ray.serving.policies import Policy, model_for
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import ModelPlay, Talk
 from nip_ray.text.training.past import PastAgents
 

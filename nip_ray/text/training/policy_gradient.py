@@ -44,8 +44,7 @@ from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_che
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
-from nip_ray.text.dialogues.rollouts import by_the_past, rollout_file, write_dialogues
-from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
+from nip_ray.text.dialogues.runner import Task, by_the_past, grouped, rollout_file, test_tasks, training_tasks, write_dialogues
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared
 from nip_ray.text.training.credit import credit

@@ -33,9 +33,19 @@ from nip_ray.settings.text_training import FineTuningSettings
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Reservation
 from nip_ray.text.costs.prices import NOTHING, Amount, Spending
-from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file, write_dialogues, write_trees
-from nip_ray.text.dialogues.talk import Progress, StageContext, check_stage
-from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
+from nip_ray.text.dialogues.runner import (
+    Progress,
+    StageContext,
+    Task,
+    check_stage,
+    grouped,
+    read_dialogues,
+    rollout_file,
+    test_tasks,
+    training_tasks,
+    write_dialogues,
+    write_trees,
+)
 from nip_ray.text.jobs import await_job, ended, ensure_job, job_key, next_attempt, worst, worst_of
 from nip_ray.text.parts import Parts
 from nip_ray.text.providers.interface import encode
