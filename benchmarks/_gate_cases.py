@@ -58,7 +58,7 @@ def chat_calls() -> Iterator[Unit]:
     from nip_ray.text.costs.budget import Budget, Limiter
     from nip_ray.text.dialogues.records import RecordedChat
     from nip_ray.text.providers.interface import ChatRequest
-    from nip_ray.text.providers.openai.chat import OpenAIChat
+    from nip_ray.text.providers.openai import OpenAIChat
 
     os.environ["OPENAI_API_KEY"] = "sk-canary-5f1d0c2b9a7e4e6d8c3b"  # the server's own
     command = [sys.executable, "-m", "tests.text.chat_server", "--latency-ms", "0"]

@@ -30,8 +30,8 @@ from nip_ray.text.costs.budget import Budget, Limiter  # noqa: E402
 from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor  # noqa: E402
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
 from nip_ray.text.providers.interface import ChatRequest  # noqa: E402
-from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402
-from nip_ray.text.providers.openai.service import openai_client  # noqa: E402
+from nip_ray.text.providers.openai import OpenAIChat, idempotency_key  # noqa: E402
+from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
 from tests.text.chat_server import API_KEY  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]

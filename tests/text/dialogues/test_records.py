@@ -19,7 +19,7 @@ from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.costs.prices import Amount, MeteredReply, PriceList, Spending, with_uncertain
 from nip_ray.text.dialogues.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
-from nip_ray.text.providers.openai.chat import OpenAIChat
+from nip_ray.text.providers.openai import OpenAIChat
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = PriceList({"m": PriceSettings(1.0, 2.0)})
@@ -195,7 +195,7 @@ def talker(url: str, run: Path) -> str:
         from nip_ray.text.costs.budget import Budget
         from nip_ray.text.providers.interface import ChatRequest
         from nip_ray.text.costs.budget import Limiter
-        from nip_ray.text.providers.openai.chat import OpenAIChat
+        from nip_ray.text.providers.openai import OpenAIChat
         from nip_ray.text.dialogues.records import RecordedChat, total
 
         async def main():

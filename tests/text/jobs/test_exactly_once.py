@@ -22,7 +22,7 @@ from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.costs.prices import NOTHING, Amount, sum_of
 from nip_ray.text.jobs import Busy, Journal, await_job, bills, ensure_job, job_key, next_attempt, under_way, worst_of
 from nip_ray.text.providers.interface import InDoubt, encode, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs
+from nip_ray.text.providers.openai import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'

@@ -16,7 +16,7 @@ from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
 from nip_ray.text.jobs import Busy
 from nip_ray.text.providers.interface import InDoubt, dpo_line, encode, file_name, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs, _as_job, method_of
+from nip_ray.text.providers.openai import OpenAIJobs, _as_job, method_of
 from tests.text.provider import API_KEY, Provider, provider_thread
 
 T = TypeVar("T")
