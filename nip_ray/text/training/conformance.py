@@ -35,9 +35,8 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import Node, leaves
 from nip_ray.text.parts import Prepared, prepare
 from nip_ray.text.training.credit import advantages_of
-from nip_ray.text.training.fine_tuning_sets import fine_tuning_set, read_played
 from nip_ray.text.training.learning_agent import LearningAgent, Preferences
-from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
+from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule, fine_tuning_set, read_played
 from nip_ray.text.training.run import begin, new_state
 from nip_ray.text.training.state import load_state, save_state
 
