@@ -24,8 +24,8 @@ from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.items import stored_items
+from nip_ray.text.parts import load_state
 from nip_ray.text.training.metrics import dialogue_record
-from nip_ray.text.training.state import load_state
 from nip_ray.version import __version__
 
 SUFFIXES = (".eval", ".json")

@@ -27,9 +27,9 @@ from nip_ray.text.dialogues.records import RecordedChat, read_calls
 from nip_ray.text.dialogues.runner import read_dialogues
 from nip_ray.text.items import stored_items
 from nip_ray.text.jobs import read_journal
+from nip_ray.text.parts import load_state
 from nip_ray.text.providers.dummy import DummyJobs
 from nip_ray.text.providers.interface import ChatRequest
-from nip_ray.text.training.state import load_state
 from tests.runs.small import small
 from tests.text.dummy_chat import DummyChat
 

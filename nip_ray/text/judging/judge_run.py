@@ -22,9 +22,8 @@ from nip_ray.text.dialogues.records import RecordedChat
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
-from nip_ray.text.parts import JOBS, local_hosts, prepare, spent_before
+from nip_ray.text.parts import JOBS, TextState, load_state, local_hosts, prepare, spent_before
 from nip_ray.text.providers.registry import ClientPool
-from nip_ray.text.training.state import TextState, load_state
 
 
 def judge_run(

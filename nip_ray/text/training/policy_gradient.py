@@ -46,14 +46,13 @@ from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
 from nip_ray.text.dialogues.runner import Task, by_the_past, grouped, rollout_file, test_tasks, training_tasks, write_dialogues
 from nip_ray.text.items import store_items, stored_items
-from nip_ray.text.parts import Prepared
+from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker
 

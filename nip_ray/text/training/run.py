@@ -11,8 +11,7 @@ from nip_ray.progress import progress_line, say_stage
 from nip_ray.secrets import Redactor
 from nip_ray.storage.folder import RunFolder
 from nip_ray.storage.identity import ExperimentResult, mark_finished, run_id
-from nip_ray.text.parts import Parts, Prepared, base_state
-from nip_ray.text.training.state import TextState, first_state
+from nip_ray.text.parts import Parts, Prepared, TextState, base_state, first_state
 from nip_ray.text.training.trainer import TextTrainer
 from nip_ray.tracking import RunInfo, open_trackers
 

@@ -47,11 +47,10 @@ from nip_ray.text.dialogues.runner import (
     write_trees,
 )
 from nip_ray.text.jobs import await_job, ended, ensure_job, job_key, next_attempt, worst, worst_of
-from nip_ray.text.parts import Parts
+from nip_ray.text.parts import STATE, Parts, Stage, TextState, save_state
 from nip_ray.text.providers.interface import encode
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.rules import FineTuningSet, fine_tuning_set, format_warmup_set, read_played, rule_of
-from nip_ray.text.training.state import STATE, Stage, TextState, save_state
 from nip_ray.tracking import Tracker, traces
 
 FORMAT_WARMUP = -1
