@@ -22,8 +22,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from nip_ray.errors import UserError
-from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Chat
+from nip_ray.play.dialogue import Chat, split_reasoning
 from nip_ray.sandbox.result import DEFAULTS
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import TestReport, run_tests

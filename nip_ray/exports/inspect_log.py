@@ -16,9 +16,7 @@ from nip_ray.config.load import load_config
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError, require
-from nip_ray.play.chats import shape_chat
-from nip_ray.play.dialogue import Dialogue, beginning
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Dialogue, LanguageScenario, beginning, shape_chat
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export

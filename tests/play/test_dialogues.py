@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.report import episodes
-from nip_ray.play.dialogue import Chat, Dialogue, Turn
-from nip_ray.play.dialogue_rules import rulebook, verdict_of
+from nip_ray.play.dialogue import Chat, Dialogue, Turn, rulebook, verdict_of
 from nip_ray.play.dialogues import (
     Answer,
     Path,

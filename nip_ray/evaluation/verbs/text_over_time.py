@@ -17,7 +17,7 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.cross_play import places
 from nip_ray.evaluation.verbs.time_table import Games, spread
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import Protocol
 from nip_ray.serving.policies import Policy, model_for, policy_for, use_threads
 from nip_ray.settings.policy_gradient import TokenTrainingSettings

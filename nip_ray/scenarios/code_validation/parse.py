@@ -22,8 +22,7 @@ Everything takes time linear in the length of the reply.
 import re
 from collections.abc import Mapping, Sequence
 
-from nip_ray.play.dialogue import InvalidReply, Parsed
-from nip_ray.play.dialogue_rules import verdict_of
+from nip_ray.play.dialogue import InvalidReply, Parsed, verdict_of
 from nip_ray.protocols import DECISIONS
 from nip_ray.scenarios.code_validation.scales import Scale
 

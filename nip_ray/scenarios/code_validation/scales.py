@@ -5,7 +5,7 @@ Decisions that matter here:
   acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
 - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a verdict: calling it a
   rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and counts as
-  undecided (`nip_ray.play.dialogue_rules.verdict_of`);
+  undecided (`nip_ray.play.dialogue.verdict_of`);
 - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or 0) where it leans at
   all; under `protocol.verifier_scoring` brier or log it says what it believes.
 """

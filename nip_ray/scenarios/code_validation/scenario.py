@@ -17,9 +17,7 @@ from string import ascii_lowercase
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, Message, Parsed, Turn
-from nip_ray.play.dialogue_rules import Rulebook, rulebook
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Message, Parsed, Rulebook, Turn, rulebook
 from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import SIDE, read_reply, read_side

@@ -16,8 +16,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nip_ray.play.dialogue import InvalidReply, Parsed
-from nip_ray.play.dialogue_rules import verdict_of
+from nip_ray.play.dialogue import InvalidReply, Parsed, verdict_of
 from nip_ray.scenarios.code_validation.parse import MAX_CHARACTERS
 from nip_ray.scenarios.code_validation.scales import Scale
 

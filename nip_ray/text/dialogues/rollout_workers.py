@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError, RayError
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import TrainingError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.secrets import secret
 from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.clusters import clustered_share
-from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, Sided, beginning, stance_in
+from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, Sided, beginning, split_reasoning, stance_in
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.scenarios.code_validation.roles import ROLES

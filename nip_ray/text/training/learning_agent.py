@@ -12,7 +12,7 @@ from nip_ray.seeding import stable_seed
 
 
 class LearnableScenario(Protocol):
-    """What rules ask of a scenario (see `nip_ray.play.language_scenario.LanguageScenario`)."""
+    """What rules ask of a scenario (see `nip_ray.play.dialogue.LanguageScenario`)."""
 
     @property
     def protocol(self) -> Rules:

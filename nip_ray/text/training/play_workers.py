@@ -22,7 +22,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, speaking_providers
 from nip_ray.errors import TrainingError
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.serving.policies import Policy, model_for

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Use
 from nip_ray.text.dialogues.runner import Task

@@ -20,8 +20,7 @@ from nip_ray.config.keys import keys_of
 from nip_ray.config.text_rules import chat_shapes, fine_tuning_rule
 from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate, turn_advantages
-from nip_ray.play.chats import Shape, shape_chat
-from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogue import Dialogue, Shape, shape_chat
 from nip_ray.protocols import Protocol
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import Method
