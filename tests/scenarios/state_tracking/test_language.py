@@ -11,7 +11,7 @@ import torch
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn
 from nip_ray.play.dialogues import Answer, play_dialogue
-from nip_ray.play.scenario import Dialogue as SaidInSymbols
+from nip_ray.play.rollout import Dialogue as SaidInSymbols
 from nip_ray.protocols import build
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.language import (
