@@ -29,7 +29,7 @@ from nip_ray.text.parts import (
     save_state,
     store_abilities,
 )
-from nip_ray.text.training.run import new_state, train
+from nip_ray.text.training.trainer import new_state, train
 from nip_ray.tracking import check_trackers
 
 

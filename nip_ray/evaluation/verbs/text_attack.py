@@ -175,7 +175,7 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
 
     from nip_ray.config.load import config_to_yaml
     from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state
-    from nip_ray.text.training.run import new_state, train
+    from nip_ray.text.training.trainer import new_state, train
 
     asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
     prepared = prepare(config, run_dir)
@@ -199,7 +199,7 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
 def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
     """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-    from nip_ray.text.training.run import begin
+    from nip_ray.text.training.trainer import begin
 
     trainer = begin(config, folder, prepared, state)
     assert isinstance(trainer, PolicyGradientTrainer)

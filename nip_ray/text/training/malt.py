@@ -20,8 +20,7 @@ from nip_ray.protocols import Protocol as Rules
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.runner import Node
-from nip_ray.text.training.expert_iteration import ROUNDING
-from nip_ray.text.training.learning_agent import LearnableScenario, LearningAgent, Pair, Preferences
+from nip_ray.text.training.expert_iteration import ROUNDING, LearnableScenario, LearningAgent, Pair, Preferences
 
 
 @dataclass(frozen=True)

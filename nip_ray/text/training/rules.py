@@ -30,7 +30,7 @@ from nip_ray.text.dialogues.runner import read_dialogues, read_trees, rollout_fi
 from nip_ray.text.providers.interface import dpo_line, supervised_line
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
-from nip_ray.text.training.learning_agent import Example, LearningAgent, Pair, Preferences
+from nip_ray.text.training.expert_iteration import Example, LearningAgent, Pair, Preferences
 from nip_ray.text.training.metrics import tree_figures
 
 Made = TypeVar("Made")

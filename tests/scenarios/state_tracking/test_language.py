@@ -27,7 +27,7 @@ from nip_ray.scenarios.state_tracking.language import (
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.expert_iteration import LearningAgent
 from tests.scenarios.state_tracking.test_scenario import PLAYED
 
 SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}

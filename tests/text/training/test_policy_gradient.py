@@ -30,7 +30,7 @@ from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.trainer import begin, new_state
 from tests.serving import vllm_stand_in
 from tests.text.provider import ROOT
 

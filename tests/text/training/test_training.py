@@ -19,7 +19,7 @@ from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.dialogues.records import read_calls
 from nip_ray.text.jobs import Journal, ensure_job, read_journal, worst
 from nip_ray.text.parts import prepare
-from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.trainer import begin, new_state
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
 
