@@ -13,28 +13,189 @@ Decisions that matter here:
 """
 
 import asyncio
-import re
+import math
+import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar, runtime_checkable
+
+import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import (
-    Chat,
-    Dialogue,
-    InvalidReply,
-    Parsed,
-    Stances,
-    TextScenario,
-    Turn,
-    rulebook,
-    split_reasoning,
-    stance_in,
-    verdict_of,
-)
-from nip_ray.protocols import CONTINUE, DECISIONS, NUM_SEEDS, VERDICTS
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn, split_reasoning, stance_in
+from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, NUM_SEEDS, REJECT, Ends, Protocol, start, step
+from nip_ray.protocols.batched_step import certainty, function_pays
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A protocol as language agents need it: who speaks in a round, and what a round pays and ends, as plain Python values.
+#
+# - payment and endings come from the one step function (`nip_ray.protocols.batched_step`), called once over every round, seed class, label
+#   and decision; what it gives is remembered as plain floats, so that a round of a dialogue costs microseconds;
+# - whom a decision pays is part of the key: an item may give a prover another stance than the protocol's goal;
+# - a verdict with confidence c in (0, 1) pays c times what acceptance pays plus (1 - c) times what rejection pays: the expected payment
+#   of a verdict drawn with that probability, for verifier and provers alike. Under another `Payment.scoring` the share is another for
+#   those who are paid for being right. A payment function is given the confidence itself.
+
+Stances = tuple[tuple[str, int], ...]
+"""Pairs of a prover and the decision that it is paid for."""
+_MOST_KEPT = 256
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round paid and ended. rewards: agent -> amount. verdict: REJECT or ACCEPT where one counted, else CONTINUE.
+    confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
+    """
+
+    rewards: Mapping[str, float]
+    verdict: int
+    confidence: float | None
+    ended: bool
+
+
+class Rulebook:
+    """The turns and payments of one protocol. Get it from `rulebook`, which makes it once."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self._speakers = [[_speakers(protocol, table[r % len(table)]) for r in range(protocol.max_rounds)] for table in protocol.turns]
+        self._outcomes: dict[Stances, list[Outcome]] = {}
+        self._arguing: dict[Stances, Protocol] = {}
+
+    def speakers(self, round: int, seed: int) -> Mapping[str, tuple[str, ...]]:
+        """Agent -> the channels that it writes to, for those with a turn in `round` (below max_rounds), in the protocol's order."""
+        return self._speakers[seed % len(self._speakers)][round]
+
+    def speaking(self, y: int, rounds: Sequence[Sequence[Turn]], seed: int) -> Mapping[str, tuple[str, ...]]:
+        """`speakers` of the round after these, without members of a panel who have voted."""
+        speakers = self.speakers(len(rounds), seed)
+        if self.protocol.panel is None:
+            return speakers
+        voted = {agent for agent, grade in self.votes(y, rounds).items() if grade is not None}
+        return {agent: channels for agent, channels in speakers.items() if agent not in voted}
+
+    def rounds_of(self, agent: str, seed: int) -> list[int]:
+        """The rounds in which `agent` has a turn under this episode seed."""
+        return [r for r, speakers in enumerate(self._speakers[seed % len(self._speakers)]) if agent in speakers]
+
+    def writes(self, agent: str) -> tuple[str, ...]:
+        """The channels that `agent` ever writes to."""
+        return tuple(self.protocol.channels[c] for c in self.protocol.writes[agent])
+
+    def seed_after(self, round: int, seed: int, turns: Iterable[Turn]) -> int:
+        """The episode seed after a round, which is another where an agent chose a role in it."""
+        made = [turn.decision for turn in turns if turn.agent == self.protocol.chooser]
+        return int(self.protocol.chosen(*torch.tensor([[round], [seed], made]))) if made else seed
+
+    def votes(self, y: int, rounds: Sequence[Sequence[Turn]]) -> dict[str, float | None]:
+        """Member of a panel -> the probability of acceptance that it voted with in these rounds, None where it has not; {} without a panel.
+
+        The first that it gives from round ``min_rounds - 1`` on counts, or what `force_guess` puts in its place.
+        """
+        protocol, found = self.protocol, dict[str, float | None].fromkeys(self.protocol.verifiers if self.protocol.panel else ())
+        forced = {"zero": 0.0, "one": 1.0, "y": float(y), None: None}[protocol.force_guess]
+        for turn in (turn for turns in rounds[protocol.min_rounds - 1 :] for turn in turns if turn.agent in found):
+            if found[turn.agent] is None:
+                found[turn.agent] = turn.confidence if forced is None else forced
+        return found
+
+    def settle_votes(
+        self, round: int, seed: int, y: int, before: Mapping[str, float | None], now: Mapping[str, float | None], stances: Stances
+    ) -> Outcome:
+        """The outcome of `round` where a panel decides. before, now: the `votes` before the round and after it."""
+        if stances not in self._arguing:
+            self._arguing[stances] = replace(self.protocol, payment=self.protocol.payment.arguing(dict(stances)))
+        protocol = self._arguing[stances]
+        grades = [[torch.nan if votes[agent] is None else votes[agent] for agent in protocol.verifiers] for votes in (before, now)]
+        before_1M, now_1M = torch.tensor(grades, dtype=torch.float32)[:, None]
+        decision_1A = torch.full((1, len(protocol.agents)), CONTINUE)
+        decision_1A[:, protocol.verifier_indices] = torch.where(now_1M.isnan(), CONTINUE, ACCEPT)
+        state = start(protocol, torch.tensor([y]), torch.tensor([seed]))
+        state.agent_done_BA[:, protocol.verifier_indices] = ~before_1M.isnan()
+        state = replace(state, round_B=torch.tensor([round]), grade_BM=before_1M)
+        after, outcome = step(protocol, state, decision_1A, grade_BM=now_1M)
+        ended = bool(after.ended_B)
+        confidence = float(protocol.panel.confidence(after.grade_BM)) if protocol.panel is not None and ended else math.nan
+        rewards = dict(zip(protocol.agents, outcome.reward_BA[0].tolist()))
+        return Outcome(rewards, int(outcome.decision_B), None if math.isnan(confidence) else confidence, ended)
+
+    def outcome(self, round: int, seed: int, y: int, decision: int, stances: Stances) -> Outcome:
+        """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
+        if stances not in self._outcomes:
+            self._outcomes[stances] = _all_outcomes(self.protocol, stances)
+        seeds = self.protocol.seed_classes
+        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * NUM_DECISIONS + decision]
+
+    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
+        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
+        outcome = self._by_tables(round, seed, y, confidence, stances)
+        if self.protocol.payment.function is None or not outcome.ended:
+            return outcome
+        given = certainty(torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        role_B = self.protocol.role_B(torch.tensor([seed]))
+        ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]), role_B)
+        more = function_pays(self.protocol, ends)[0].tolist()
+        return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
+
+    def _by_tables(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
+        """`settle` without what the payment function pays."""
+        if confidence is None:
+            return self.outcome(round, seed, y, CONTINUE, stances)
+        accept = self.outcome(round, seed, y, ACCEPT, stances)
+        reject = self.outcome(round, seed, y, REJECT, stances)
+        if accept.verdict == reject.verdict or confidence == 1:  # the decision does not count, or is forced
+            return accept
+        if confidence == 0:
+            return reject
+        payment = self.protocol.payment.of(self.protocol.role_of(seed))
+        shares = {agent: payment.share(agent, y, confidence) for agent in accept.rewards}
+        mixed = {agent: share * accept.rewards[agent] + (1 - share) * reject.rewards[agent] for agent, share in shares.items()}
+        return Outcome(mixed, verdict_of(confidence), confidence, accept.ended)
+
+
+def verdict_of(confidence: float) -> int:
+    """ACCEPT above one half, REJECT below, and exactly at one half CONTINUE: neither side is favoured, the dialogue ends undecided."""
+    return CONTINUE if confidence == 0.5 else ACCEPT if confidence > 0.5 else REJECT
+
+
+def rulebook(protocol: Protocol) -> Rulebook:
+    """The rulebook of `protocol`, made at the first call for this very object. It must have no zero knowledge; without a verifier it has
+    no outcomes.
+    """
+    found = _RULEBOOKS.get(id(protocol))
+    if found is None:
+        if len(_RULEBOOKS) >= _MOST_KEPT:
+            _RULEBOOKS.clear()
+        found = _RULEBOOKS[id(protocol)] = Rulebook(protocol)
+    return found
+
+
+_RULEBOOKS: dict[int, Rulebook] = {}  # by id: a rulebook keeps its protocol alive, so no id here is ever used again
+
+
+def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[str, tuple[str, ...]]:
+    spoken = {agent: tuple(channel for channel in protocol.channels if (agent, channel) in turns) for agent in protocol.agents}
+    return {agent: channels for agent, channels in spoken.items() if channels}
+
+
+def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
+    """Outcomes over (round, seed class, label, decision), the last varying fastest."""
+    paid = replace(protocol, payment=replace(protocol.payment.arguing(dict(stances)), function=None))
+    axes = (range(protocol.max_rounds), range(protocol.seed_classes), (0, 1), range(NUM_DECISIONS))
+    round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
+    state = replace(start(paid, y_B, seed_B), round_B=round_B)
+    after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))
+    rows = zip(outcome.reward_BA.tolist(), outcome.decision_B.tolist(), after.ended_B.tolist())
+    return [
+        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == CONTINUE else float(verdict), ended)
+        for rewards, verdict, ended in rows
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Playing.
 
 Path = tuple[int, ...]
 """Which branch was taken at each node of a tree of continuations; () where there is no tree."""
@@ -73,7 +234,7 @@ _UNUSABLE = ("content_filter", "unknown")
 
 
 @runtime_checkable
-class Patient(Protocol):
+class Patient(typing.Protocol):
     """What a text scenario may have besides: its own limit of unusable replies. Without it the limit is `MAX_INVALID_REPLIES`."""
 
     def max_invalid_replies(self, agent: str) -> int:
@@ -82,7 +243,7 @@ class Patient(Protocol):
 
 
 @runtime_checkable
-class Judges(Protocol):
+class Judges(typing.Protocol):
     """What the scenario of a game without a verifier has besides: its rules."""
 
     def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
@@ -262,160 +423,3 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Dialogues as JSON: a full record, from which the dialogue can be rebuilt exactly, and a transcript for readers.
-#
-# - a record holds the item's id and label, not its text: the data set has that. Rebuilding checks both;
-# - a transcript has the shape of those of tensor play (`nip_ray.evaluation.transcripts`), with text for symbols, so that one report shows
-#   both. Characters that a page should not obey (controls, changes of writing direction) are made visible in it; a record keeps them.
-
-FORMAT, VERSION = "nip_ray.dialogue", 1
-
-
-def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """All of `dialogue` but its item's text, in plain JSON values; see `dialogue_from_record`."""
-    return {
-        "format": FORMAT,
-        "version": VERSION,
-        "protocol": scenario.protocol.name,
-        "item": dialogue.item.id,
-        "y": dialogue.item.y,
-        "seed": dialogue.seed,
-        "rounds": [[_turn_record(turn) for turn in turns] for turns in dialogue.rounds],
-        "rewards": [dict(paid) for paid in dialogue.rewards],
-        "verdict": dialogue.verdict,
-        "confidence": dialogue.confidence,
-        "ended": dialogue.ended,
-    }
-
-
-def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
-    """The dialogue about `item` that `record` was made of.
-
-    Raises UserError when it is damaged, of another format, or about another item.
-    """
-    found = (record.get("format"), record.get("version"))
-    if found != (FORMAT, VERSION):
-        raise UserError(f"dialogue record: expected format {FORMAT!r} version {VERSION}, got {found[0]!r} {found[1]!r}")
-    about = (record.get("item"), record.get("y"))
-    if about != (item.id, item.y):
-        raise UserError(
-            f"dialogue record: it is about item {about[0]!r} with label {about[1]!r}, not item {item.id} with label {item.y}; "
-            "read it with the data set that it was made with"
-        )
-    try:
-        return Dialogue(
-            item=item,
-            seed=_typed(record, "seed", int),
-            rounds=tuple(tuple(_turn(turn) for turn in turns) for turns in record["rounds"]),
-            rewards=tuple({str(agent): float(amount) for agent, amount in paid.items()} for paid in record["rewards"]),
-            verdict=_code(record, "verdict"),
-            confidence=_optional_float(record, "confidence"),
-            ended=_typed(record, "ended", bool),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"dialogue record of item {item.id}: damaged ({type(error).__name__}: {error}); leave it out") from None
-
-
-def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
-    """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct, votes (of a
-    panel: member -> its own verdict),
-    reward (agent -> sum) and rounds, a list of {round, turns}. A game without a verifier has no label, verdict and correct. A turn
-    has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence (of a verdict),
-    reasoning, retries, truncated and invalid where there is something to say.
-    """
-    label, verdict = dialogue.item.y, dialogue.verdict
-    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
-    if votes := rulebook(scenario.protocol).votes(label, dialogue.rounds):
-        judged["votes"] = {agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()}
-    return {
-        "instance": dialogue.item.id,
-        **({"label": label} if judged else {}),
-        "seed": dialogue.seed,
-        **({"role": scenario.protocol.role_of(dialogue.seed)} if scenario.protocol.roles else {}),
-        "length": len(dialogue.rounds),
-        **judged,
-        "reward": {agent: round(dialogue.total(agent), 6) for agent in scenario.protocol.agents},
-        "rounds": [
-            {"round": r, "turns": [row for turn in turns for row in _transcript_turns(scenario, turn)]}
-            for r, turns in enumerate(dialogue.rounds)
-        ],
-    }
-
-
-def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]]:
-    """One row a channel; a single row with the reply itself where nothing was written."""
-    said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
-    rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]
-    if turn.agent in scenario.protocol.deciders:
-        rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else DECISIONS[turn.decision]
-    if turn.confidence is not None:
-        rows[0]["confidence"] = round(turn.confidence, 6)
-    if turn.reasoning:
-        rows[0]["reasoning"] = visible(turn.reasoning)
-    for flag in ("retries", "truncated", "invalid"):
-        if getattr(turn, flag):
-            rows[0][flag] = getattr(turn, flag)
-    return rows
-
-
-def _turn_record(turn: Turn) -> dict[str, Any]:
-    return {
-        "agent": turn.agent,
-        "raw": turn.raw,
-        "messages": dict(turn.messages),
-        "decision": turn.decision,
-        "confidence": turn.confidence,
-        "retries": turn.retries,
-        "truncated": turn.truncated,
-        "invalid": turn.invalid,
-    } | ({"reasoning": turn.reasoning} if turn.reasoning else {})
-
-
-def _turn(record: Mapping[str, Any]) -> Turn:
-    messages = {str(channel): _text(message, "messages") for channel, message in record["messages"].items()}
-    return Turn(
-        agent=_typed(record, "agent", str),
-        raw=_typed(record, "raw", str),
-        messages=messages,
-        decision=_code(record, "decision"),
-        confidence=_optional_float(record, "confidence"),
-        retries=_typed(record, "retries", int),
-        truncated=_typed(record, "truncated", bool),
-        invalid=_typed(record, "invalid", bool),
-        reasoning=_text(record.get("reasoning", ""), "reasoning"),
-    )
-
-
-def _typed(record: Mapping[str, Any], key: str, kind: type) -> Any:
-    value = record[key]
-    if type(value) is not kind:
-        raise TypeError(f"{key} must be {kind.__name__}, got {value!r:.60}")
-    return value
-
-
-def _text(value: Any, key: str) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{key} must hold text, got {value!r:.60}")
-    return value
-
-
-def _code(record: Mapping[str, Any], key: str) -> int:
-    value = _typed(record, key, int)
-    if value not in range(len(DECISIONS)):
-        raise ValueError(f"{key} must be one of 0, 1, 2, got {value}")
-    return value
-
-
-def _optional_float(record: Mapping[str, Any], key: str) -> float | None:
-    return None if record[key] is None else float(record[key])
-
-
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e007f]")
-
-
-def visible(text: str) -> str:
-    """`text` with control characters and those that change the writing direction spelled out, as in ``<U+202E>``."""
-    return _UNSEEN.sub(lambda found: f"<U+{ord(found[0]):04X}>", text)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn, rulebook
-from nip_ray.play.dialogues import advance, start_dialogue
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn
+from nip_ray.play.dialogues import advance, rulebook, start_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.protocols import Protocol as Rules
 

@@ -25,7 +25,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_ray.play.dialogue import InvalidReply, Parsed, verdict_of
+from nip_ray.play.dialogue import InvalidReply, Parsed
+from nip_ray.play.dialogues import verdict_of
 from nip_ray.protocols import DECISIONS
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -35,7 +36,7 @@ from nip_ray.protocols import DECISIONS
 #   acceptance: (k - 1) / 6 on the scale of seven, k / 100 in per cent;
 # - above one half is acceptance, below is rejection. Exactly the middle (4, and 50) ends the dialogue without a verdict: calling it a
 #   rejection would make soundness look better and completeness worse by definition. It is paid halfway between both, and counts as
-#   undecided (`nip_ray.play.dialogue.verdict_of`);
+#   undecided (`nip_ray.play.dialogues.verdict_of`);
 # - by default payments are linear in the confidence, so on a scale a verifier that wants the most says 7 or 1 (100 or 0) where it leans at
 #   all; under `protocol.verifier_scoring` brier or log it says what it believes.
 

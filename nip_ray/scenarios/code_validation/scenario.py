@@ -17,7 +17,8 @@ from string import ascii_lowercase
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Message, Parsed, Rulebook, Turn, rulebook
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Message, Parsed, Turn
+from nip_ray.play.dialogues import Rulebook, rulebook
 from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import (

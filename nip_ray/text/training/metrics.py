@@ -26,7 +26,8 @@ from nip_ray.evaluation.clusters import clustered_mean, clustered_share
 from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.evaluation.selective import selective
-from nip_ray.play.dialogue import Dialogue, rulebook, verdict_of
+from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.settings.text_training import MaltSettings

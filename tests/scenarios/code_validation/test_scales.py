@@ -2,7 +2,7 @@
 
 import pytest
 
-from nip_ray.play.dialogue import verdict_of
+from nip_ray.play.dialogues import verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.scenarios.code_validation.parse import SCALES
 
