@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay
-from nip_ray.play.rollout import Rollout
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, Rollout
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE, Protocol, step
 
 Observations = Mapping[str, Mapping[str, Tensor]]
