@@ -55,6 +55,7 @@ class FlatOptimizer:
         self.flats = [_flatten(parameters) for parameters in by_factor.values()]
         chosen = [{"params": [flat], "lr": lr * factor, "lr_factor": factor} for flat, factor in zip(self.flats, by_factor, strict=True)]
         self.inner: torch.optim.Optimizer | None = None
+        self._in_graphs = False
         if chosen:  # one optimizer alone may see these groups: it writes its defaults into them
             self.inner = (build or (_descent if plain else _adam))(chosen)
 
@@ -70,7 +71,16 @@ class FlatOptimizer:
         """Set the base learning rate."""
         if self.inner is not None:
             for group in self.inner.param_groups:
-                group["lr"] = lr * group["lr_factor"]
+                if isinstance(group["lr"], Tensor):
+                    group["lr"].fill_(lr * group["lr_factor"])
+                else:
+                    group["lr"] = lr * group["lr_factor"]
+
+    def work_in_graphs(self) -> None:
+        """Have steps captured in CUDA graphs from now on: the learning rate is a tensor, read when the graph runs."""
+        self._in_graphs = True
+        for group, flat in zip(() if self.inner is None else self.inner.param_groups, self.flats, strict=False):
+            group["capturable"], group["lr"] = True, torch.tensor(float(group["lr"]), device=flat.device)
 
     def step(self) -> None:
         """One step with the gradients set last."""
@@ -79,12 +89,19 @@ class FlatOptimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """The optimizer's state, Adam's moments laid out like the flat tensors."""
-        return {} if self.inner is None else self.inner.state_dict()
+        if self.inner is None:
+            return {}
+        state = self.inner.state_dict()
+        if self._in_graphs:  # read anywhere
+            state["param_groups"] = [{**group, "capturable": False, "lr": float(group["lr"])} for group in state["param_groups"]]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state_dict`."""
         if self.inner is not None:
             self.inner.load_state_dict(dict(state))
+            if self._in_graphs:
+                self.work_in_graphs()
 
 
 def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True) -> Tensor:

@@ -68,7 +68,9 @@ def perceptron(x_KND: Tensor, weights: Sequence[Tensor], activation: str) -> Ten
 # ---- graph networks -----------------------------------------------------------------------------------------------------------------
 
 
-def graph_networks(x_CGVTAF: Tensor, adjacency_CGVV: Tensor, bodies: int, activation: str, layers: Sequence[int], w: Sequence[Tensor]) -> Tensor:
+def graph_networks(
+    x_CGVTAF: Tensor, adjacency_CGVV: Tensor, bodies: int, activation: str, layers: Sequence[int], w: Sequence[Tensor]
+) -> Tensor:
     """(K, C, G, V, T, D): `Gin` of K = A * bodies networks, those of an agent one after the other. Padded nodes hold anything.
 
     x_CGVTAF: the features that each agent's networks read, without a gradient. adjacency_CGVV: 0/1 floats with ones on the diagonal of
@@ -163,7 +165,7 @@ def _derive(activation: str, g: Tensor, y: Tensor, out: Tensor) -> None:
 def attention_bias(mask_CGV: Tensor) -> Tensor:
     """(C, L, L): 0 where a token of a pair may attend to another, -1e9 elsewhere: nodes to the pooled tokens and to real nodes of the other
     graph, pooled tokens to everything real (see `transformer`)."""
-    copies, graphs, nodes = mask_CGV.shape
+    graphs, nodes = mask_CGV.shape[1:]
     real_CL = F.pad(mask_CGV.flatten(1), (graphs, 0), value=1.0)
     graph_L = torch.cat([torch.full((graphs,), -1), torch.arange(graphs).repeat_interleave(nodes)]).to(mask_CGV.device)
     own_LL = (graph_L[:, None] == graph_L) & (graph_L >= 0)
@@ -198,7 +200,7 @@ def pair_mixing(device: torch.device) -> tuple[Tensor, Tensor]:
 
 def transformer_layer(x_KCTLD: Tensor, bias_CLL: Tensor, num_heads: int, w: Sequence[Tensor], eps: float) -> Tensor:
     """`PairTransformerLayer` of K networks, all tokens. w: its parameters in their order."""
-    num, copies, turns, length, d = x_KCTLD.shape
+    num, _, turns, length, d = x_KCTLD.shape
     joint, joint_bias, out, out_bias, up, up_bias, down, down_bias, gain1, shift1, gain2, shift2 = w
     x = x_KCTLD.view(num, -1, d)
     q, k, v = linear(x, joint, joint_bias).view(-1, length, 3, num_heads, d // num_heads).unbind(2)

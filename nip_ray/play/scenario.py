@@ -60,7 +60,10 @@ class Scenario(ABC):
         """The same scenario with its table on `device`."""
 
     def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> Any:
-        """These agents' policies, and values where `value`, as one computation of few kernels (see `play.static.Apart`); None: there is none."""
+        """These agents' policies, and values where `value`, as one computation of few kernels, with the methods of `play.static.Apart`.
+
+        None: there is none.
+        """
         return None
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:

@@ -9,12 +9,13 @@ Axes: B copies, R rounds, T turns, A agents, Q factors of a turn (message factor
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from nip_ray.learning.captured import Captured
 from nip_ray.learning.dqn import FORBIDDEN
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay
@@ -27,25 +28,11 @@ Observations = Mapping[str, Mapping[str, Tensor]]
 
 def static_misfit(scenario: Scenario, networks: Mapping[str, nn.Module]) -> str | None:
     """Why fixed shapes cannot be had; None where they can."""
-    protocol = scenario.protocol
-    if protocol.verifier is None or protocol.panel is not None:
-        return "a game without one verifier is judged by rules of its own"
-    if protocol.zero_knowledge is not None or protocol.chooser is not None:
-        return "under zero knowledge, or where a role is chosen, whose turn it is depends on what was said"
-    if protocol.payment.scoring != "linear" or scenario.linear_symbols:
-        return "verdicts that are scored, and linear messages, are not among what is computed in fixed shapes"
+    if scenario.linear_symbols or scenario.rules is not None:
+        return "linear messages, and games with positions, are not among what is computed in fixed shapes"
     if any(isinstance(module, nn.BatchNorm1d) for network in networks.values() for module in network.modules()):
         return "batch norms would count turns that were not taken"
-    late = [agent for agent in protocol.agents if any(agent not in _agents_before(protocol, number) for number in range(len(protocol.turns)))]
-    if late:
-        return f"{', '.join(late)} may have no turn before a copy ends, raise protocol.min_rounds"
-    return None
-
-
-def _agents_before(protocol: Protocol, number: int) -> set[str]:
-    """Who has a turn before any verdict counts, under a seed of this class."""
-    table = protocol.turns[number]
-    return {agent for r in range(min(protocol.min_rounds, protocol.max_rounds)) for agent, _ in table[r % len(table)]}
+    return scenario.protocol.open_schedule()
 
 
 class Apart:
@@ -55,7 +42,7 @@ class Apart:
         self.networks, self.value = networks, value
 
     def inputs(self, obs: Observations, turns: int, known: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-        """What `__call__` reads, the copies leading. obs: of (B * T, ...) rows each. known: `inputs` of the same copies in an earlier round."""
+        """What `__call__` reads, the copies leading. obs: of (B * T, ...) rows each. known: `inputs` of the same copies a round before."""
         return {f"{agent} {name}": part.unflatten(0, (-1, turns)) for agent in self.networks for name, part in obs[agent].items()}
 
     def __call__(self, inputs: Mapping[str, Tensor]) -> dict[str, tuple[Policy, Tensor | None]]:
@@ -134,22 +121,30 @@ class StaticPlay:
         self.layout = layout_of(scenario)
         ever_RA = protocol.turn_table_SKAC.any(0).any(-1).tolist()
         self.rounds = [[agent for agent, has in zip(protocol.agents, row, strict=True) if has] for row in ever_RA]
-        self.computed = {tuple(names): together(scenario, {name: networks[name] for name in names}, False) for names in self.rounds if names}
+        self.computed = {
+            tuple(names): together(scenario, {name: networks[name] for name in names}, False) for names in self.rounds if names
+        }
         self.table_SRAC = protocol.turn_table_SKAC.to(play.device)
         self.verifier = protocol.verifier_index
         self.decides = [r >= protocol.min_rounds - 1 and protocol.agents[self.verifier] in names for r, names in enumerate(self.rounds)]
         self.decides_R1 = torch.tensor(self.decides, device=play.device)[:, None]
+        self._captured = Captured(self._played, play.device)
         self.factors = Factors(scenario, range(len(protocol.agents)))
 
-    def noise(self, generator: torch.Generator, copies: int) -> Tensor:
-        """(n,) uniform numbers: all that `play_rollout` would draw, in its order."""
+    def __call__(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
+        """As `play_rollout`."""
+        uniform = None if noise is None else self._uniform(noise, len(id_B))
+        return Rollout(*cast(Any, self._captured(id_B.to(self.play.device), seed_B.to(self.play.device), uniform)))
+
+    def _uniform(self, generator: torch.Generator, copies: int) -> Tensor:
+        """(n,) numbers: all that `play_rollout` would draw, in its order."""
         protocol = self.play.protocol
         width = sum(self.layout.widths[protocol.agents.index(agent)] for names in self.rounds for agent in names)
         return torch.rand(width * copies, generator=generator, device=generator.device)
 
     @torch.no_grad()
-    def __call__(self, id_B: Tensor, seed_B: Tensor, uniform: Tensor | None) -> Rollout:
-        """As `play_rollout`. uniform: of `noise`; None for the most likely actions."""
+    def _played(self, id_B: Tensor, seed_B: Tensor, uniform: Tensor | None) -> tuple[Tensor | None, ...]:
+        """The parts of the rollout. uniform: see `_uniform`; None for the most likely actions."""
         play, layout = self.play, self.layout
         protocol, device = play.protocol, play.device
         play.reset(id_B, seed_B)
@@ -184,7 +179,8 @@ class StaticPlay:
             reward_BRA[:, r] = outcome.reward_BA
             play.round += 1
         log_prob_BRA = self._judged(logits_BRAQS, action_BRAQ, active_BRAC, turn_BRA)
-        return play.rollout(turn_BRA, reward_BRA, log_prob_BRA)
+        rollout = play.rollout(turn_BRA, reward_BRA, log_prob_BRA)
+        return tuple(getattr(rollout, part.name) for part in fields(rollout))
 
     def _write(self, r: int, names: list[str], action_BAQ: Tensor, active_BAC: Tensor, silence: Tensor) -> None:
         play, size = self.play, self.play.scenario.message_size

@@ -9,28 +9,34 @@ Axes: B copies of an iteration, C of a minibatch, T turns, N = C * T, A agents, 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nip_ray.learning.captured import Captured
 from nip_ray.learning.dqn import FORBIDDEN
-from nip_ray.learning.groups import FlatOptimizer, clip_gradients
-from nip_ray.learning.policy_gradient import next_beta
+from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode
+from nip_ray.learning.policy_gradient import entropy_weight, next_beta
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario, columns
 from nip_ray.play.static import Factors, Layout, layout_of, together, turn_rounds
 from nip_ray.protocols import CONTINUE
 from nip_ray.settings.ppo import PPOSettings
 
+METRICS = (
+    "objective", "entropy_loss", "critic", "entropy", "message_entropy", "decision_entropy", "kl", "clip_share", "value_error"
+)  # fmt: skip
 _LARGEST_LOG_RATIO = 20.0
 
 
 @dataclass(frozen=True)
 class Found:
-    """What an update of `agents` found, by agent (A,). metrics: means over minibatches; norm: of gradients before clipping, mean; explained:
-    the share of the targets' variance that old values explain; beta: of the KL penalty afterwards; divergence: mean of the k3 estimate of KL.
+    """What an update of `agents` found, by agent (A,). metrics: means over minibatches; norm: of gradients before clipping, mean;
+    explained: the share of the targets' variance that old values explain; beta: of the KL penalty afterwards; divergence: mean of the k3
+    estimate of KL.
     """
 
     agents: Sequence[str]
@@ -54,7 +60,11 @@ class StaticUpdate:
     ) -> None:
         protocol, device = scenario.protocol, scenario.label_I.device
         self.scenario, self.settings, self.agents = scenario, settings, list(agents)
+        self.networks = [networks[agent] for agent in agents]
         self.optimizers = [optimizers[agent] for agent in agents]
+        if device.type == "cuda":
+            for optimizer in self.optimizers:
+                optimizer.work_in_graphs()
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.parameters]
         self.computed = together(scenario, {agent: networks[agent] for agent in agents}, True)
         places = [protocol.agents.index(agent) for agent in agents]
@@ -63,8 +73,9 @@ class StaticUpdate:
         self.place_A = torch.tensor(places, device=device)
         self.round_SAT = turn_rounds(protocol)[:, :, places].transpose(1, 2).contiguous().to(device)
         self.table_SRAC = protocol.turn_table_SKAC[:, :, places].to(device)
-        self.entropy_A = torch.tensor([settings.entropy_of(agent) for agent in agents], device=device)
+        self.entropy_A = torch.tensor([entropy_weight(settings, agent) for agent in agents], device=device)
         self.powers_SATR, self.next_SAT = self._powers().to(device), self._between().to(device)
+        self._captured = Captured(self._learned, device)
         self.columns = [columns(protocol.writes[agent]) for agent in agents]
 
     def _powers(self) -> Tensor:
@@ -84,8 +95,21 @@ class StaticUpdate:
         found = torch.where(begin[..., 1:] >= 0, self.settings.gamma ** gap.clamp_min(0).double(), 0.0).float()
         return torch.cat([found, torch.zeros_like(found[..., :1])], -1)
 
-    def __call__(self, rollout: Rollout, order_EB: Tensor, bounds: Sequence[tuple[int, int]], beta_A: Tensor) -> Found:
-        """Learn. order_EB: the copies in each epoch's order; bounds: of the minibatches in it; beta_A: of the KL penalty."""
+    def __call__(self, rollout: Rollout, order_EB: Tensor, beta_A: Tensor) -> Found:
+        """Learn. order_EB: the copies in each epoch's order; beta_A: coefficients of the KL penalty."""
+        found = self._captured(order_EB, beta_A, *(getattr(rollout, part.name) for part in fields(rollout)))
+        metric_A, norm_A, explained_A, beta_A, divergence_A = cast(tuple[Tensor, ...], found)
+        return Found(self.agents, dict(zip(METRICS, metric_A.unbind(0), strict=True)), norm_A, explained_A, beta_A, divergence_A)
+
+    def bounds(self, copies: int, rounds: int) -> list[tuple[int, int]]:
+        """Where minibatches begin and end among so many copies: as many whole ones as there are, a remainder joins the last."""
+        size = max(1, min(copies, self.settings.minibatch_copies or self.settings.minibatch_size // rounds))
+        count = copies // size
+        return [(i * size, copies if i == count - 1 else (i + 1) * size) for i in range(count)]
+
+    def _learned(self, order_EB: Tensor, beta_A: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        rollout = Rollout(*parts)
+        bounds = self.bounds(rollout.num_copies, rollout.num_rounds)
         rows, inputs, explained_A = self._prepared(rollout)
         seen: list[dict[str, Tensor]] = []
         norms: list[list[Tensor]] = []
@@ -110,7 +134,7 @@ class StaticUpdate:
         """Data of all turns (B, T, A, ...), what the networks read (B, ...), and the variance that old values explain (A,)."""
         class_B = rollout.seed_B % len(self.round_SAT)
         round_BAT = self.round_SAT[class_B]
-        copies, agents, turns = round_BAT.shape
+        copies, _, turns = round_BAT.shape
         where = torch.arange(copies, device=round_BAT.device)[:, None, None], round_BAT.clamp_min(0), self.place_A[:, None]
         live_BAT = rollout.turn_BRA[where] & (round_BAT >= 0)
         copy_N = where[0].expand(-1, 1, turns).reshape(-1)
@@ -120,7 +144,11 @@ class StaticUpdate:
             round_N = where[1][:, i].reshape(-1)
             obs[agent] = self.scenario.observe(agent, id_N, said.before(round_N), round_N, seed_N)
         inputs = self.computed.inputs(obs, turns)
+        for network in self.networks:
+            network.eval()
         found = self.computed(inputs)
+        for network in self.networks:
+            learning_mode(network)
         value_BAT = torch.stack([found[agent][1].view(copies, turns) for agent in self.agents], 1)
         decision_BAT = rollout.decision_BRA[where]
         reward_BAR = rollout.reward_BRA.index_select(2, self.place_A).transpose(1, 2)
@@ -140,7 +168,7 @@ class StaticUpdate:
         return rows, inputs, _explained(value_BAT, target_BAT, live_BAT)
 
     def _actions(self, said_BATCM: Tensor, decision_BAT: Tensor) -> Tensor:
-        agents, factors, _ = self.layout.shape
+        factors = self.layout.shape[1]
         action = torch.zeros(*decision_BAT.shape, factors, dtype=torch.int64, device=decision_BAT.device)
         for i, own in enumerate(self.columns):
             action[:, i, :, : self.layout.factors[i]] = said_BATCM[:, i, :, own].flatten(2).clamp_min(0)
@@ -154,7 +182,9 @@ class StaticUpdate:
         active_BATC = self.table_SRAC[class_B[:, None, None], where[1], agent_A1]
         silent_BAT = (decision_BAT != CONTINUE) if self.settings.skip_silent_messages else None
         decides_BAT = where[1] >= self.scenario.protocol.min_rounds - 1
-        factors = self.factors.in_play(active_BATC.transpose(1, 2), decides_BAT.transpose(1, 2), None if silent_BAT is None else silent_BAT.transpose(1, 2))
+        factors = self.factors.in_play(
+            active_BATC.transpose(1, 2), decides_BAT.transpose(1, 2), None if silent_BAT is None else silent_BAT.transpose(1, 2)
+        )
         return factors.transpose(1, 2).to(self.entropy_A.dtype)
 
     # ---------------------------------------------------------------------------------------------- every minibatch
@@ -214,13 +244,15 @@ class StaticUpdate:
             moved_NA = value_NA - batch["value"]
             clipped_NA = batch["value"] + moved_NA.clamp(-width, width) - batch["target"]
             inside_NA = _slope(clipped_NA, settings.critic_loss) * (moved_NA.abs() <= width)
-            slope_NA = torch.where(_distance(clipped_NA, settings.critic_loss) > _distance(error_NA, settings.critic_loss), inside_NA, slope_NA)
+            slope_NA = torch.where(
+                _distance(clipped_NA, settings.critic_loss) > _distance(error_NA, settings.critic_loss), inside_NA, slope_NA
+            )
         return slope_NA * batch["minus_share"] * -settings.critic_coefficient
 
     # ---------------------------------------------------------------------------------------------- afterwards
 
     @torch.no_grad()
-    def _found(self, seen: list[dict[str, Tensor]], norms: list[list[Tensor]], explained_A: Tensor, beta_A: Tensor) -> Found:
+    def _found(self, seen: list[dict[str, Tensor]], norms: list[list[Tensor]], explained_A: Tensor, beta_A: Tensor) -> tuple[Tensor, ...]:
         settings, steps = self.settings, len(norms)
         every = {name: torch.cat([step[name] for step in seen]) for name in seen[0]}  # (X, A, ...)
         share_XA, ratio_XA = every["share"], every["log_ratio"].clamp(-_LARGEST_LOG_RATIO, _LARGEST_LOG_RATIO).exp()
@@ -242,22 +274,22 @@ class StaticUpdate:
         entropy_XAQ = -every["minus_entropy"] * every["in_play"]
         decision_XA = (entropy_XAQ * self.factors.decision_AQ).sum(-1)
         message_A, decision_A = mean(entropy_XAQ.sum(-1) - decision_XA), mean(decision_XA)
-        metrics = {
-            "objective": actor_A,
-            "entropy_loss": -self.entropy_A * (message_A + decision_A),
-            "critic": settings.critic_coefficient * mean(loss_XA),
-            "entropy": message_A + decision_A,
-            "message_entropy": message_A,
-            "decision_entropy": decision_A,
-            "kl": -mean(every["log_ratio"]),
-            "clip_share": mean(((ratio_XA - 1).abs() > epsilon).to(ratio_XA.dtype)),
-            "value_error": mean(error_XA.abs()),
-        }
+        metrics = (
+            actor_A,
+            -self.entropy_A * (message_A + decision_A),
+            settings.critic_coefficient * mean(loss_XA),
+            message_A + decision_A,
+            message_A,
+            decision_A,
+            -mean(every["log_ratio"]),
+            mean(((ratio_XA - 1).abs() > epsilon).to(ratio_XA.dtype)),
+            mean(error_XA.abs()),
+        )
         # as the adaptive learning rate sums it: over all turns of all minibatches
         live_XA = (share_XA > 0).to(share_XA.dtype)
         divergence_A = ((every["log_ratio"].exp() - 1 - every["log_ratio"]) * live_XA).sum(0) / live_XA.sum(0)
         norm_A = torch.stack([norm for own in norms for norm in own]).view(steps, -1).double().mean(0).expand(len(self.agents))
-        return Found(self.agents, metrics, norm_A, explained_A, beta_A, divergence_A)
+        return torch.stack(metrics), norm_A, explained_A, beta_A, divergence_A
 
 
 def _advantages(paid_BAT: Tensor, next_BAT: Tensor, value_BAT: Tensor, live_BAT: Tensor, lam: float) -> Tensor:

@@ -16,7 +16,7 @@ from nip_ray.networks.stacked import Stacks, attention_bias, graph_networks, pai
 from nip_ray.networks.stacked import linear as stacked_linear
 from nip_ray.scenarios.dialogue_agent import Observation
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
-from nip_ray.scenarios.graph_isomorphism.network import GraphAgent, GraphBody
+from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 
 _PER_COPY = ("adjacency", "mask", "bias")
 
@@ -41,7 +41,15 @@ def _shape(network: nn.Module) -> Any:
     own, parts = network.settings, [network.policy_body.token, *network.policy_body.layers, network.node_selector, network.value_head]
     sizes = tuple(tuple(p.shape) for part in parts for p in part.parameters())
     gnn = network.policy_body.gnn
-    return (own.activation, own.num_heads, own.use_pair_invariant_pooling, own.include_round_in_value, gnn.encode.weight.shape, own.d_gin_mlp, sizes)
+    return (
+        own.activation,
+        own.num_heads,
+        own.use_pair_invariant_pooling,
+        own.include_round_in_value,
+        gnn.encode.weight.shape,
+        own.d_gin_mlp,
+        sizes,
+    )
 
 
 class GraphStack:
@@ -87,7 +95,7 @@ class GraphStack:
             "may_decide": [own["may_decide"] for own, _, _ in every],
         }
         settings, seat = self.settings, every[0][1].seat
-        if settings.include_round_in_value and self.value or settings.include_round_in_decider and self.deciders:
+        if (settings.include_round_in_value and self.value) or (settings.include_round_in_decider and self.deciders):
             parts["round"] = [round_one_hot(own["round"], seat.rounds, parts["history"][0].dtype) for own, _, _ in every]
         joined = {name: part[0].unsqueeze(1) if len(part) == 1 else torch.stack(part, 1) for name, part in parts.items()}
         stacked = {name: part.unflatten(0, (-1, turns)) for name, part in joined.items()}  # (C, T, A, ...)
