@@ -61,7 +61,10 @@ def together(scenario: Scenario, networks: Mapping[str, nn.Module], value: bool)
 
 @dataclass(frozen=True)
 class Layout:
-    """Where a turn's factors stand in tensors (..., A, Q, S) of all agents: message factors first, then the decision."""
+    """Where a turn's factors stand in tensors (..., A, Q, S) of all agents: message factors first, then the decision.
+
+    factors: message factors of each agent; deciders: whether its turns carry a decision; symbols: of a message.
+    """
 
     factors: tuple[int, ...]
     deciders: tuple[bool, ...]
@@ -70,46 +73,32 @@ class Layout:
     @property
     def shape(self) -> tuple[int, int, int]:
         """(A, Q, S)."""
-        return len(self.factors), max(f + d for f, d in zip(self.factors, self.deciders, strict=True)), self.symbols
+        return len(self.factors), max(f + d for f, d in zip(self.factors, self.deciders, strict=True)), max(3, self.symbols)
 
     @property
     def widths(self) -> list[int]:
         """Of each agent's noise."""
         return [f * self.symbols + 3 * d for f, d in zip(self.factors, self.deciders, strict=True)]
 
-    def put(self, into_NAQS: Tensor, place: int, message_NFS: Tensor, decision_N3: Tensor | None) -> None:
-        """Write one agent's logits, or what belongs to them."""
-        into_NAQS[:, place, : self.factors[place]] = message_NFS
-        if decision_N3 is not None:
-            into_NAQS[:, place, self.factors[place], :3] = decision_N3
-
     def parts(self, of_NAQS: Tensor, place: int) -> list[Tensor]:
-        """Views of one agent's: message (N, F, S), and decision (N, 3) if it decides."""
+        """Views of what is one agent's: message (N, F, S), and decision (N, 3) if it decides."""
+        count, own = self.factors[place], of_NAQS[:, place]
+        return [own[:, :count, : self.symbols], *([own[:, count, :3]] if self.deciders[place] else [])]
+
+    def put(self, into_NAQS: Tensor, place: int, policy: Policy) -> None:
+        """Write one agent's logits."""
+        message, *decision = self.parts(into_NAQS, place)
+        message.copy_(policy.message)
+        for part in decision:
+            assert policy.decision is not None
+            part.copy_(policy.decision)
+
+    def put_masks(self, into_NAQ: Tensor, place: int, speaks_NF: Tensor, may_decide_N: Tensor | None) -> None:
+        """Write which of one agent's factors are in play."""
         count = self.factors[place]
-        return [of_NAQS[:, place, :count], *([of_NAQS[:, place, count, :3]] if self.deciders[place] else [])]
-
-
-class Factors:
-    """Which factors of the turns of some agents (numbers in the protocol) are in play."""
-
-    def __init__(self, scenario: Scenario, places: Sequence[int]) -> None:
-        protocol, layout = scenario.protocol, layout_of(scenario)
-        shape = len(places), max(layout.factors[a] + layout.deciders[a] for a in places)
-        self.channel_AQ, self.said_AQ = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.bool)
-        self.decision_AQ = torch.zeros(shape, dtype=torch.bool)
-        for i, a in enumerate(places):
-            own = [channel for channel in protocol.writes[protocol.agents[a]] for _ in range(scenario.message_size)]
-            self.channel_AQ[i, : len(own)], self.said_AQ[i, : len(own)] = torch.tensor(own, dtype=torch.int64), True
-            self.decision_AQ[i, len(own) : len(own) + 1] = layout.deciders[a]
-        for name in ("channel_AQ", "said_AQ", "decision_AQ"):
-            setattr(self, name, getattr(self, name).to(scenario.label_I.device))
-
-    def in_play(self, active_XAC: Tensor, decides_XA: Tensor, silent_XA: Tensor | None) -> Tensor:
-        """(..., A, Q) bool. active_XAC: who may write where; decides_XA: whether decisions count; silent_XA: who decided, where the message
-        of such a turn does not count (see `Policy.silenced`)."""
-        speaks = active_XAC.gather(-1, self.channel_AQ.expand(*active_XAC.shape[:-2], -1, -1)) & self.said_AQ
-        speaks = speaks if silent_XA is None else speaks & ~silent_XA[..., None]
-        return speaks | (decides_XA[..., None] & self.decision_AQ)
+        into_NAQ[:, place, :count] = speaks_NF
+        if self.deciders[place]:
+            into_NAQ[:, place, count] = may_decide_N
 
 
 class StaticPlay:
@@ -127,9 +116,7 @@ class StaticPlay:
         self.table_SRAC = protocol.turn_table_SKAC.to(play.device)
         self.verifier = protocol.verifier_index
         self.decides = [r >= protocol.min_rounds - 1 and protocol.agents[self.verifier] in names for r, names in enumerate(self.rounds)]
-        self.decides_R1 = torch.tensor(self.decides, device=play.device)[:, None]
         self._captured = Captured(self._played, play.device)
-        self.factors = Factors(scenario, range(len(protocol.agents)))
 
     def __call__(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
         """As `play_rollout`."""
@@ -150,36 +137,46 @@ class StaticPlay:
         play.reset(id_B, seed_B)
         copies, rounds, (agents, factors, symbols) = len(id_B), protocol.max_rounds, layout.shape
         active_BRAC = self.table_SRAC[play.state.seed_B % len(self.table_SRAC)]
-        gumbel = None if uniform is None else self._gumbel(uniform, copies)
+        noise = None if uniform is None else self._noise(uniform, copies)
         logits_BRAQS = torch.full((copies, rounds, agents, factors, symbols), FORBIDDEN, device=device)
+        chosen_BAQS = torch.full((copies, agents, factors, symbols), FORBIDDEN, device=device)
         action_BRAQ = torch.zeros(copies, rounds, agents, factors, dtype=torch.int64, device=device)
+        in_play_BRAQ = torch.zeros(copies, rounds, agents, factors, dtype=torch.bool, device=device)
         turn_BRA = torch.zeros(copies, rounds, agents, dtype=torch.bool, device=device)
-        reward_BRA = torch.zeros(copies, rounds, agents, device=device)
-        silence, known = torch.full((), -1, device=device), {}
-        undecided = torch.full((), CONTINUE, device=device)
+        silence, undecided, known = torch.full((), -1, device=device), torch.full((), CONTINUE, device=device), {}
+        rewards, v = [], self.verifier
         for r, names in enumerate(self.rounds):
             active_BAC = active_BRAC[:, r] & ~(play.state.ended_B[:, None] | play.state.agent_done_BA)[..., None]
             torch.any(active_BAC, -1, out=turn_BRA[:, r])
+            decision_BA = play.decision_BRA[:, r]
             if names:
                 computed = self.computed[tuple(names)]
                 said = Dialogue(play.main_BRACM, play.linear_BRACM)
                 obs = {name: play.scenario.observe(name, play.id_B, said, play.state.round_B, play.state.seed_B) for name in names}
                 known = computed.inputs(obs, 1, known)
-                for name, (policy, _) in computed(known).items():
-                    layout.put(logits_BRAQS[:, r], protocol.agents.index(name), policy.message, policy.decision)
-                chosen = logits_BRAQS[:, r] if gumbel is None else logits_BRAQS[:, r] + gumbel[:, r]
-                torch.argmax(chosen, -1, out=action_BRAQ[:, r])
+                found = computed(known)
+                for name, drawn in zip(names, [None] * len(names) if noise is None else noise[r], strict=True):
+                    a, policy = protocol.agents.index(name), found[name][0]
+                    layout.put(logits_BRAQS[:, r], a, policy)
+                    layout.put_masks(in_play_BRAQ[:, r], a, policy.speaks, policy.may_decide)
+                    if drawn is not None:
+                        for logits, own, into in zip((policy.message, policy.decision), drawn, layout.parts(chosen_BAQS, a), strict=False):
+                            torch.add(logits, own, out=into)
+                torch.argmax(logits_BRAQS[:, r] if noise is None else chosen_BAQS, -1, out=action_BRAQ[:, r])
                 self._write(r, names, action_BRAQ[:, r], active_BAC, silence)
-            decision_BA, v = play.decision_BRA[:, r], self.verifier
-            if self.decides[r]:
-                torch.where(turn_BRA[:, r, v], action_BRAQ[:, r, v, layout.factors[v]], undecided, out=decision_BA[:, v])
+                if self.decides[r]:
+                    counts_B = turn_BRA[:, r, v] & in_play_BRAQ[:, r, v, layout.factors[v]]
+                    torch.where(counts_B, action_BRAQ[:, r, v, layout.factors[v]], undecided, out=decision_BA[:, v])
             play.state, outcome = step(protocol, play.state, decision_BA, turn_BA=turn_BRA[:, r])
             if self.decides[r]:
                 play.decision_B = torch.where(outcome.decided_B, outcome.decision_B, play.decision_B)
-            reward_BRA[:, r] = outcome.reward_BA
+            rewards.append(outcome.reward_BA)
             play.round += 1
-        log_prob_BRA = self._judged(logits_BRAQS, action_BRAQ, active_BRAC, turn_BRA)
-        rollout = play.rollout(turn_BRA, reward_BRA, log_prob_BRA)
+        log_prob_BRAQ = torch.log_softmax(logits_BRAQS, -1).gather(-1, action_BRAQ.unsqueeze(-1)).squeeze(-1)
+        if self.skip:  # see `Policy.silenced`
+            in_play_BRAQ[:, :, v, : layout.factors[v]] &= (play.decision_BRA[:, :, v] == CONTINUE)[..., None]
+        log_prob_BRA = (log_prob_BRAQ * (in_play_BRAQ & turn_BRA[..., None])).sum(-1)
+        rollout = play.rollout(turn_BRA, torch.stack(rewards, 1), log_prob_BRA)
         return tuple(getattr(rollout, part.name) for part in fields(rollout))
 
     def _write(self, r: int, names: list[str], action_BAQ: Tensor, active_BAC: Tensor, silence: Tensor) -> None:
@@ -190,35 +187,23 @@ class StaticPlay:
                 said_BM, into_BM = action_BAQ[:, a, i * size : (i + 1) * size], play.main_BRACM[:, r, a, channel]
                 torch.where(active_BAC[:, a, channel, None], said_BM, silence, out=into_BM)
 
-    def _judged(self, logits: Tensor, action: Tensor, active_BRAC: Tensor, turn_BRA: Tensor) -> Tensor:
-        """(B, R, A): the log-probabilities of what was done, 0 outside turns."""
-        log_prob_BRAQ = torch.log_softmax(logits, -1).gather(-1, action.unsqueeze(-1)).squeeze(-1)
-        silent_BRA = (self.play.decision_BRA != CONTINUE) if self.skip else None
-        in_play = self.factors.in_play(active_BRAC, self.decides_R1, silent_BRA)
-        return (log_prob_BRAQ * (in_play & turn_BRA[..., None])).sum(-1)
-
-    def _gumbel(self, uniform: Tensor, copies: int) -> Tensor:
-        """(B, R, A, Q, S) from uniform numbers that are in the order of rounds, agents, copies; see `policy.gumbel_noise`."""
+    def _noise(self, uniform: Tensor, copies: int) -> list[list[list[Tensor]]]:
+        """For each round and whoever may have the turn, Gumbel noise (see `policy.gumbel_noise`): of the message (B, F, S), of a decision."""
         drawn = -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
-        agents, factors, symbols = self.layout.shape
-        noise = drawn.new_zeros(copies, len(self.rounds), agents, factors, symbols)
-        taken = 0
-        for r, names in enumerate(self.rounds):
-            for name in names:
-                a = self.play.protocol.agents.index(name)
-                width, spoken = self.layout.widths[a], self.layout.factors[a] * symbols
-                own = drawn[taken : taken + copies * width].view(copies, width)
-                said = own[:, :spoken].view(copies, -1, symbols)
-                self.layout.put(noise[:, r], a, said, own[:, spoken:] if self.layout.deciders[a] else None)
-                taken += copies * width
-        return noise
+        places = [[self.play.protocol.agents.index(name) for name in names] for names in self.rounds]
+        own = iter(drawn.split([copies * self.layout.widths[a] for names in places for a in names]))
+        return [[self._parted(next(own).view(copies, -1), a) for a in names] for names in places]
+
+    def _parted(self, own_BW: Tensor, place: int) -> list[Tensor]:
+        count, symbols = self.layout.factors[place], self.layout.symbols
+        return [own_BW[:, : count * symbols].unflatten(1, (count, symbols)), own_BW[:, count * symbols :]]
 
 
 def layout_of(scenario: Scenario) -> Layout:
     """The layout of a scenario's turns."""
     protocol = scenario.protocol
     factors = tuple(len(protocol.writes[agent]) * scenario.message_size for agent in protocol.agents)
-    return Layout(factors, tuple(agent in protocol.deciders for agent in protocol.agents), max(3, scenario.num_symbols))
+    return Layout(factors, tuple(agent in protocol.deciders for agent in protocol.agents), scenario.num_symbols)
 
 
 def turn_rounds(protocol: Protocol) -> Tensor:

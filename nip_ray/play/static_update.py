@@ -22,7 +22,7 @@ from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode
 from nip_ray.learning.policy_gradient import entropy_weight, next_beta
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario, columns
-from nip_ray.play.static import Factors, Layout, layout_of, together, turn_rounds
+from nip_ray.play.static import Layout, Observations, layout_of, together, turn_rounds
 from nip_ray.protocols import CONTINUE
 from nip_ray.settings.ppo import PPOSettings
 
@@ -68,14 +68,16 @@ class StaticUpdate:
         self.parameters = [parameter for optimizer in self.optimizers for parameter in optimizer.parameters]
         self.computed = together(scenario, {agent: networks[agent] for agent in agents}, True)
         places = [protocol.agents.index(agent) for agent in agents]
-        whole, self.factors = layout_of(scenario), Factors(scenario, places)
+        whole = layout_of(scenario)
         self.layout = Layout(tuple(whole.factors[a] for a in places), tuple(whole.deciders[a] for a in places), whole.symbols)
         self.place_A = torch.tensor(places, device=device)
         self.round_SAT = turn_rounds(protocol)[:, :, places].transpose(1, 2).contiguous().to(device)
-        self.table_SRAC = protocol.turn_table_SKAC[:, :, places].to(device)
         self.entropy_A = torch.tensor([entropy_weight(settings, agent) for agent in agents], device=device)
         self.powers_SATR, self.next_SAT = self._powers().to(device), self._between().to(device)
         self._captured = Captured(self._learned, device)
+        self.decision_AQ = torch.zeros(self.layout.shape[:2], dtype=torch.bool, device=device)
+        for i, count in enumerate(self.layout.factors):
+            self.decision_AQ[i, count : count + 1] = self.layout.deciders[i]
         self.columns = [columns(protocol.writes[agent]) for agent in agents]
 
     def _powers(self) -> Tensor:
@@ -93,7 +95,7 @@ class StaticUpdate:
         begin = self.round_SAT.cpu()
         gap = begin[..., 1:] - begin[..., :-1]
         found = torch.where(begin[..., 1:] >= 0, self.settings.gamma ** gap.clamp_min(0).double(), 0.0).float()
-        return torch.cat([found, torch.zeros_like(found[..., :1])], -1)
+        return torch.cat([found, torch.zeros(*begin.shape[:2], 1)], -1)
 
     def __call__(self, rollout: Rollout, order_EB: Tensor, beta_A: Tensor) -> Found:
         """Learn. order_EB: the copies in each epoch's order; beta_A: coefficients of the KL penalty."""
@@ -157,7 +159,7 @@ class StaticUpdate:
         target_BAT = advantage_BAT + value_BAT
         rows = {
             "action": self._actions(rollout.main_BRACM[where], decision_BAT),
-            "in_play": self._in_play(class_B, where, decision_BAT),
+            "in_play": self._in_play(obs, decision_BAT),
             "old": rollout.log_prob_BRA[where],
             "value": value_BAT,
             "target": target_BAT,
@@ -176,16 +178,17 @@ class StaticUpdate:
                 action[:, i, :, self.layout.factors[i]] = decision_BAT[:, i]
         return action
 
-    def _in_play(self, class_B: Tensor, where: tuple[Tensor, Tensor, Tensor], decision_BAT: Tensor) -> Tensor:
+    def _in_play(self, obs: Observations, decision_BAT: Tensor) -> Tensor:
         """(B, A, T, Q) float: which factors count in each turn."""
-        agent_A1 = torch.arange(len(self.agents), device=class_B.device)[:, None]
-        active_BATC = self.table_SRAC[class_B[:, None, None], where[1], agent_A1]
-        silent_BAT = (decision_BAT != CONTINUE) if self.settings.skip_silent_messages else None
-        decides_BAT = where[1] >= self.scenario.protocol.min_rounds - 1
-        factors = self.factors.in_play(
-            active_BATC.transpose(1, 2), decides_BAT.transpose(1, 2), None if silent_BAT is None else silent_BAT.transpose(1, 2)
-        )
-        return factors.transpose(1, 2).to(self.entropy_A.dtype)
+        copies, agents, turns = decision_BAT.shape
+        found_NAQ = torch.zeros(copies * turns, agents, self.layout.shape[1], device=decision_BAT.device)
+        for i, agent in enumerate(self.agents):
+            self.layout.put_masks(found_NAQ, i, obs[agent]["speaks"], obs[agent]["may_decide"])
+        found = found_NAQ.view(copies, turns, agents, -1).transpose(1, 2)
+        if self.settings.skip_silent_messages:  # see `Policy.silenced`
+            speaks = (decision_BAT == CONTINUE)[..., None] | self.decision_AQ[:, None]
+            found = found * speaks
+        return found
 
     # ---------------------------------------------------------------------------------------------- every minibatch
 
@@ -196,7 +199,7 @@ class StaticUpdate:
             logits = batch["in_play"].new_full((len(batch["live"]), *self.layout.shape), FORBIDDEN)
             for i, agent in enumerate(self.agents):
                 policy = outputs[agent][0]
-                self.layout.put(logits, i, policy.message, policy.decision)
+                self.layout.put(logits, i, policy)
             value_NA = torch.stack([outputs[agent][1] for agent in self.agents], 1)
             log_NAQS = torch.log_softmax(logits, -1)
             p_NAQS = log_NAQS.exp()
@@ -213,7 +216,8 @@ class StaticUpdate:
             policy, value_N = outputs[agent]
             along += [policy.message, *([] if policy.decision is None else [policy.decision]), value_N]
             given += [*self.layout.parts(d_NAQS, i), d_value_NA[:, i]]
-        gradients = iter(torch.autograd.grad(along, self.parameters, given, allow_unused=True))
+        learned = [(output, slope) for output, slope in zip(along, given, strict=True) if output.requires_grad]
+        gradients = iter(torch.autograd.grad(*([x[0] for x in learned], self.parameters, [x[1] for x in learned]), allow_unused=True))
         for optimizer in self.optimizers:
             optimizer.set_gradients([next(gradients) for _ in optimizer.parameters])
         limit, joint = self.settings.max_grad_norm, self.settings.clip_gradients == "joint"
@@ -272,7 +276,7 @@ class StaticUpdate:
             moved_XA = every["old_value"] + (every["value"] - every["old_value"]).clamp(-width, width) - every["target"]
             loss_XA = torch.maximum(loss_XA, _distance(moved_XA, settings.critic_loss))
         entropy_XAQ = -every["minus_entropy"] * every["in_play"]
-        decision_XA = (entropy_XAQ * self.factors.decision_AQ).sum(-1)
+        decision_XA = (entropy_XAQ * self.decision_AQ).sum(-1)
         message_A, decision_A = mean(entropy_XAQ.sum(-1) - decision_XA), mean(decision_XA)
         metrics = (
             actor_A,
@@ -295,8 +299,8 @@ class StaticUpdate:
 def _advantages(paid_BAT: Tensor, next_BAT: Tensor, value_BAT: Tensor, live_BAT: Tensor, lam: float) -> Tensor:
     """`own_turn_advantages` where turns stand one after the other. paid_BAT: until the next one; next_BAT: the discount of what follows."""
     live = live_BAT.to(value_BAT.dtype)
-    next_BAT = next_BAT * F.pad(live[..., 1:], (0, 1))
-    surprise_TBA = (paid_BAT + next_BAT * F.pad(value_BAT[..., 1:], (0, 1)) - value_BAT).unbind(-1)
+    next_BAT = next_BAT * live.roll(-1, -1)  # nothing follows the last turn: its discount is 0
+    surprise_TBA = (paid_BAT + next_BAT * value_BAT.roll(-1, -1) - value_BAT).unbind(-1)
     fades_TBA = (lam * next_BAT).unbind(-1)
     found = [surprise_TBA[-1]]
     for t in range(len(surprise_TBA) - 2, -1, -1):

@@ -258,11 +258,16 @@ class Protocol:
             return f"the end of {self.name!r} is not one verifier's to decide"
         if self.zero_knowledge is not None or self.chooser is not None or self.payment.scoring != "linear":
             return "zero knowledge, roles that an agent chooses and scored verdicts look at more than turns"
-        early = [
-            [{agent for agent, _ in table[r % len(table)]} for r in range(min(self.min_rounds, self.max_rounds))] for table in self.turns
-        ]
-        late = [agent for agent in self.agents if not all(any(agent in names for names in rounds) for rounds in early)]
-        return f"{', '.join(late)} may have no turn before the verdict, which a larger protocol.min_rounds would forbid" if late else None
+        late: set[str] = set()
+        for table in self.turns:
+            waiting = set(self.agents)
+            for r in range(self.max_rounds):
+                names = {agent for agent, _ in table[r % len(table)]}
+                waiting -= names
+                if self.verifier in names and r >= self.min_rounds - 1:
+                    break
+            late |= waiting
+        return f"{', '.join(sorted(late))} may have no turn before the verdict, raise protocol.min_rounds" if late else None
 
     def amounts_on(self, device: torch.device) -> tuple[Tensor, Tensor | None]:
         """(role, label, verdict, A) float32: what an end pays; and (A, speaker) float32: what a turn pays, None for nothing."""
