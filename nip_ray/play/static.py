@@ -8,7 +8,7 @@ Decisions that matter here:
 Axes: B copies, R rounds, T turns, A agents, Q factors of a turn (message factors, then the decision), S symbols, padded.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, cast
 
@@ -116,6 +116,7 @@ class StaticPlay:
         self.table_SRAC = protocol.turn_table_SKAC.to(play.device)
         self.verifier = protocol.verifier_index
         self.decides = [r >= protocol.min_rounds - 1 and protocol.agents[self.verifier] in names for r, names in enumerate(self.rounds)]
+        self.silence, self.undecided = (torch.tensor(value, device=play.device) for value in (-1, CONTINUE))
         self._captured = Captured(self._played, play.device)
 
     def __call__(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
@@ -143,8 +144,7 @@ class StaticPlay:
         action_BRAQ = torch.zeros(copies, rounds, agents, factors, dtype=torch.int64, device=device)
         in_play_BRAQ = torch.zeros(copies, rounds, agents, factors, dtype=torch.bool, device=device)
         turn_BRA = torch.zeros(copies, rounds, agents, dtype=torch.bool, device=device)
-        silence, undecided, known = torch.full((), -1, device=device), torch.full((), CONTINUE, device=device), {}
-        rewards, v = [], self.verifier
+        rewards, v, known = [], self.verifier, {}
         for r, names in enumerate(self.rounds):
             active_BAC = active_BRAC[:, r] & ~(play.state.ended_B[:, None] | play.state.agent_done_BA)[..., None]
             torch.any(active_BAC, -1, out=turn_BRA[:, r])
@@ -163,10 +163,10 @@ class StaticPlay:
                         for logits, own, into in zip((policy.message, policy.decision), drawn, layout.parts(chosen_BAQS, a), strict=False):
                             torch.add(logits, own, out=into)
                 torch.argmax(logits_BRAQS[:, r] if noise is None else chosen_BAQS, -1, out=action_BRAQ[:, r])
-                self._write(r, names, action_BRAQ[:, r], active_BAC, silence)
+                self._write(r, names, action_BRAQ[:, r], active_BAC)
                 if self.decides[r]:
                     counts_B = turn_BRA[:, r, v] & in_play_BRAQ[:, r, v, layout.factors[v]]
-                    torch.where(counts_B, action_BRAQ[:, r, v, layout.factors[v]], undecided, out=decision_BA[:, v])
+                    torch.where(counts_B, action_BRAQ[:, r, v, layout.factors[v]], self.undecided, out=decision_BA[:, v])
             play.state, outcome = step(protocol, play.state, decision_BA, turn_BA=turn_BRA[:, r])
             if self.decides[r]:
                 play.decision_B = torch.where(outcome.decided_B, outcome.decision_B, play.decision_B)
@@ -179,16 +179,16 @@ class StaticPlay:
         rollout = play.rollout(turn_BRA, torch.stack(rewards, 1), log_prob_BRA)
         return tuple(getattr(rollout, part.name) for part in fields(rollout))
 
-    def _write(self, r: int, names: list[str], action_BAQ: Tensor, active_BAC: Tensor, silence: Tensor) -> None:
+    def _write(self, r: int, names: list[str], action_BAQ: Tensor, active_BAC: Tensor) -> None:
         play, size = self.play, self.play.scenario.message_size
         for name in names:
             a = play.protocol.agents.index(name)
             for i, channel in enumerate(play.protocol.writes[name]):
                 said_BM, into_BM = action_BAQ[:, a, i * size : (i + 1) * size], play.main_BRACM[:, r, a, channel]
-                torch.where(active_BAC[:, a, channel, None], said_BM, silence, out=into_BM)
+                torch.where(active_BAC[:, a, channel, None], said_BM, self.silence, out=into_BM)
 
     def _noise(self, uniform: Tensor, copies: int) -> list[list[list[Tensor]]]:
-        """For each round and whoever may have the turn, Gumbel noise (see `policy.gumbel_noise`): of the message (B, F, S), of a decision."""
+        """For each round and whoever may have the turn, Gumbel noise of the message (B, F, S) and of a decision; see `gumbel_noise`."""
         drawn = -torch.log((-torch.log(uniform.clamp_min(1e-20))).clamp_min(1e-20))
         places = [[self.play.protocol.agents.index(name) for name in names] for names in self.rounds]
         own = iter(drawn.split([copies * self.layout.widths[a] for names in places for a in names]))
