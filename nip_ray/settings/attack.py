@@ -38,6 +38,12 @@ class AttackSettings:
         "Train each attacker `iterations` more while that fools more of the instances kept back, at most so often (0: never).",
         ge=0,
     )
+    search: int = option(
+        256,
+        "The best attacker also searches: about each instance it tries up to so many dialogues with the frozen verifier before it speaks "
+        "(0: it does not).",
+        ge=0,
+    )
     copies: int = option(256, "Episodes that an attacker plays in an iteration.", ge=2)
     lr: float = option(2e-3, "Learning rate of Adam, falling linearly to a tenth.", gt=0)
     num_epochs: int = option(3, "Passes over an iteration's turns.", ge=1)
