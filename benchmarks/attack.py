@@ -1,7 +1,7 @@
-"""What an examination of 1,000 held-out pairs and an attack cost; and how near attackers come to the exact worst case, protocol by protocol.
+"""What an examination of 1,000 held-out pairs and an attack cost; and how near attackers come to the exact worst case.
 
     python benchmarks/attack.py runs/quickstart-seed0
-    python benchmarks/attack.py --protocols [NAME ...] [--seeds 3] [--out FOLDER]
+    python benchmarks/attack.py --protocols [NAME ...] [--seeds 0 1 2] [--out FOLDER]
 
 The first takes a finished run: wall clock, processor time, and what was found. The second trains small agents under every protocol whose
 dialogues can all be tried and prints a table in Markdown: for each goal and seed the share judged rightly against the trained attacker
@@ -9,6 +9,7 @@ that counts, against that attacker when it searches (`evaluation.attack.search`)
 """
 
 import argparse
+import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ def settings(game: str, seed: int) -> dict[str, Any]:
         rule = dict(name="ppo", lr=3e-3, gamma=1.0, lam=1.0, entropy_coefficient=0.01)
         return {**made, "iterations": 60, "scenario": dict(name="state_tracking", length=4, num_train=600, num_test=300), "algorithm": rule}
     deciders = _DECIDERS[1:] if protocol["name"] == "judge_panel" else _DECIDERS[:1]
-    rounds = {"open_debate": 3, "critique": 3, "open_consultancy": 2}.get(protocol["name"], protocol.get("max_rounds", 2))
+    rounds = protocol.get("max_rounds", 3 if protocol["name"] == "critique" else 2)
     rule = dict(name="ppo", lr=6e-4, num_epochs=4, minibatch_size=32 * rounds, gamma=0.95, entropy_coefficient=0.01, max_grad_norm=0.5)
     scenario = dict(
         name="graph_isomorphism",
@@ -81,15 +82,19 @@ def settings(game: str, seed: int) -> dict[str, Any]:
         central_critic=True,
     )
     before = dict(agents=list(deciders), in_round=rounds, include_heads=True, num_epochs=10, lr=3e-3)
-    return {**made, "iterations": 20, "scenario": scenario, "algorithm": rule, "pretraining": before}
+    later = dict.fromkeys(deciders, dict(kind="contiguous", period=20, start=10, stop=20))  # provers first
+    return {**made, "iterations": 20, "scenario": scenario, "algorithm": rule, "pretraining": before, "schedules": later}
 
 
-def compared(game: str, seed: int, folder: Path) -> dict[str, tuple[float, float, float | None]]:
+def compared(game: str, seed: int, folder: Path) -> dict[str, list[Any]]:
     """Goal -> share judged rightly against (the trained attacker that counts, the one that searches, every message); None where the tree is
     too large."""
     config: Any = config_from_dict(settings(game, seed))
-    if not (run := folder / f"{game}-{seed}".replace(" ", "_")).exists():
-        run_experiment(config, run, quiet=True)
+    run = folder / f"{game}-{seed}".replace(" ", "_").replace(",", "")
+    kept = folder / f"{run.name}.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    run_experiment(config, run, quiet=True)
     made = bench(run, config, None, None)
     networks = trained(made, newest_or(RunFolder.open(run), None, config))
     found = attack(config, made.examination.scenario, networks, made.examination.ids, seed, config.evaluation.attack)
@@ -101,17 +106,18 @@ def compared(game: str, seed: int, folder: Path) -> dict[str, tuple[float, float
         best = min(learned, key=lambda row: row["selection"]["estimate"])
         searched = next(row for row in table["attackers"] if row["kind"] == "search")
         exact = table["every_message"]
-        shares[goal] = tuple(row["held_out"]["estimate"] for row in (best, searched)) + (None if exact is None else exact["estimate"],)
-    return shares  # type: ignore[return-value]
+        shares[goal] = [None if record is None else record["estimate"] for record in (best["held_out"], searched["held_out"], exact)]
+    kept.write_text(json.dumps(shares))
+    return shares
 
 
-def table(games: Sequence[str], seeds: int, folder: Path) -> None:
+def table(games: Sequence[str], seeds: Sequence[int], folder: Path) -> None:
     """Print a row for each protocol and goal."""
     print("| protocol | goal | trained | searching | every message | largest difference: trained, searching | seconds |")
     print("|---|---|---|---|---|---|---|")
     for game in games:
         began = time.perf_counter()
-        found = [compared(game, seed, folder) for seed in range(seeds)]
+        found = [compared(game, seed, folder) for seed in seeds]
         took = time.perf_counter() - began
         for goal in found[0]:
             columns = list(zip(*(one[goal] for one in found), strict=True))
@@ -157,12 +163,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path, nargs="?")
     parser.add_argument("--protocols", nargs="*", choices=list(GRAPHS | CHAINS), metavar="NAME")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="keep the runs here, and use those that it has (default: nothing is kept)")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="keep what was found here, and use what it has (default: nothing is kept)")
     options = parser.parse_args()
     print(machine())
     if options.run_dir is not None:
-        return of_run(options.run_dir)
+        of_run(options.run_dir)
+        return
     with tempfile.TemporaryDirectory() as made:
         table(options.protocols or list(GRAPHS | CHAINS), options.seeds, options.out or Path(made))
 

@@ -19,13 +19,15 @@ from nip_ray.seeding import stable_seed
 @dataclass(frozen=True)
 class Task:
     """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode. past: agent -> the
-    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot.
+    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot. said:
+    (round, agent) -> a reply that is known, for which nobody is asked.
     """
 
     number: int
     item: Any
     seed: int
     past: Mapping[str, int] = field(default_factory=dict)
+    said: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> int | None:
