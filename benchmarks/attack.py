@@ -82,8 +82,7 @@ def settings(game: str, seed: int) -> dict[str, Any]:
         central_critic=True,
     )
     before = dict(agents=list(deciders), in_round=rounds, include_heads=True, num_epochs=10, lr=3e-3)
-    later = {agent: dict(kind="contiguous", period=20, start=10, stop=20) for agent in deciders}  # provers first
-    return {**made, "iterations": 20, "scenario": scenario, "algorithm": rule, "pretraining": before, "schedules": later}
+    return {**made, "iterations": 20, "scenario": scenario, "algorithm": rule, "pretraining": before}
 
 
 def compared(game: str, seed: int, folder: Path) -> dict[str, list[Any]]:

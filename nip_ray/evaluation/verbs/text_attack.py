@@ -33,8 +33,7 @@ from nip_ray.storage.folder import RunFolder, environment
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Dialogue
-    from nip_ray.text.parts import Prepared
-    from nip_ray.text.training.state import TextState
+    from nip_ray.text.parts import Prepared, TextState
 
 FOLDER = "attack"
 SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_prompt_items")
@@ -91,7 +90,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
 
 def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
     """Agent -> the model that speaks for it at the end of the run; local ones by their folder."""
-    from nip_ray.text.training.state import load_state
+    from nip_ray.text.parts import load_state
 
     with RunFolder.open(run_dir) as folder:
         found = load_state(folder).models()
@@ -186,9 +185,8 @@ def _trained(
 
     from nip_ray.config.load import config_to_yaml
     from nip_ray.evaluation.verbs.text_search import check_search
-    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare
-    from nip_ray.text.training.run import new_state, train
-    from nip_ray.text.training.state import save_state
+    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state
+    from nip_ray.text.training.trainer import new_state, train
 
     prepared = prepare(config, run_dir)
     check_search(config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings)
@@ -218,8 +216,8 @@ def _searched(
     if not asks and settings.text_best_of == 1:
         return [], []
     from nip_ray.evaluation.verbs.text_search import ClientTalks, TokenTalks, best_of, instructed, tried_instructions
-    from nip_ray.text.dialogues.tasks import test_tasks
-    from nip_ray.text.training.state import load_state
+    from nip_ray.text.dialogues.runner import test_tasks
+    from nip_ray.text.parts import load_state
 
     protocol, scenario, stage = about.scenario.protocol, about.scenario, config.iterations
     made: list[dict[str, Any]] = []
@@ -284,7 +282,7 @@ def _row(name: str, kind: str, held_out: Sequence["Dialogue"], protocol: Protoco
 def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
     """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-    from nip_ray.text.training.run import begin
+    from nip_ray.text.training.trainer import begin
 
     trainer = begin(config, folder, prepared, state)
     assert isinstance(trainer, PolicyGradientTrainer)
@@ -308,7 +306,7 @@ def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: s
 def _attackers(run_dir: Path, config: TextExperimentConfig, who: str = "verifier") -> Iterator[dict[str, Any]]:
     """The run's own prover, and what the attack made of it. who: the verdict, or a member of a panel."""
     from nip_ray.scenarios.language import language_kind
-    from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+    from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import dialogue_record
 

@@ -20,22 +20,17 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.play.chats import shape_chat, split_reasoning
-from nip_ray.play.dialogue import Chat, Dialogue, Parsed, Turn
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Parsed, Turn, shape_chat, split_reasoning
 from nip_ray.play.dialogue_records import transcript_record
-from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import CONTINUE, DECISIONS
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.token_bills import TokenBills
-from nip_ray.text.dialogues.rollouts import rollout_file, write_dialogues
-from nip_ray.text.dialogues.talk import Brake, DialogueRunner, StageContext
-from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.parts import Parts, Prepared
-from nip_ray.text.providers.chat import ChatRequest
+from nip_ray.text.dialogues.runner import Brake, DialogueRunner, StageContext, Task, rollout_file, write_dialogues
+from nip_ray.text.parts import Parts, Prepared, load_state
+from nip_ray.text.providers.interface import ChatRequest
 from nip_ray.text.training.model_play import ModelPlay
-from nip_ray.text.training.state import load_state
 
 Hold = Callable[[LanguageScenario, Sequence[Task]], list[Dialogue]]
 """(scenario, tasks) -> a dialogue for each task. Tasks of one number make the same calls."""

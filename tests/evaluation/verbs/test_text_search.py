@@ -12,8 +12,7 @@ import pytest
 from nip_ray.config.load import load_config
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.text_search import Hold, best_of, instructed, tried_instructions
-from nip_ray.play.dialogue import Dialogue
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.protocols import build
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.scenarios.code_validation.item import CodeItem
@@ -21,10 +20,9 @@ from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.storage.folder import RunFolder, read_lines
-from nip_ray.text.dialogues.talk import AgentClient, DialogueRunner, StageContext
-from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.dialogues.tasks import test_tasks as one_each
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.dialogues.runner import AgentClient, DialogueRunner, StageContext, Task
+from nip_ray.text.dialogues.runner import test_tasks as one_each
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import provider_thread
 
