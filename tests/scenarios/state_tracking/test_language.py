@@ -14,16 +14,8 @@ from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.scenario import Dialogue as SaidInSymbols
 from nip_ray.protocols import build
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
-from nip_ray.scenarios.state_tracking.language import (
-    STATES,
-    ChainItem,
-    Dispute,
-    StateTrackingInWords,
-    _needed,
-    build_language_state_tracking,
-    chain_items,
-    read_chain_item,
-)
+from nip_ray.scenarios.state_tracking.items import STATES, ChainItem, chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.language import Dispute, StateTrackingInWords, _needed, build_language_state_tracking
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
@@ -36,7 +28,9 @@ ITEMS = chain_items(LanguageStateTrackingSettings(**SIZES), 0)
 
 def scenario(name: str = "bisection", **params: Any) -> StateTrackingInWords:
     params = {"max_rounds": 5, **params} if name == "bisection" else params
-    return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(**SIZES))
+    made = build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(**SIZES))
+    assert isinstance(made, StateTrackingInWords)
+    return made
 
 
 def invented(made: StateTrackingInWords, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
