@@ -137,7 +137,8 @@ def _where(condition_N: Tensor, one: Claims, other: Claims) -> Claims:
 
 
 Asked = Callable[[Claims], Tensor]
-"""Probabilities at N claims: (N, 9) of what the estimator says, or (N,) that the verifier accepts."""
+"""Probabilities at N claims: (N, 9) of what the estimator says, who is not shown `root_N`, `over_N` and `contradicted_N`, or (N,) that the
+verifier accepts."""
 # Axes below: I chains, J claims of one width, A and B states at their ends, M in the middle, Q what is stated of the claim, and R, O, C for
 # `root_N`, `over_N` and `contradicted_N`.
 _SIZES = {"M": NUM_STATES, "Q": len(WORDS), "R": 2, "O": 2, "C": 2}
