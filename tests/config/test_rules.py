@@ -237,7 +237,10 @@ def test_rules_refuse_what_build_refuses(name: str) -> None:
             params = orders | {"max_rounds": longest, "min_rounds": first}
             if name == "message_game" and first is not None:
                 continue  # whose table takes its own min_rounds whatever it is given
-            config = config_from_dict(protocol(name, **params) | gi(name=BOUND_TO_SCENARIO.get(name, "graph_isomorphism")))
+            config = config_from_dict(
+                protocol(name, **params)
+                | gi(name={**BOUND_TO_SCENARIO, "prover_estimator": "state_tracking"}.get(name, "graph_isomorphism"))
+            )
             faults = [*protocol_name(config), *protocol_parameters(config)]
             try:
                 build(name, **params)

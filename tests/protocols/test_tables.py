@@ -62,10 +62,8 @@ def test_prover_and_estimator_bet_on_the_error() -> None:
     protocol = build("prover_estimator", max_rounds=7)
     assert [turns[0][0] for turns in protocol.turns[0]] == ["prover", "estimator", "prover"] * 2 + ["verifier"]
     assert (protocol.min_rounds, protocol.payment.goals) == (7, {"prover": 1})
-    state, decisions = (
-        start(protocol, torch.tensor([0, 1, 1]), torch.zeros(3, dtype=torch.int64)),
-        torch.tensor([[2, 2, 1], [2, 2, 1], [2, 2, 2]]),
-    )
+    state = start(protocol, torch.tensor([0, 1, 1]), torch.zeros(3, dtype=torch.int64))
+    decisions = torch.tensor([[2, 2, 1], [2, 2, 1], [2, 2, 2]])
     error_B = torch.tensor([0.5, -0.25, 1.0])
     for _ in range(6):
         state, outcome = step(protocol, state, decisions, error_B=error_B)
