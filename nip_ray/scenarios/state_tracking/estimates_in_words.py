@@ -13,9 +13,8 @@ from random import Random
 
 import torch
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.language_scenario import LanguageScenario, Probabilities
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
+from nip_ray.play.dialogues import rulebook
 from nip_ray.scenarios.state_tracking.chains import Chains
 from nip_ray.scenarios.state_tracking.estimates import (
     PAIRS,

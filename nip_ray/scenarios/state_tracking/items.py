@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat
-from nip_ray.play.language_scenario import Probabilities
+from nip_ray.play.dialogue import Chat, Probabilities
 from nip_ray.protocols import DECISIONS
 from nip_ray.scenarios.state_tracking.chains import GENERATORS, Chains, draw_chains
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings

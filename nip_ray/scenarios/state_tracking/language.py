@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.language_scenario import LanguageScenario, Probabilities
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
+from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.estimates_in_words import EstimatesInWords
