@@ -183,7 +183,8 @@ _SMALL = """
 rounds are few. Of it, `regrets()` is what each agent could gain by its best answer to the others (all 0 in a Nash
 equilibrium), and `pure_equilibria()` what agents are paid in every equilibrium in pure strategies.
 `benchmarks/equilibria.py` trains networks under each protocol in a haystack of two places, where the verifier is shown
-whether what a prover points at is the needle, and prints both: [results](../benchmarks/results.md#equilibria-of-small-games).
+whether what a prover points at is the needle, or about a claim of two steps (bisection, prover_estimator), where it is
+shown whether one of them holds, and prints both: [results](../benchmarks/results.md#equilibria-of-small-games).
 Most have equilibria in which the verifier heeds nobody, beside those in which it looks.
 """
 _LEGEND = """

@@ -252,11 +252,12 @@ class Judges(typing.Protocol):
 
 
 @runtime_checkable
-class Measures(Protocol):
+class Measures(typing.Protocol):
     """What the scenario of a protocol that pays for the error of estimates has besides."""
 
     def estimate_error(self, dialogue: Dialogue) -> float:
         """By how much the estimates in a whole dialogue were wrong."""
+        ...
 
 
 def start_dialogue(item: Any, seed: int) -> Dialogue:
