@@ -42,6 +42,7 @@ _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
+_MEASURE_ESTIMATES = ("state_tracking",)
 _ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
 
 
@@ -94,6 +95,12 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
+    if (
+        name in PROTOCOLS
+        and scenario not in (*_MEASURE_ESTIMATES, *ADDED["scenario"])
+        and table_of(name, config.protocol).payment.per_error
+    ):
+        yield f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)} measures"
     bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
     if bound and home is None:
         yield f"protocol.name: got {name}, but {scenario} is played under the protocol {' or '.join(bound)} only"

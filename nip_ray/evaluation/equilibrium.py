@@ -119,21 +119,20 @@ class GameTree:
         return total, self.levels[-1].luck_N
 
     def _strategies(self, a: int) -> Tensor:
-        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l."""
-        path: list[tuple[int, int, Tensor, Tensor]] = []  # (level, information set, leaves that pass it, what was chosen there)
+        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where their own choices
+        never lead are one.
+        """
+        path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, what was chosen there
         up = torch.arange(len(self.levels[-1].luck_N))
         for number in range(len(self.levels) - 1, 0, -1):
             choice_L, up = self.levels[number].choice_NA[up, a], self.levels[number].parent_N[up]
             set_L = self.levels[number - 1].set_NA[up, a]
-            path += [(number, int(one), set_L == one, choice_L) for one in set_L.unique().tolist() if one >= 0]
-        options = [sorted(set(choice_L[passes_L].tolist())) for _, _, passes_L, choice_L in path]
-        rows = []
-        for chosen in product(*options):
-            agrees = torch.ones(len(up), dtype=torch.bool)
-            for (_, _, passes_L, choice_L), one in zip(path, chosen):
-                agrees &= ~passes_L | (choice_L == one)
-            rows.append(agrees)
-        return torch.stack(rows).double()
+            path += [(set_L == one, choice_L) for one in set_L.unique().tolist() if one >= 0]
+        found_SL = torch.ones(1, len(up), dtype=torch.bool)
+        for passes_L, choice_L in reversed(path):
+            agrees_OL = torch.stack([~passes_L | (choice_L == one) for one in choice_L[passes_L].unique()])
+            found_SL = torch.unique((found_SL[:, None] & agrees_OL).flatten(0, 1), dim=0)
+        return found_SL.double()
 
 
 @torch.no_grad()

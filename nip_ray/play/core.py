@@ -99,7 +99,7 @@ class BatchedPlay:
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn, self._error())
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
@@ -123,6 +123,12 @@ class BatchedPlay:
             cut_B=self.state.exhausted_B if self.protocol.cuts else None,
             vote_BM=verdict_of(self.state.grade_BM) if self.protocol.panel else None,
         )
+
+    def _error(self) -> Tensor | None:
+        """What the scenario finds wrong in the estimates, in rounds that may be the last."""
+        if not self.protocol.payment.per_error or self.round < self.protocol.min_rounds - 1:
+            return None
+        return self.scenario.estimate_error(self.id_B, Dialogue(self.main_BRACM, self.linear_BRACM))
 
     def _judged(self) -> Judgement | None:
         if self.protocol.verifier is not None:

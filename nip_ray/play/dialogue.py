@@ -248,6 +248,10 @@ class LanguageScenario(ABC):
         """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
+    def estimate_error(self, dialogue: Dialogue) -> float:
+        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it (`Payment.per_error`)."""
+        raise NotImplementedError(f"{type(self).__name__} measures no estimates")
+
     def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
         """Figures that are computed instead of sampled, over these items, where the game is small enough."""
         return {}

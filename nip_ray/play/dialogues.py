@@ -251,6 +251,15 @@ class Judges(typing.Protocol):
         ...
 
 
+@runtime_checkable
+class Measures(typing.Protocol):
+    """What the scenario of a protocol that pays for the error of estimates has besides."""
+
+    def estimate_error(self, dialogue: Dialogue) -> float:
+        """By how much the estimates in a whole dialogue were wrong."""
+        ...
+
+
 def start_dialogue(item: Any, seed: int) -> Dialogue:
     """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor play."""
     return Dialogue(item, seed % NUM_SEEDS)
@@ -294,11 +303,17 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
     else:
         before, now = (rules.votes(dialogue.item.y, rounds) for rounds in (dialogue.rounds, (*dialogue.rounds, turns)))
         outcome = rules.settle_votes(*where, before, now, stances)
+    rewards = dict(outcome.rewards)
+    if outcome.ended and protocol.payment.per_error:
+        if not isinstance(scenario, Measures):
+            raise TypeError(f"protocol {protocol.name!r} pays for the error of estimates, so its scenario must measure it")
+        error = scenario.estimate_error(replace(dialogue, rounds=(*dialogue.rounds, turns)))
+        rewards |= {agent: rewards[agent] + amount * error for agent, amount in protocol.payment.per_error.items()}
     return replace(
         dialogue,
         seed=rules.seed_after(len(dialogue.rounds), dialogue.seed, turns),
         rounds=(*dialogue.rounds, turns),
-        rewards=(*dialogue.rewards, dict(outcome.rewards)),
+        rewards=(*dialogue.rewards, rewards),
         verdict=outcome.verdict,
         confidence=outcome.confidence,
         ended=outcome.ended,

@@ -81,6 +81,7 @@ def step(
     similarity_B: Tensor | None = None,
     grade_BM: Tensor | None = None,
     drawn: bool = False,
+    error_B: Tensor | None = None,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
@@ -90,10 +91,15 @@ def step(
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
-    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`.
+    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
+    wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing).
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn)
+    if error_B is not None:
+        amount_A = torch.tensor([protocol.payment.per_error.get(agent, 0.0) for agent in protocol.agents], device=error_B.device)
+        paid_BA = torch.where((outcome.decided_B | outcome.exhausted_B)[:, None], error_B[:, None] * amount_A, 0.0)
+        outcome = replace(outcome, reward_BA=outcome.reward_BA + paid_BA)
     if protocol.chooser is not None:
         seed_B = protocol.chosen(state.round_B, state.seed_B, decision_BA[:, protocol.agents.index(protocol.chooser)])
         after = replace(after, seed_B=torch.where(state.ended_B, state.seed_B, seed_B))

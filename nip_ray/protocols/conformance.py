@@ -114,6 +114,11 @@ def _payment_faults(protocol: Protocol) -> list[str]:
                 faults.append(f"turns[{agent!r}][{speaker!r}] must name two agents of {list(protocol.agents)}")
             elif not math.isfinite(amount) or abs(amount) > largest:
                 faults.append(f"turns[{agent!r}][{speaker!r}]: {_NUMBER} (got {amount})")
+    for agent, amount in payment.per_error.items():
+        if agent not in protocol.agents or not math.isfinite(amount) or abs(amount) > largest:
+            faults.append(f"per_error[{agent!r}]: {_NUMBER}, for an agent of {list(protocol.agents)} (got {amount})")
+    if payment.per_error and (protocol.verifier is None or protocol.zero_knowledge is not None):
+        faults.append("per_error: estimates are paid for where a verifier decides, and not under zero knowledge")
     if protocol.force_guess not in (None, "zero", "one", "y"):
         faults.append(f"force_guess must be zero, one, y or None (got {protocol.force_guess!r})")
     for agent, goal in payment.goals.items():

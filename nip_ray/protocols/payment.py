@@ -67,7 +67,8 @@ class Payment:
     speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict (REJECT or ACCEPT) that it
     argues for; a prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those
     who are paid for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent
-    -> what stands in episodes of that role in place of the agent's entries in payoff and goals.
+    -> what stands in episodes of that role in place of the agent's entries in payoff and goals. per_error: agent -> paid at the end for
+    each unit of the error that the scenario finds in what was estimated (`Scenario.estimate_error`).
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -76,6 +77,7 @@ class Payment:
     function: PaymentFunction | None = None
     scoring: Scoring = "linear"
     by_role: Mapping[str, Mapping[str, Stake]] = field(default_factory=dict)
+    per_error: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def from_params(
@@ -169,7 +171,7 @@ class Payment:
     def is_paid(self, agent: str) -> bool:
         """Whether anything that happens makes a difference to what this agent is paid."""
         several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
-        return several or any(self.turns.get(agent, {}).values()) or agent in self._of_function()
+        return several or any(self.turns.get(agent, {}).values()) or bool(self.per_error.get(agent)) or agent in self._of_function()
 
     def _of_function(self) -> Set[str]:
         """Whom the payment function names."""

@@ -144,6 +144,30 @@ def bisection(params: ProtocolParams) -> Protocol:
     )
 
 
+def prover_estimator(params: ProtocolParams) -> Protocol:
+    """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate that it calls too
+    low or too high, and so on with that part; then the verifier judges what is left, and what the estimates were of.
+
+    k halvings take 3k + 1 rounds. The prover is paid for acceptance and for the error of the estimates, which the estimator pays. Source:
+    Brown-Cohen, Irving and Piliouras, "Avoiding obfuscation with prover-estimator debate", arXiv 2506.13609.
+    """
+    rounds = 13 if params.max_rounds is None else max(1, params.max_rounds // 3) * 3 + 1
+    agents = ("prover", "estimator", "verifier")
+    halving: tuple[Round, ...] = tuple(((agent, "main"),) for agent in ("prover", "estimator", "prover"))
+    payment = Payment.from_params(params, {"prover": ACCEPT, "estimator": None})
+    return Protocol(
+        name="prover_estimator",
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=(halving * (rounds // 3) + ((("verifier", "main"),),),),
+        max_rounds=rounds,
+        min_rounds=rounds,
+        payment=replace(payment, per_error={"prover": 1.0, "estimator": -1.0}),
+        force_guess=params.force_guess,
+    )
+
+
 def solo_verifier(params: ProtocolParams) -> Protocol:
     """The verifier alone, one round: the baseline that every proof has to beat."""
     return Protocol(
@@ -249,8 +273,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection, judge_panel,
-    solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
+    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection,
+    prover_estimator, judge_panel, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
@@ -261,6 +285,7 @@ _LIMITS = ("max_rounds", "min_rounds")
 _LENGTHS = {
     "hironaka": "as many as scenario.max_rounds makes",
     "bisection": "an odd number (two for each halving, one for the verdict, such as 7 or 9)",
+    "prover_estimator": "three for each halving and one for the verdict (such as 7 or 13)",
 }
 """How many rounds there are, of protocols that have no one number."""
 _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")

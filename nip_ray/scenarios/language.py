@@ -11,7 +11,8 @@ from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.scenarios.matrix_games.language import ITEMS, Deal, build_language_game
-from nip_ray.scenarios.state_tracking.language import build_language_state_tracking, chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.items import chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.language import build_language_state_tracking
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings

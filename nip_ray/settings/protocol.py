@@ -95,5 +95,5 @@ class ProtocolSettings(ProtocolParams):
     name: str = option(
         "nip",
         "One that ships (nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, "
-        "bisection, judge_panel, solo_verifier) or one that a plugin registers.",
+        "bisection, prover_estimator, judge_panel, solo_verifier) or one that a plugin registers.",
     )

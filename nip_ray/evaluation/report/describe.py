@@ -159,6 +159,8 @@ def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
     for speaker, amount in payment.turns.get(agent, {}).items():
         if amount and speaker not in table.verifiers:
             for_what += f", {amount:g} for each turn of {_the(speaker)}"
+    if error := payment.per_error.get(agent):
+        for_what = f"{error:g} for each unit of error in the estimates" + (f", {for_what}" if rows != NOTHING else "")
     return for_what
 
 
