@@ -35,7 +35,7 @@ def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[s
         ]
         for said in product(range(-1, scenario.num_symbols), repeat=len(turns)):
             verdict_B = played(scenario, networks, attackers, dict(zip(turns, said, strict=True)), id_B, seed_B)
-            best = torch.maximum(best, torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
+            best = torch.maximum(best, torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float())
     assert (found >= best).all(), "scripts do not hear the others, so the tree may know more"
     if protocol == "nip":
         assert found.equal(best)
@@ -61,7 +61,7 @@ def test_of_a_panel_and_its_members_values_are_those_of_all_messages(rule: str) 
             by = staged.by(scenario.protocol)
             for who in best:
                 verdict_B = by[who or "verifier"].rollout.verdict_B
-                best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
+                best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float())
             sampled = torch.maximum(sampled, staged.chance_BRD[:, 1, ACCEPT])
         for who, expected in best.items():
             tree = MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS[:2], max_nodes=100_000, who=who)

@@ -37,21 +37,21 @@ _DECISIONS = ("rejection", "acceptance")
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
-    return _task(section(config, "scenario"), verdict_names(section(config, "protocol"))), _pay(config, section(config, "protocol"))
+    return _task(section(config, "scenario"), verdicts_of(config)), _pay(config, section(config, "protocol"))
 
 
 def label_words(config: Mapping[str, Any]) -> dict[str, str]:
     """Label -> what it says of an instance, in the words of the task."""
-    names = verdict_names(section(config, "protocol"))
+    names = verdicts_of(config)
     if names != TWO_VERDICTS:
         return {name: name for name in names}
     words = _LABELS.get(str(section(config, "scenario").get("name")), ("label reject", "label accept"))
     return dict(zip(TWO_VERDICTS, words, strict=True))
 
 
-def verdict_names(protocol: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the verdicts in a protocol's section of a config."""
-    names = protocol.get("verdicts")
+def verdicts_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the verdicts."""
+    names = section(config, "protocol").get("verdicts")
     return tuple(names) if isinstance(names, list) and len(names) > 2 and all(isinstance(n, str) for n in names) else TWO_VERDICTS
 
 
@@ -133,7 +133,7 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
     if protocol.get("judges_paid_for") == "verdict":
         found["judges_paid_for"] = "verdict"
     found["one_prover"] = protocol.get("one_prover") is True
-    if len(names := verdict_names(protocol)) > 2:
+    if len(names := verdicts_of({"protocol": protocol})) > 2:
         found["verdicts"] = names
     found["payoff"] = {
         str(agent): PayoffSettings(
