@@ -13,7 +13,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
 from nip_ray.play.dialogue_rules import rulebook, verdict_of
-from nip_ray.protocols import CONTINUE, DECISIONS, VERDICTS
+from nip_ray.protocols import CONTINUE, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
 
@@ -70,8 +70,8 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
     has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence (of a verdict),
     reasoning, retries, truncated and invalid where there is something to say.
     """
-    label, verdict = dialogue.item.y, dialogue.verdict
-    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+    label, verdict, words = dialogue.item.y, dialogue.verdict, scenario.protocol.verdict_words
+    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
     if votes := rulebook(scenario.protocol).votes(label, dialogue.rounds):
         judged["votes"] = {agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()}
     return {
@@ -94,7 +94,7 @@ def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
     rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]
     if turn.agent in scenario.protocol.deciders:
-        rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else DECISIONS[turn.decision]
+        rows[0]["decision"] = VERDICTS[CONTINUE] if turn.confidence == 0.5 else scenario.protocol.decision_words[turn.decision]
     if turn.confidence is not None:
         rows[0]["confidence"] = round(turn.confidence, 6)
     if turn.reasoning:
@@ -148,8 +148,8 @@ def _text(value: Any, key: str) -> str:
 
 def _code(record: Mapping[str, Any], key: str) -> int:
     value = _typed(record, key, int)
-    if value not in range(len(DECISIONS)):
-        raise ValueError(f"{key} must be one of 0, 1, 2, got {value}")
+    if value < 0:
+        raise ValueError(f"{key} must be the code of a decision, from 0 on, got {value}")
     return value
 
 

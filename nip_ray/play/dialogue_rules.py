@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from nip_ray.play.dialogue import Turn
-from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, REJECT, Ends, Protocol, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Ends, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
 Stances = tuple[tuple[str, int], ...]
@@ -26,7 +26,7 @@ _MOST_KEPT = 256
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round paid and ended. rewards: agent -> amount. verdict: REJECT or ACCEPT where one counted, else CONTINUE.
+    """What a round paid and ended. rewards: agent -> amount. verdict: where one counted, else `Protocol.undecided`.
     confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
     """
 
@@ -106,15 +106,22 @@ class Rulebook:
         """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
-        seeds = self.protocol.seed_classes
-        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * NUM_DECISIONS + decision]
+        seeds, count = self.protocol.seed_classes, self.protocol.undecided
+        return self._outcomes[stances][((round * seeds + seed % seeds) * count + y) * (count + 1) + decision]
 
-    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
-        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
-        outcome = self._by_tables(round, seed, y, confidence, stances)
+    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None) -> Outcome:
+        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with more than two
+        verdicts, where it decided this.
+        """
+        if self.protocol.two_verdicts:
+            outcome = self._by_tables(round, seed, y, confidence, stances)
+        else:
+            outcome = self.outcome(round, seed, y, self.protocol.undecided if decision is None else decision, stances)
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome
-        given = certainty(torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        given = (
+            certainty(self.protocol, torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        )
         role_B = self.protocol.role_B(torch.tensor([seed]))
         ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]), role_B)
         more = function_pays(self.protocol, ends)[0].tolist()
@@ -164,12 +171,14 @@ def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[st
 def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     """Outcomes over (round, seed class, label, decision), the last varying fastest."""
     paid = replace(protocol, payment=replace(protocol.payment.arguing(dict(stances)), function=None))
-    axes = (range(protocol.max_rounds), range(protocol.seed_classes), (0, 1), range(NUM_DECISIONS))
+    none = protocol.undecided
+    axes = (range(protocol.max_rounds), range(protocol.seed_classes), range(none), range(none + 1))
     round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
     state = replace(start(paid, y_B, seed_B), round_B=round_B)
     after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))
     rows = zip(outcome.reward_BA.tolist(), outcome.decision_B.tolist(), after.ended_B.tolist())
+    sure = [float(verdict) if protocol.two_verdicts else 1.0 for verdict in range(none)]
     return [
-        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == CONTINUE else float(verdict), ended)
+        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == none else sure[verdict], ended)
         for rewards, verdict, ended in rows
     ]

@@ -24,7 +24,7 @@ from nip_ray.play.chats import split_reasoning
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn, stance_in
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogue_rules import Stances, rulebook
-from nip_ray.protocols import CONTINUE, NUM_SEEDS
+from nip_ray.protocols import NUM_SEEDS
 
 __all__ = [
     "MAX_INVALID_REPLIES",
@@ -137,8 +137,9 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
         )
     rules, stances, where = rulebook(protocol), _stances(scenario, dialogue), (len(dialogue.rounds), dialogue.seed, dialogue.item.y)
     if protocol.panel is None:
-        confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
-        outcome = rules.settle(*where, confidence, stances)
+        decided = next((turn for turn in turns if turn.agent == protocol.verifier), None)
+        given = (None, protocol.undecided) if decided is None else (decided.confidence, decided.decision)
+        outcome = rules.settle(*where, given[0], stances, given[1])
     else:
         before, now = (rules.votes(dialogue.item.y, rounds) for rounds in (dialogue.rounds, (*dialogue.rounds, turns)))
         outcome = rules.settle_votes(*where, before, now, stances)
@@ -214,7 +215,7 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
 
     attempt: how many answers of this turn could not be used before.
     """
-    channels = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+    channels, going_on = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], scenario.protocol.undecided
     raw, truncated = "", answer.finish_reason == "length"
     if answer.content is not None and answer.finish_reason not in _UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
@@ -222,7 +223,7 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
         with suppress(InvalidReply):
             turn = read_turn(scenario, dialogue, agent, raw)
             return replace(turn, retries=attempt, truncated=truncated, reasoning=reasoning)
-    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, truncated=truncated, invalid=True)
+    return Turn(agent, raw, dict.fromkeys(channels, ""), going_on, retries=attempt + 1, truncated=truncated, invalid=True)
 
 
 def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
@@ -233,8 +234,15 @@ def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) 
     parsed = scenario.parse(dialogue, agent, raw)
     if not isinstance(parsed, Parsed):
         raise UserError(f"scenario: parse gives {parsed!r:.60} for a reply of {agent!r}, expected Parsed(...), or raise InvalidReply")
-    sure = parsed.confidence is None and parsed.decision != CONTINUE
-    return Turn(agent, raw, dict(parsed.messages), parsed.decision, float(parsed.decision) if sure else parsed.confidence)
+    protocol, confidence = scenario.protocol, parsed.confidence
+    decision = protocol.undecided if parsed.decision is None else parsed.decision
+    if not protocol.two_verdicts and confidence not in (None, 1.0):
+        raise UserError(
+            f"scenario: parse gives a verdict of {agent!r} the confidence {confidence:g}, which is for two verdicts, leave it out"
+        )
+    if confidence is None and decision != protocol.undecided:
+        confidence = float(decision) if protocol.two_verdicts else 1.0
+    return Turn(agent, raw, dict(parsed.messages), decision, confidence)
 
 
 def encodable(text: str) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nip_ray.play.dialogue import Chat, Dialogue, Parsed, Turn, beginning
-from nip_ray.protocols import DECISIONS, Protocol
+from nip_ray.protocols import Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
@@ -36,14 +36,14 @@ class LanguageScenario(ABC):
         """A random reply of the right form in the round about to be played. It depends on the arguments alone."""
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
+        """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
         that the episode draws, given under protocols that draw one.
         """
         return self.protocol.payment.of(role).goals.get(agent)
 
     def verdict_text(self, label: int) -> str:
-        """The reply that decides for `label` (REJECT or ACCEPT) with full confidence, as `parse` reads it."""
-        return DECISIONS[label]
+        """The reply that decides for `label` with full confidence, as `parse` reads it."""
+        return self.protocol.verdicts[label]
 
     def reply_schema(self, agent: str) -> dict[str, Any] | None:
         """The JSON schema of `agent`'s replies, None for one that replies in text."""
