@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
-from nip_ray.play.rollout import Rollout
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, Rollout
+from nip_ray.play.scenario import Scenario
 
 _MAX_PICTURES = 500
 _NOBODY: Mapping[str, nn.Module] = {}

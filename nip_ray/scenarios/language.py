@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem
@@ -24,8 +24,9 @@ class LanguageScenarioKind:
     """All that is known of a scenario beside its name.
 
     settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
-    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (the code of the right verdict);
-    the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item makes of it.
+    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (the
+    code of the right verdict); the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item
+    makes of it.
     groups: name -> value of an item; accuracy is also told by these. held_out: whether no item of "test" is one of "train".
     """
 

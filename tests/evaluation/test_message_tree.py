@@ -11,7 +11,7 @@ from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exa
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Player, Turn
-from nip_ray.protocols import ACCEPT, REJECT, build
+from nip_ray.protocols import ACCEPT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import graph_scenario, one_thread
 
