@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
 from nip_ray.protocols.payment import Payment, Table, for_being_right, for_verdict
@@ -137,9 +138,12 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
         found["verdicts"] = names
     found["payoff"] = {
         str(agent): PayoffSettings(
-            **_entries(entries),
+            **_entries(entries, len(found.get("verdicts", TWO_VERDICTS))),
             turns={str(speaker): amount for speaker, amount in section(entries, "turns").items() if _is_number(amount)},
-            by_role={str(role): PayoffEntries(**_entries(section(entries["by_role"], role))) for role in section(entries, "by_role")},
+            by_role={
+                str(role): PayoffEntries(**_entries(section(entries["by_role"], role), len(found.get("verdicts", TWO_VERDICTS))))
+                for role in section(entries, "by_role")
+            },
         )
         for agent, entries in section(protocol, "payoff").items()
         if isinstance(entries, Mapping)
@@ -147,8 +151,12 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
     return replace(unset, **found)
 
 
-def _entries(given: Mapping[str, Any]) -> dict[str, float]:
-    return {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
+def _entries(given: Mapping[str, Any], count: int) -> dict[str, Any]:
+    found = {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
+    rows = given.get("table")
+    rows = [row for row in rows if isinstance(row, list) and len(row) == count + 1] if isinstance(rows, list) else []
+    whole = len(rows) == count and all(map(_is_number, chain.from_iterable(rows)))
+    return {**found, "table": tuple(map(tuple, rows))} if whole else found
 
 
 def paid(agent: str, table: Protocol) -> str:
@@ -161,9 +169,9 @@ def paid(agent: str, table: Protocol) -> str:
 
 def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
     rows = payment.table(agent)
-    if len(rows) > 2:
+    if not table.two_verdicts:
         return _paid_by_class(agent, table, rows) + _paid_turns(agent, table, payment)
-    (right, wrong, end), (missed, found, also) = rows
+    ((right, wrong, end), (missed, found, also)) = rows[0], rows[1]
     if rows == for_being_right(right, wrong, end):
         for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
     elif rows[0] == rows[1] and 0 in (right, wrong):
