@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 import torch
@@ -36,6 +36,25 @@ def check(protocol: Protocol) -> None:
         faults = _play_faults(protocol)
     if faults:
         raise UserError(f"protocol {protocol.name!r}: " + "; ".join(faults))
+
+
+def refuse_labels(protocol: Protocol, scenario: str, labels: Iterable[int]) -> None:
+    """Raise UserError where the labels of a scenario's instances are not the codes of the protocol's verdicts.
+
+    The code after them is what "continue" is called, and -1 would be paid as the last.
+    """
+    count, found = len(protocol.verdicts), sorted(set(labels))
+    if protocol.verifier is None:
+        return
+    if other := [label for label in found if not 0 <= label < count]:
+        codes = "0 (to reject) or 1 (to accept)" if protocol.two_verdicts else f"0 to {count - 1}, in the order of protocol.verdicts"
+        raise UserError(
+            f"scenario.name: {scenario!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has "
+            f"{'two' if count == 2 else count} verdicts: label every instance {codes}"
+        )
+    if not protocol.two_verdicts and len(found) < count:
+        missing = ", ".join(name for code, name in enumerate(protocol.verdicts) if code not in found)
+        raise UserError(f"protocol.verdicts: no instance of {scenario} has the label of {missing}; name as many as there are labels")
 
 
 def _shape_faults(protocol: Protocol) -> list[str]:

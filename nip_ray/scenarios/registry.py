@@ -5,13 +5,14 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
+from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
 from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent as RandomGraphAgent
@@ -53,24 +54,8 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
     if dataset is not None and settings.name not in WITH_FILES:
         raise UserError(f"--dataset: the scenario {settings.name!r} of this run has no data sets; leave it out")
     made = SCENARIOS[settings.name](protocol, settings, *(() if dataset is None else (dataset,)))
-    if protocol.verifier is not None:
-        _refuse_labels(protocol, settings.name, made.label_I)
+    refuse_labels(protocol, settings.name, made.label_I.unique().tolist())
     return made
-
-
-def _refuse_labels(protocol: Protocol, name: str, label_I: Tensor) -> None:
-    """Labels are codes of verdicts: the one after would be what "continue" is called, and one of -1 would be paid as the last."""
-    count = len(protocol.verdicts)
-    known_L = label_I.unique().tolist()
-    if other := [label for label in known_L if not 0 <= label < count]:
-        codes = "0 (to reject) or 1 (to accept)" if protocol.two_verdicts else f"0 to {count - 1}, in the order of protocol.verdicts"
-        raise UserError(
-            f"scenario.name: {name!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has "
-            f"{'two' if count == 2 else count} verdicts: label every instance {codes}"
-        )
-    if not protocol.two_verdicts and len(known_L) < count:
-        missing = ", ".join(name for code, name in enumerate(protocol.verdicts) if code not in known_L)
-        raise UserError(f"protocol.verdicts: no instance of {name} has the label of {missing}; name as many verdicts as there are labels")
 
 
 def played_scenario(protocol: ProtocolSettings, scenario: Any, algorithm: Any, dataset: str | None = None) -> Scenario:
