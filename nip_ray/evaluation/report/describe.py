@@ -103,11 +103,14 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     if table.panel is not None:
         own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
         parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
+    which = f"which of {' and '.join(table.roles)} it is"
+    if not table.two_verdicts and table.roles == table.verdicts:
+        which = "which verdict it argues for"
     if table.chooser:
-        parts.append(f"{_the(table.chooser)} chooses which of {' and '.join(table.roles)} it is, and all are told")
+        parts.append(f"{_the(table.chooser)} chooses {which}, and all are told")
     elif table.roles:
         known = ", ".join(map(_the, table.told)) or "nobody"
-        parts.append(f"which of {' and '.join(table.roles)} it is is drawn for each episode, and {known} is told")
+        parts.append(f"{which} is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
     said = "; ".join(parts) + "."
@@ -164,6 +167,10 @@ def paid(agent: str, table: Protocol) -> str:
     said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
+    amount = max(table.payment.of(table.roles[0]).table(agent)[0])
+    argued = [for_verdict(code, amount, len(table.verdicts)) for code in range(len(table.verdicts))]
+    if not table.two_verdicts and [table.payment.of(role).table(agent) for role in table.roles] == argued:
+        return f"{amount:g} for the verdict that it argues for, right or wrong"
     return ", ".join(f"when {role} {paid}" for role, paid in said.items())
 
 
