@@ -32,7 +32,7 @@ def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any
         "verdict": dialogue.verdict,
         "confidence": dialogue.confidence,
         "ended": dialogue.ended,
-    }
+    } | ({} if scenario.protocol.two_verdicts else {"verdicts": scenario.protocol.undecided})
 
 
 def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
@@ -50,12 +50,13 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
             "read it with the data set that it was made with"
         )
     try:
+        most = _typed(record, "verdicts", int) if "verdicts" in record else CONTINUE
         return Dialogue(
             item=item,
             seed=_typed(record, "seed", int),
-            rounds=tuple(tuple(_turn(turn) for turn in turns) for turns in record["rounds"]),
+            rounds=tuple(tuple(_turn(turn, most) for turn in turns) for turns in record["rounds"]),
             rewards=tuple({str(agent): float(amount) for agent, amount in paid.items()} for paid in record["rewards"]),
-            verdict=_code(record, "verdict"),
+            verdict=_code(record, "verdict", most),
             confidence=_optional_float(record, "confidence"),
             ended=_typed(record, "ended", bool),
         )
@@ -118,13 +119,13 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     } | ({"reasoning": turn.reasoning} if turn.reasoning else {})
 
 
-def _turn(record: Mapping[str, Any]) -> Turn:
+def _turn(record: Mapping[str, Any], most: int) -> Turn:
     messages = {str(channel): _text(message, "messages") for channel, message in record["messages"].items()}
     return Turn(
         agent=_typed(record, "agent", str),
         raw=_typed(record, "raw", str),
         messages=messages,
-        decision=_code(record, "decision"),
+        decision=_code(record, "decision", most),
         confidence=_optional_float(record, "confidence"),
         retries=_typed(record, "retries", int),
         truncated=_typed(record, "truncated", bool),
@@ -146,10 +147,10 @@ def _text(value: Any, key: str) -> str:
     return value
 
 
-def _code(record: Mapping[str, Any], key: str) -> int:
+def _code(record: Mapping[str, Any], key: str, most: int) -> int:
     value = _typed(record, key, int)
-    if value < 0:
-        raise ValueError(f"{key} must be the code of a decision, from 0 on, got {value}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, range(most + 1)))}, got {value}")
     return value
 
 
