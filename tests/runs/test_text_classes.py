@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_plugins")
 
 PLUGIN = str(Path(__file__).resolve().parents[1] / "text" / "three_boxes.py")
 NAMES = ["oak", "ash", "elm"]
-CONSULTANCY = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4)
+CONSULTANCY: dict[str, Any] = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4)
 
 
 def config(protocol: dict[str, Any], **changes: Any) -> Any:

@@ -23,9 +23,9 @@ from tests.scenarios.image_classification.files import TINY, image_scenario, ran
 from tests.scenarios.image_classification.test_rules import tiny
 
 NAMES = ["nine", "three", "eight"]
-CONSULTANCY = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
-DEBATE = dict(name="debate", verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
-QUICK = dict(seeds=1, sizes=[1], iterations=1, copies=16, continued=False, selection_instances=6)
+CONSULTANCY: dict[str, Any] = dict(name="consultancy", one_prover=True, verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
+DEBATE: dict[str, Any] = dict(name="debate", verdicts=NAMES, verifier_first=False, max_rounds=4, min_rounds=2)
+QUICK: dict[str, Any] = dict(seeds=1, sizes=[1], iterations=1, copies=16, continued=False, selection_instances=6)
 
 
 def experiment(protocol: dict[str, Any], **changes: Any) -> ExperimentConfig:
