@@ -117,15 +117,11 @@ def _game_sentence(source: RunSource) -> str:
 def _chance(source: RunSource) -> float:
     """The share of the most frequent label; as if all were alike where the counts are unknown."""
     verdicts = verdicts_of(source.config)
+    names = [f"confusion/{name}={name}" for name in verdicts] if len(verdicts) > 2 else ["completeness", "soundness"]
     for mode in MODES:
-        if len(verdicts) > 2:
-            labels = [held_out(source, mode, f"verifier/confusion/{name}={name}") for name in verdicts]
-            if counts := [label.n for label in labels if label is not None and label.n]:
-                return max(counts) / sum(counts)
-            continue
-        sides = [held_out(source, mode, f"verifier/{name}") for name in ("completeness", "soundness")]
+        sides = [held_out(source, mode, f"verifier/{name}") for name in names]
         counts = [side.n for side in sides if side is not None and side.n]
-        if len(counts) == 2:
+        if len(counts) == len(verdicts):
             return max(counts) / sum(counts)
     return 1 / len(verdicts)
 
