@@ -27,7 +27,7 @@ from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
-from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
+from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults, num_labels
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.protocol import PayoffEntries
 from nip_ray.settings.solo import SoloSettings
@@ -43,6 +43,7 @@ _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
 _MEASURE_ESTIMATES = ("state_tracking",)
+_TWO_LABELS = ("graph_isomorphism", "state_tracking", "code_validation")
 _ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
 
 
@@ -112,7 +113,9 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     amounts = {key: getattr(protocol, key) for key in _REWARDS}
     for agent, entries in protocol.payoff.items():
         tables = {"": entries, **{f"by_role.{role}.": own for role, own in entries.by_role.items()}}
-        amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for at, own in tables.items() for f in fields(PayoffEntries)}
+        for at, own in tables.items():
+            amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for f in fields(PayoffEntries) if f.name != "table"}
+            amounts |= {f"payoff.{agent}.{at}table[{y}][{v}]": x for y, row in enumerate(own.table or ()) for v, x in enumerate(row)}
         amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
     for key, value in amounts.items():
         if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX):
@@ -144,10 +147,24 @@ def scoring(config: ExperimentConfig) -> Iterator[str]:
     given, rule = table_of(config.protocol.name, config.protocol).payment.scoring, config.algorithm
     if given == "linear":
         return
-    if panel_of(config) is not None:
+    if len(config.protocol.verdicts) > 2:
+        yield f"protocol.verifier_scoring: got {given}, but it is defined for two verdicts, leave it out"
+    elif panel_of(config) is not None:
         yield f"protocol.verifier_scoring: got {given}, but votes of a panel of networks have no confidence, leave it out"
     elif rule.name not in ("ppo", "reinforce"):
         yield f"protocol.verifier_scoring: got {given}, but {rule.name} does not learn from it, use ppo or reinforce or leave it out"
+
+
+def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
+    """There are as many as labels."""
+    scenario, count = config.scenario, len(config.protocol.verdicts)
+    if isinstance(scenario, ImageClassificationSettings):
+        labels = num_labels(scenario.data)
+        if labels is not None and count != labels and (count > 2 or labels > 2):
+            made = f"scenario.data.binarisation {scenario.data.binarisation} makes {labels} labels"
+            yield f"protocol.verdicts: got {count}, but {made}, name as many"
+    elif count > 2 and scenario.name in _TWO_LABELS:
+        yield f"protocol.verdicts: got {count}, but {scenario.name} has two labels, leave them out"
 
 
 def panels(config: ExperimentConfig) -> Iterator[str]:
@@ -414,6 +431,7 @@ def _module_exists(name: str) -> bool:
 _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     protocol_name,
     protocol_parameters,
+    verdicts,
     games,
     state_tracking,
     agent_names,
@@ -423,6 +441,7 @@ _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
+    verdicts,
     scoring,
     panels,
     zero_knowledge,

@@ -22,7 +22,7 @@ from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, NUM_DECISIONS, ProtocolState
+from nip_ray.protocols import CONTINUE, ProtocolState
 
 _MOST_CHOICES = 10_000  # of one turn
 
@@ -203,8 +203,8 @@ def grow(
 def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(symbols (O, F), decisions (O,), which are possible (N, O), how likely each is (N, O)) of N turns."""
     count, factors, symbols = policy.message.shape
-    decisions = range(NUM_DECISIONS) if policy.decision is not None else (CONTINUE,)
-    if symbols**factors * NUM_DECISIONS > _MOST_CHOICES:
+    decisions = (CONTINUE,) if policy.decision is None else range(policy.undecided + 1)
+    if symbols**factors * len(decisions) > _MOST_CHOICES:
         raise UserError(f"a turn has {symbols**factors} messages; exact regrets are for games with a few")
     rows = torch.tensor(list(product(*[range(symbols)] * factors, decisions)))
     symbol_OF, decision_O = rows[:, :-1], rows[:, -1]
@@ -212,7 +212,7 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
     first_OF = symbol_OF == 0
     legal_NO = torch.where(policy.speaks[:, None], said_NOF, first_OF).all(-1)
     if policy.may_decide is not None:
-        undecided_O = decision_O == CONTINUE
+        undecided_O = decision_O == policy.undecided
         counts_O = ~undecided_O if decisive else torch.ones_like(undecided_O)
         legal_NO &= torch.where(policy.may_decide[:, None], counts_O, undecided_O)
     repeated = policy.rows(torch.arange(count).repeat_interleave(len(rows)))

@@ -11,7 +11,6 @@ from itertools import chain
 from typing import Any
 
 from nip_ray.evaluation.report.describe import paid
-from nip_ray.protocols.payment import NOTHING
 from nip_ray.protocols.spec import Protocol, ProtocolParams
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 
@@ -270,12 +269,12 @@ def _wish(table: Protocol, agent: str, role: str) -> str:
     extra, payment = table.zero_knowledge, table.payment.of(role or None)
     if extra is not None and agent in (extra.adversary, extra.simulator):
         return "likeness" if agent == extra.simulator else "unlikeness"
-    (right, wrong, _), (missed, found, _) = payment.payoff.get(agent, NOTHING)
+    (right, wrong, _), (missed, found, _) = payment.table(agent)
     likes = (wrong > right) - (wrong < right), (found > missed) - (found < missed)  # acceptance of a false claim, of a true one
     wish = {(-1, 1): "truth", (1, -1): "untruth", (1, 1): "acceptance", (-1, -1): "rejection"}.get(likes, "its table")
     if error := payment.per_error.get(agent):
         own = "wrong estimates" if error > 0 else "right estimates"
-        return own if payment.payoff.get(agent, NOTHING) == NOTHING else f"{wish} and {own}"
+        return f"{wish} and {own}" if any(map(any, payment.table(agent))) else own
     return wish
 
 

@@ -19,7 +19,6 @@ from nip_ray.play.rollout import Dialogue, Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import (
     ACCEPT,
-    CONTINUE,
     NUM_SEEDS,
     REJECT,
     Judgement,
@@ -51,8 +50,8 @@ class BatchedPlay:
         shape = (len(id_B), protocol.max_rounds, len(protocol.agents), len(protocol.channels), scenario.message_size)
         self.main_BRACM = torch.full(shape, -1, device=self.device)
         self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
-        self.decision_BRA = torch.full(shape[:3], CONTINUE, device=self.device)
-        self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
+        self.decision_BRA = torch.full(shape[:3], protocol.undecided, device=self.device)
+        self.decision_B = torch.full(shape[:1], protocol.undecided, device=self.device)
         self.position = None if scenario.rules is None else scenario.rules.start(self.id_B)
         self.active_BAC = self._active()
 
@@ -93,7 +92,7 @@ class BatchedPlay:
         similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are scored, the probability
         that the verifier gave to acceptance, and whether it drew its decision from it.
         """
-        decision_BA = torch.full(self.active_BAC.shape[:2], CONTINUE, device=self.device)
+        decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
             self._write(agent, copy_N, action)
             if agent in self.protocol.deciders:

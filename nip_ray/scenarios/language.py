@@ -25,8 +25,9 @@ class LanguageScenarioKind:
     """All that is known of a scenario beside its name.
 
     settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
-    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (0 or 1);
-    the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item makes of it.
+    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (the
+    code of the right verdict); the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item
+    makes of it.
     groups: name -> value of an item; accuracy is also told by these. held_out: whether no item of "test" is one of "train".
     """
 

@@ -30,6 +30,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.protocols import from_settings
+from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.hangs import ActorWatch
@@ -155,6 +156,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
         asked, there = config.algorithm.num_test_items, len(items["test"])
         if asked is not None and asked > there:
             raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
+    refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     return Prepared(kind, scenario, items)
 
 
