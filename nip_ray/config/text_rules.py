@@ -135,10 +135,14 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
 def provider_options(config: TextExperimentConfig) -> Iterator[str]:
     """What providers say of their own options."""
     rule = config.algorithm
-    tuning = (rule.fine_tuning, rule.format_warmup_tuning) if isinstance(rule, TextTrainingSettings) else ()
+    tuning = {key: getattr(rule, key) for key in ("fine_tuning", "format_warmup_tuning") if isinstance(rule, TextTrainingSettings)}
     for name, provider in config.providers.items():
-        for fault in provider.faults({settings.batch_size or 8 for settings in tuning}):
+        for fault in provider.faults({settings.batch_size or 8 for settings in tuning.values()}):
             yield f"providers.{name}.{fault}"
+    for key in (key for key, settings in tuning.items() if settings.learning_rate is not None):
+        for name in sorted({own.provider for own in language_agents(config).values() if not own.frozen} & config.providers.keys()):
+            if not config.providers[name].takes_learning_rate:
+                yield f"algorithm.{key}.learning_rate: {name} takes none, set learning_rate_multiplier instead"
 
 
 def _request_members(place: str, settings: LanguageAgentSettings, provider: ProviderSettings) -> Iterator[str]:

@@ -225,6 +225,14 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}}, "providers": {"l": {"name": "local"}}}, "model"),
         ({**HOSTED, "providers": {"o": {"name": "openai", "fine_tuning": False}}}, "frozen"),
         ({**HOSTED, "providers": {"o": {"name": "openai"}}, "budget": {"usd": 1}}, "prices"),
+        (
+            {**HOSTED, "providers": {"o": {"name": "openai"}}, "algorithm": {"name": "malt", "fine_tuning": {"learning_rate": 1e-4}}},
+            "algorithm.fine_tuning.learning_rate: o takes none",
+        ),
+        (
+            {"scenario": {"name": "state_tracking", "agents": {"_default": {**ALONE, "max_tokens": 2}}}, "protocol": {"name": "nip"}},
+            "scenario.agents._default.max_tokens: room for 2 tokens, but prover replies with 15 states, use at least 16",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:
