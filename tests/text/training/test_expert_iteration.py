@@ -66,7 +66,10 @@ def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> Non
     poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
     for changes, said in (
         ({**poker, "algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["player1"]}}, "warmup_agents: matrix_game has no"),
-        ({**poker, "algorithm": {"name": "policy_gradient", "warmup_steps": 1}}, "warmup_steps: matrix_game has no examples of its own for p"),
+        (
+            {**poker, "algorithm": {"name": "policy_gradient", "warmup_steps": 1}},
+            "warmup_steps: matrix_game has no examples of its own",
+        ),
         ({"providers": {"local": small}}, "word_model.context: got 32, but chats of prover0 take"),
     ):
         with pytest.raises(UserError, match=said):
