@@ -17,7 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
-from nip_ray.config.players import panel_of, players, playing, rounds_of, without_verifier
+from nip_ray.config.players import panel_of, players, playing, rounds_of, source_of, without_verifier
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
@@ -197,9 +197,18 @@ def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
 
 
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """Chains have the length that the protocol comes down to."""
-    if isinstance(config.scenario, ChainSettings):
-        yield from chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0)
+    """Chains have the length that the protocol comes down to, and a reply that holds one has room for it."""
+    if not isinstance(config.scenario, ChainSettings):
+        return
+    faults = list(chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0))
+    yield from faults
+    if faults or not isinstance(config, TextExperimentConfig) or config.protocol.name == "bisection":
+        return
+    for agent in table_of(config.protocol.name, config.protocol).provers[-1:]:
+        own, states = language_agents(config)[agent], config.scenario.length - 1
+        if own.reply_tokens < states:
+            place = f"scenario.agents.{source_of(config, agent)}.max_tokens"
+            yield f"{place}: room for {own.reply_tokens} tokens, but {agent} replies with {states} states, use at least {states + 1}"
 
 
 def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
