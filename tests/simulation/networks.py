@@ -95,6 +95,11 @@ class Witness:
         if self._newest is not None:
             self.violate(f"iteration {iteration} is done without the checkpoint of {self._newest}, which is whole")
 
+    def unreadable(self, kind: str) -> None:
+        """A file of this kind cannot be read: of a checkpoint it is as good as damage."""
+        if "checkpoints" in kind:
+            self._newest = None
+
     def ended(self, now: float, *, could_write: bool) -> None:
         """A process is no more."""
 
