@@ -20,6 +20,8 @@ from typing import Any
 PROCESSES = 2
 CHUNK = 1000
 ENOUGH = 10_000
+OFTEN = 200
+"""A place that only disturbed runs come to, and so many of them do, has to be reached too."""
 FAILURES = 5
 """After so many the rest is not played."""
 
@@ -103,11 +105,11 @@ def many(seeds: list[int]) -> int:
         failed |= made["failed"]
         for seed, what in made["failed"].items():
             print(f'FAILED seed {seed}: {what}\n       make simulate ARGS="--seed {seed}"', flush=True)
-    places = [*points, *late]
+    places = [*points, *(point for point, worlds in late.items() if worlds >= OFTEN or struck[point])]
     missing = [*(point for point in places if not struck[point]), *(fault for fault in faults if not happened[fault])]
     total = len(places) + len(faults)
     print(f"{played} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed")
-    beside = f"{len(late)} of them places that only disturbed runs come to"
+    beside = f"{len(places) - len(points)} of them at places that only disturbed runs come to"
     print(f"{total - len(missing)} of {total} places and faults reached ({(total - len(missing)) / max(total, 1):.1%}), {beside}")
     print(", ".join(f"{name} {count}" for name, count in sorted(happened.items())))
     if missing and played >= ENOUGH:

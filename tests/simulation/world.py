@@ -49,7 +49,6 @@ from tests.text.provider_service import API_KEY, Options
 FIRST_PID = 1 << 22
 """More than any process of this machine has."""
 CALM_LIVES = 6
-LATE = 0.2
 
 
 @dataclass(frozen=True)
@@ -153,7 +152,7 @@ def draw(seed: int) -> Plan:
     if more.random() < 0.1:
         place, action = reads[seed // len(VARIANTS) % len(reads)]
         lives = (replace(lives[0], strikes=(*lives[0].strikes, Strike(place, action, more.randint(1, known.places[place])))), *lives[1:])
-    late, fills = more.choice((0.0, 0.0, LATE)), more.random() < 0.5
+    late, fills = more.choice((0.0, 0.1, 0.5)), more.random() < 0.5
     lives = tuple(replace(life, late=late, fills=fills) for life in lives)
     return Plan(seed, variant, lives, chances, budget, forgets_keys)
 
@@ -226,7 +225,8 @@ class World:
     def _come_to(self, place: tuple[str, str]) -> str | None:
         self.places[place] += 1
         self._here[place] += 1
-        self._say(" ".join(place))
+        if self.told is not None:
+            self._say(" ".join(place))
         if self._full and place[0] in ("create", "write", "mkdir"):
             return "no space"
         late = self._life.late if self._here[place] == 1 else 0.0
@@ -372,7 +372,7 @@ class World:
         elif not self.witness.honest or (self.hurt and str(self.run) in str(error)):
             self.happened["told of damage"] += 1
             self.damaged = True
-        elif not self._excused or "damaged" in str(error):
+        elif not self._excused or ("damaged" in str(error) and "cannot be read" not in str(error)):
             self.violate(f"{type(error).__name__} without a reason: {error}")
 
     def _compare(self) -> None:
@@ -387,9 +387,13 @@ class World:
         names = sorted({*found, *expected})
         if self.hurt or not self.witness.honest:  # files that nobody reads again are lost without a word; figures never
             names = ["rows", "evaluation", "weights"]
+            if any("metrics.jsonl: the rows" in text for text in getattr(self.witness, "warned", ())):
+                names.remove("rows")
             marked = [row["iteration"] for row in found["rows"] if row.get("missing")]
             found["rows"] = [row for row in found["rows"] if not row.get("missing")]
             expected = {**expected, "rows": [row for row in expected["rows"] if row["iteration"] not in marked]}
+        if any(place[0] == "unlink" and action == "input/output error" for place, action in self.struck):
+            names = [name for name in names if name != "left over"]
         for name in names:
             if found.get(name) != expected.get(name):
                 raise Violation(
