@@ -201,8 +201,8 @@ class RunFolder:
             raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
     def has_changed(self, iteration: int, stated: str) -> bool:
-        """Whether the rows up to `iteration` are all there and not those of the file whose `metrics_sum` was `stated`. That some are missing
-        is `mend_metrics`' to tell.
+        """Whether the rows up to `iteration` are all there, and not those of the file whose `metrics_sum` was `stated`. That some are
+        missing is `mend_metrics`' to tell.
         """
         kept = [(row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
         kept = [(number, line) for number, line in kept if number <= iteration]
