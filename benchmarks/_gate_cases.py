@@ -55,11 +55,10 @@ def play() -> Iterator[Unit]:
 def chat_calls() -> Iterator[Unit]:
     """Chat calls, recorded, limited and under a budget, against a server on loopback that answers at once."""
     from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
-    from nip_ray.text.costs.budget import Budget
-    from nip_ray.text.costs.limits import Limiter
+    from nip_ray.text.costs.budget import Budget, Limiter
     from nip_ray.text.dialogues.records import RecordedChat
-    from nip_ray.text.providers.chat import ChatRequest
-    from nip_ray.text.providers.openai.chat import OpenAIChat
+    from nip_ray.text.providers.interface import ChatRequest
+    from nip_ray.text.providers.openai import OpenAIChat
 
     os.environ["OPENAI_API_KEY"] = "sk-canary-5f1d0c2b9a7e4e6d8c3b"  # the server's own
     command = [sys.executable, "-m", "tests.text.chat_server", "--latency-ms", "0"]

@@ -26,12 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings  # noqa: E402
-from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor  # noqa: E402
-from nip_ray.text.costs.limits import Limiter, SharedLimiter, limiter_actor  # noqa: E402
+from nip_ray.text.costs.budget import Budget, Limiter  # noqa: E402
+from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor  # noqa: E402
 from nip_ray.text.dialogues.records import RecordedChat, total  # noqa: E402
-from nip_ray.text.providers.chat import ChatRequest  # noqa: E402
-from nip_ray.text.providers.openai.chat import OpenAIChat, idempotency_key  # noqa: E402
-from nip_ray.text.providers.openai.service import openai_client  # noqa: E402
+from nip_ray.text.providers.interface import ChatRequest  # noqa: E402
+from nip_ray.text.providers.openai import OpenAIChat, idempotency_key  # noqa: E402
+from nip_ray.text.providers.openai_service import openai_client  # noqa: E402
 from tests.text.chat_server import API_KEY  # noqa: E402
 
 MESSAGES = [{"role": "system", "content": "You are a prover. " * 50}, {"role": "user", "content": "Is this correct? " * 80}]

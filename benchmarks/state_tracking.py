@@ -35,9 +35,8 @@ from nip_ray.evaluation.intervals import proportion
 from nip_ray.protocols import from_settings
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.parts import prepare
-from nip_ray.text.training.run import begin
-from nip_ray.text.training.state import load_state
+from nip_ray.text.parts import load_state, prepare
+from nip_ray.text.training.trainer import begin
 
 CONFIG = ROOT / "tune_configs" / "pg_state_tracking.yaml"
 SUPERVISED = ("algorithm.curriculum=[]", "algorithm.agents={}", "algorithm.warmup_steps=2000", "scenario.num_train=20000")

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed
+from nip_ray.play.dialogues import rulebook
 from nip_ray.plugins import register_language_scenario
 from nip_ray.protocols import CONTINUE, DECISIONS
 from nip_ray.scenarios.language import LanguageScenarioKind

@@ -14,8 +14,7 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.plugins import register_provider
 from nip_ray.settings.options import option
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.failures import backoff_s
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, backoff_s
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.plugins import register_scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.message_game.scenario import MessageAgent

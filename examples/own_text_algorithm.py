@@ -13,7 +13,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.plugins import register_text_algorithm
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.text_training import TextTrainingSettings
-from nip_ray.text.training.learning_agent import Example, LearningAgent
+from nip_ray.text.training.expert_iteration import Example, LearningAgent
 from nip_ray.text.training.rules import TextRule
 
 

@@ -28,8 +28,7 @@ from nip_ray.scenarios.registry import SCENARIOS
 if TYPE_CHECKING:
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
     from nip_ray.settings.providers import ProviderSettings
-    from nip_ray.text.providers.chat import ChatClient
-    from nip_ray.text.providers.fine_tuning import FineTuneBackend
+    from nip_ray.text.providers.interface import ChatClient, FineTuneBackend
     from nip_ray.text.providers.registry import Connection
     from nip_ray.text.training.rules import TextRule
 

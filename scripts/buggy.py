@@ -22,16 +22,15 @@ from random import Random
 from typing import Any, NamedTuple
 
 from nip_ray.errors import UserError
-from nip_ray.play.chats import split_reasoning
-from nip_ray.play.dialogue import Chat
+from nip_ray.play.dialogue import Chat, split_reasoning
 from nip_ray.sandbox.result import DEFAULTS
 from nip_ray.sandbox.run import run_program
 from nip_ray.sandbox.testing import TestReport, run_tests
 from nip_ray.scenarios.code_validation.hub import Row, solutions_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.sandbox import SandboxSettings
-from nip_ray.text.dialogues.together import gather_or_cancel
-from nip_ray.text.providers.chat import ChatClient, ChatRequest
+from nip_ray.text.dialogues.runner import gather_or_cancel
+from nip_ray.text.providers.interface import ChatClient, ChatRequest
 
 DANGEROUS = (
     "os.system",

@@ -14,7 +14,7 @@ from nip_ray.sandbox.testing import TestReport
 from nip_ray.scenarios.code_validation.files import read_items
 from nip_ray.scenarios.code_validation.hub import Row
 from nip_ray.settings.code_validation import CodeDataSettings
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from scripts.buggy import BuggyOptions, Candidate, ProgrammingProblem, Sandbox, levenshtein, make_buggy, parse_candidate, problems_of
 
 RIGHT = "n = int(input())\nprint(n + n)\n"

@@ -11,11 +11,10 @@ import pytest
 
 from nip_ray.secrets import HIDDEN, Redactor
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
+from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.dialogues.records import RecordedChat
-from nip_ray.text.providers.chat import ChatRequest
-from nip_ray.text.providers.openai.chat import OpenAIChat
+from nip_ray.text.providers.interface import ChatRequest
+from nip_ray.text.providers.openai import OpenAIChat
 from tests.text.chat_server import API_KEY, ChatServer
 
 FAULTS = ("ok", "400", "401", "403", "500", "429", "quota", "policy", "drop_before", "malformed", "late")

@@ -6,12 +6,12 @@ What needs the environment or the network (keys, models, methods) is checked whe
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import suggest
 from nip_ray.config.players import DEFAULT, deciding, panel_of, playing, source_of, without_verifier
 from nip_ray.errors import UserError
-from nip_ray.play.chats import Shape
 from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
@@ -19,6 +19,9 @@ from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
 from nip_ray.settings.text_training import TextTrainingSettings
+
+if TYPE_CHECKING:
+    from nip_ray.play.dialogue import Shape
 
 WITH_PROMPTS = (
     "nip", "adp", "debate", "open_debate", "critique", "merlin_arthur", "consultancy", "open_consultancy", "helpful_sneaky", "mnip",
@@ -68,7 +71,7 @@ def speaking_providers(config: TextExperimentConfig) -> dict[str, ProviderSettin
     return {name: provider for name, provider in config.providers.items() if name in names}
 
 
-def chat_shapes(config: TextExperimentConfig) -> dict[str, Shape]:
+def chat_shapes(config: TextExperimentConfig) -> dict[str, "Shape"]:
     """Agent -> the form in which its chats are sent and learned from. A local model's template adapts it further, if it must."""
     shapes: dict[str, Shape] = {}
     for agent, settings in language_agents(config).items():

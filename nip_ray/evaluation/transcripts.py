@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
-from nip_ray.play.rollout import Rollout
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, Rollout
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, VERDICTS
 
 _MAX_PICTURES = 500

@@ -10,12 +10,12 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.items import stored_items
 
 Source = TextExperimentConfig | Mapping[str, Any] | Path | str

@@ -16,16 +16,14 @@ from nip_ray.config.load import load_config
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError, require
-from nip_ray.play.chats import shape_chat
-from nip_ray.play.dialogue import Dialogue, beginning
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Dialogue, LanguageScenario, beginning, shape_chat
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, read_export
-from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.items import stored_items
+from nip_ray.text.parts import load_state
 from nip_ray.text.training.metrics import dialogue_record
-from nip_ray.text.training.state import load_state
 from nip_ray.version import __version__
 
 SUFFIXES = (".eval", ".json")

@@ -77,6 +77,12 @@ def base_lr(settings: OnPolicySettings | SupervisedSettings, iteration: int, tot
     return settings.lr * max(0.0, 1 - iteration / total_iterations) if settings.anneal_lr else settings.lr
 
 
+def entropy_weight(settings: OnPolicySettings, agent: str) -> float:
+    """The weight of this agent's entropy bonus."""
+    own = settings.agents.get(agent, settings.agents.get("_default"))
+    return settings.entropy_coefficient if own is None or own.entropy_coefficient is None else own.entropy_coefficient
+
+
 def mean(x_N: Tensor, weight_N: Tensor | None) -> Tensor:
     """Mean over rows, or over those rows whose weight is 1."""
     return x_N.mean() if weight_N is None else (x_N * weight_N).sum() / weight_N.sum().clamp_min(1)

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
-from nip_ray.play.rollout import Rollout, own_rows
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, Rollout, own_rows
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import NUM_DECISIONS, Protocol
 from nip_ray.seeding import generator, stable_seed
 

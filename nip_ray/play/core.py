@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Action, Policy, joined
 from nip_ray.learning.similarity import choice_distances, similarity
-from nip_ray.play.rollout import Rollout
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, Rollout
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import (
     ACCEPT,
     CONTINUE,

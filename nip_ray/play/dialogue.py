@@ -1,14 +1,19 @@
-"""What a dialogue between language agents is: immutable states, so that a tree of continuations can share its beginnings.
+"""What a dialogue between language agents is: immutable states, so that a tree of continuations can share its beginnings; the form of its
+chats; and what is asked of a scenario.
 
-Imports nothing heavy. `nip_ray.play.dialogues` plays them; a scenario says what an agent is shown and how its reply is read.
+Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays them; a scenario says what an agent is shown
+and how its reply is read.
 """
 
-from collections.abc import Mapping
+import re
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal
 
-from nip_ray.protocols import CONTINUE
-from nip_ray.protocols import Protocol as Rules
+from nip_ray.protocols import CONTINUE, DECISIONS, Protocol
+from nip_ray.settings.language_agents import LanguageAgentSettings
 
 Message = dict[str, str]
 """One entry of a chat: "role" (system, user or assistant), "content", and "name" where the sender has one."""
@@ -85,11 +90,11 @@ class InvalidReply(Exception):
     """A reply that cannot be read, with the reason; the agent is asked again."""
 
 
-class Sided(Protocol):
+class Sided(typing.Protocol):
     """A scenario that says who argues for what."""
 
     @property
-    def protocol(self) -> Rules:
+    def protocol(self) -> Protocol:
         """Who speaks when, and who is paid for what."""
         ...
 
@@ -100,7 +105,7 @@ class Sided(Protocol):
         ...
 
 
-class TextScenario(Sided, Protocol):
+class TextScenario(Sided, typing.Protocol):
     """What the text core asks of a scenario. Pure functions of the dialogue: anything can be rebuilt from its record."""
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
@@ -116,3 +121,163 @@ def stance_in(scenario: Sided, dialogue: Dialogue, agent: str) -> int | None:
     """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them alone."""
     role = scenario.protocol.role_of(dialogue.seed)
     return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
+#
+# - scenarios write a chat as it happened: the system prompt, replies, what others said, notices as system messages wherever they fall.
+#   Templates of open-weight models refuse such chats (no user message, a system message that is not the first, two users in a row, no
+#   system role at all), so every chat is shaped before it is sent, and in the same way before it is learned from;
+# - shaping a chat up to one of the agent's replies gives the beginning of the shaped whole, so a model learns in the form in which it
+#   is asked;
+# - reasoning that stands in a reply is private to its agent: nobody is shown it and nothing is read from it.
+
+Shape = Literal["openai", "alternating", "no_system"]
+"""openai: one system message at most, and that first; a user message before each reply. alternating: besides, what stands between two
+replies is one user message, and names of speakers stand in its text. no_system: besides, the system prompt begins the first user message.
+"""
+SHAPES: tuple[Shape, ...] = ("openai", "alternating", "no_system")
+START, GO_ON = "Please begin.", "Please go on."
+"""The user message before a reply where nobody has said anything: before the first one, and later."""
+
+MARK = re.compile(r"(?:<|[\[◁](?=/?think[\]▷]))(/?)(?:think|thinking|thought|reasoning)[>\]▷]", re.IGNORECASE)
+"""Of reasoning; "[Reasoning]" may be a heading. The group is a slash where it ends."""
+OPENED = re.compile(r"(?:<(?:think|thinking|thought|reasoning)>|[\[◁]think[\]▷])(?=\s*\Z)", re.IGNORECASE)
+"""A mark that begins reasoning, at the end of a text."""
+
+
+def shape_chat(messages: "Chat", shape: Shape = "openai") -> "Chat":
+    """`messages`, to which the assistant is about to reply, in this shape; see `Shape`. The last message is a user's."""
+    shaped: Chat = []
+    for message in messages:
+        if message["role"] == "assistant":
+            _before_reply(shaped)
+        role = "user" if message["role"] == "system" and shaped else message["role"]
+        shaped.append({**message, "role": role})
+    _before_reply(shaped)
+    if shape == "openai":
+        return shaped
+    merged: Chat = []
+    for message in map(_with_name_in_text, shaped):
+        if merged and _joins(merged[-1]["role"], message["role"], shape):
+            merged[-1] = {"role": "user", "content": f"{merged[-1]['content']}\n\n{message['content']}"}
+        else:
+            merged.append(message)
+    return merged
+
+
+def split_reasoning(reply: str) -> tuple[str, str]:
+    """(reasoning, the rest of `reply`). Reasoning is what stands between marks such as <think> and </think>, in any case; before a
+    closing mark without an opening one (templates may open it in the prompt); and behind an opening mark that is never closed.
+    """
+    reasoning, rest, inside, start = [], [], False, 0
+    for mark in MARK.finditer(reply):
+        piece, start = reply[start : mark.start()], mark.end()
+        closes = bool(mark[1])
+        if closes and not inside:  # all before it is reasoning
+            reasoning, rest = [*reasoning, *rest, piece], []
+        else:
+            (reasoning if inside else rest).append(piece)
+        inside = not closes
+    (reasoning if inside else rest).append(reply[start:])
+    if not reasoning:
+        return "", reply
+    return "\n".join(filter(None, (piece.strip() for piece in reasoning))), "".join(rest).strip()
+
+
+def _before_reply(shaped: "Chat") -> None:
+    """See that a user spoke last."""
+    if not shaped or shaped[-1]["role"] != "user":
+        shaped.append({"role": "user", "content": GO_ON if any(message["role"] == "assistant" for message in shaped) else START})
+
+
+def _joins(before: str, role: str, shape: Shape) -> bool:
+    return role == "user" and (before == "user" or (before == "system" and shape == "no_system"))
+
+
+def _with_name_in_text(message: "Message") -> "Message":
+    name = message.get("name")
+    return {"role": message["role"], "content": f"{name}: {message['content']}" if name else message["content"]}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What the text room asks of a scenario that language models play: what `TextScenario` has, and what asking models and learning need.
+
+Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
+"""(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing else."""
+
+
+@dataclass(frozen=True, eq=False)
+class LanguageScenario(ABC):
+    """A task of language agents. It can be pickled; its methods are pure functions of the dialogue, so all can be rebuilt from records.
+
+    protocol: who speaks when. settings: a settings dataclass with `agents` (agent -> `LanguageAgentSettings`).
+    """
+
+    protocol: Protocol
+    settings: Any
+
+    @abstractmethod
+    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
+        """All that `agent` is shown before its turn in the round about to be played. Its own invalid replies are not in it."""
+
+    @abstractmethod
+    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
+        """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
+
+    @abstractmethod
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """A random reply of the right form in the round about to be played. It depends on the arguments alone."""
+
+    def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
+        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
+        that the episode draws, given under protocols that draw one.
+        """
+        return self.protocol.payment.of(role).goals.get(agent)
+
+    def verdict_text(self, label: int) -> str:
+        """The reply that decides for `label` (REJECT or ACCEPT) with full confidence, as `parse` reads it."""
+        return DECISIONS[label]
+
+    def reply_schema(self, agent: str) -> dict[str, Any] | None:
+        """The JSON schema of `agent`'s replies, None for one that replies in text."""
+        return None
+
+    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
+        """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
+        raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
+
+    def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
+        """Figures that are computed instead of sampled, over these items, where the game is small enough."""
+        return {}
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Every word of all chats and replies, between spaces, for models whose tokens are words (`model: words`); () for no such list."""
+        return ()
+
+    def warm_example(self, item: Any, agent: str, seed: int) -> tuple[Chat, str] | None:
+        """What `agent` may be shown in a dialogue about `item`, and a reply that is worth imitating before any learning from rewards; None
+        where the scenario knows of none. It depends on the arguments alone."""
+        return None
+
+    def agent_settings(self, agent: str) -> LanguageAgentSettings:
+        """The settings of `agent`: its own, those of `_default`, or the built-in ones."""
+        agents = self.settings.agents
+        return agents.get(agent) or agents.get("_default") or LanguageAgentSettings()
+
+    def max_invalid_replies(self, agent: str) -> int:
+        """See `LanguageAgentSettings`."""
+        return self.agent_settings(agent).max_invalid_replies
+
+    def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
+        """What `agent` saw before its turn in `round`, and what it replied. Raises ValueError where it had no turn, or no usable reply."""
+        turn = next((turn for turn in dialogue.rounds[round] if turn.agent == agent), None)
+        if turn is None or turn.invalid:
+            raise ValueError(f"{agent!r} has no usable reply in round {round} of this dialogue; ask `usable_rounds` first")
+        return self.chat(beginning(dialogue, round), agent), turn.raw
+
+    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
+        """The rounds that `training_chat` can be asked for."""
+        return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]

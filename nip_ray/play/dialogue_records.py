@@ -12,7 +12,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
-from nip_ray.play.dialogue_rules import rulebook, verdict_of
+from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import CONTINUE, DECISIONS, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1

@@ -1,21 +1,97 @@
-"""What was played: tokens, turns, rewards, and what one agent learns from: rows for its own turns.
+"""What was said and played: tokens, turns, rewards, and what one agent learns from: rows for its own turns.
 
-Observations are not kept; they are rebuilt from ids and tokens where they are needed.
+Decisions that matter here:
+- observations are not kept; they are rebuilt from ids and tokens where they are needed;
+- in a game with positions (`GameRules`) a position is a pure function of id and tokens, too (`position_at` replays them). Play carries it
+  along, and learning walks through a game once (`views_along`), which only saves the work of replaying in every round;
+- copies in which nobody has spoken stay as they are and are paid nothing: that is how ended copies look, and rounds yet to come.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from nip_ray.learning.policy import Action
-from nip_ray.play.game import views_along
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.protocols import Judgement
+
+if TYPE_CHECKING:
+    from nip_ray.play.scenario import Scenario
+
+Position = TypeVar("Position")
 
 Rows = dict[str, Tensor]
 """N transitions: "obs_..." and "next_obs_..." for each part of an observation, "action" (N,) int64, "reward" and "discount" (N,)."""
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or None."""
+
+    main: Tensor
+    linear: Tensor | None = None
+
+    def before(self, round_N: Tensor) -> "Dialogue":
+        """Only what was said in rounds before `round_N`."""
+        past_NR = torch.arange(self.main.shape[1], device=round_N.device) < round_N[:, None]
+        keep = past_NR[:, :, None, None, None]
+        linear = None if self.linear is None else torch.where(keep, self.linear, -1)
+        return Dialogue(torch.where(keep, self.main, -1), linear)
+
+    def rows(self, index_N: Tensor) -> "Dialogue":
+        """The dialogues of some copies."""
+        return Dialogue(self.main[index_N], None if self.linear is None else self.linear[index_N])
+
+
+class GameRules(ABC, Generic[Position]):
+    """The rules of a game with positions, for B copies at once."""
+
+    @abstractmethod
+    def start(self, id_B: Tensor) -> Position:
+        """The first position of the instances `id_B`."""
+
+    @abstractmethod
+    def advance(self, position: Position, said_BACM: Tensor) -> tuple[Position, Judgement]:
+        """The position after one protocol round in which `said_BACM` was said (-1: nothing), what that pays, and which games it ends."""
+
+    @abstractmethod
+    def select(self, position: Position, index_N: Tensor) -> Position:
+        """Some of the copies, in this order; one may come several times."""
+
+    @abstractmethod
+    def view(self, agent: str, position: Position, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
+        """What `agent` sees of the N copies of `position` before `round_N`; see `Scenario.observe`."""
+
+
+def position_at(rules: GameRules[Position], id_N: Tensor, said: Dialogue) -> Position:
+    """Where N copies stand after all that `said` holds."""
+    position = rules.start(id_N)
+    spoken_R = (said.main >= 0).flatten(2).any(-1).any(0)
+    for r in range(int(spoken_R.nonzero().amax()) + 1 if bool(spoken_R.any()) else 0):
+        position, _ = rules.advance(position, said.main[:, r])
+    return position
+
+
+def views_along(
+    rules: GameRules[Position], agent: str, id_B: Tensor, seed_B: Tensor, said: Dialogue, copy_N: Tensor, round_N: Tensor
+) -> dict[str, Tensor]:
+    """What `agent` saw in the copies `copy_N` before the rounds `round_N` (each (N,)), N at least 1, by one walk through B games."""
+    position, parts, places = rules.start(id_B), [], []
+    last = int(round_N.max())
+    for r in range(last + 1):
+        place_K = (round_N == r).nonzero().flatten()
+        if len(place_K):
+            copy_K = copy_N[place_K]
+            parts.append(rules.view(agent, rules.select(position, copy_K), round_N[place_K], seed_B[copy_K]))
+            places.append(place_K)
+        if r < last:
+            position, _ = rules.advance(position, said.main[:, r])
+    back_N = torch.empty_like(copy_N)
+    back_N[torch.cat(places)] = torch.arange(len(copy_N), device=copy_N.device)
+    return {name: torch.cat([part[name] for part in parts])[back_N] for name in parts[0]}
 
 
 @dataclass(frozen=True)
@@ -144,12 +220,12 @@ class AgentRows:
         return mine[both], its[both]
 
 
-def own_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
+def own_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> AgentRows:
     """The rows of `agent` in `rollout`, on the rollout's device."""
     return _rows(scenario, rollout, agent, rollout.learned_BR(scenario.protocol.agents.index(agent)))
 
 
-def live_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
+def live_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> AgentRows:
     """A row for every round that was played, whoever had the turn, with what `agent` could observe then.
 
     For critics that judge every round. The action of a row in which it had no turn means nothing.
@@ -157,7 +233,7 @@ def live_rows(scenario: Scenario, rollout: Rollout, agent: str) -> AgentRows:
     return _rows(scenario, rollout, agent, torch.arange(rollout.num_rounds, device=rollout.id_B.device) < rollout.length_B[:, None])
 
 
-def _rows(scenario: Scenario, rollout: Rollout, agent: str, where_BR: Tensor) -> AgentRows:
+def _rows(scenario: "Scenario", rollout: Rollout, agent: str, where_BR: Tensor) -> AgentRows:
     protocol = scenario.protocol
     index, writes = protocol.agents.index(agent), list(protocol.writes[agent])
     copy_N, round_N = where_BR.nonzero(as_tuple=True)
@@ -174,7 +250,7 @@ def _rows(scenario: Scenario, rollout: Rollout, agent: str, where_BR: Tensor) ->
     return AgentRows(agent, copy_N, round_N, obs, action, rollout.log_prob_BRA[copy_N, round_N, index], row_BR)
 
 
-def final_rows(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
+def final_rows(scenario: "Scenario", rollout: Rollout, agent: str) -> tuple[Tensor, dict[str, Tensor]]:
     """(copies K, observations of `agent` there after the last round), for copies that were cut off where its turn would have come next.
 
     Whoever would not have moved next may have nothing to see there yet: what the other is about to say.
@@ -188,7 +264,7 @@ def final_rows(scenario: Scenario, rollout: Rollout, agent: str) -> tuple[Tensor
     return copy_K, _observations(scenario, rollout, agent, copy_K, rollout.length_B[copy_K]) if len(copy_K) else {}
 
 
-def _observations(scenario: Scenario, rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
+def _observations(scenario: "Scenario", rollout: Rollout, agent: str, copy_N: Tensor, round_N: Tensor) -> dict[str, Tensor]:
     """What `agent` saw in these copies before these rounds."""
     if scenario.rules is not None and len(copy_N):
         return views_along(scenario.rules, agent, rollout.id_B, rollout.seed_B, rollout.dialogue, copy_N, round_N)

@@ -2,35 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
+from nip_ray.play.rollout import Dialogue, GameRules
 from nip_ray.protocols import Judgement, Protocol
-
-if TYPE_CHECKING:
-    from nip_ray.play.game import GameRules
-
-
-@dataclass(frozen=True)
-class Dialogue:
-    """What was said in N copies, as tokens: (N, R, A, C, M) int64, -1 where nothing was said; `linear` likewise, or None."""
-
-    main: Tensor
-    linear: Tensor | None = None
-
-    def before(self, round_N: Tensor) -> "Dialogue":
-        """Only what was said in rounds before `round_N`."""
-        past_NR = torch.arange(self.main.shape[1], device=round_N.device) < round_N[:, None]
-        keep = past_NR[:, :, None, None, None]
-        linear = None if self.linear is None else torch.where(keep, self.linear, -1)
-        return Dialogue(torch.where(keep, self.main, -1), linear)
-
-    def rows(self, index_N: Tensor) -> "Dialogue":
-        """The dialogues of some copies."""
-        return Dialogue(self.main[index_N], None if self.linear is None else self.linear[index_N])
 
 
 class Scenario(ABC):
@@ -49,7 +26,7 @@ class Scenario(ABC):
     linear_symbols: int = 0
     label_I: Tensor
     held_out: bool = True
-    rules: "GameRules[Any] | None" = None
+    rules: GameRules[Any] | None = None
 
     @abstractmethod
     def ids(self, split: str) -> Tensor:

@@ -17,7 +17,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, next_beta, next_lr, objective
+from nip_ray.learning.policy_gradient import critic, entropy_weight, next_beta, next_lr, objective
 from nip_ray.play.rollout import Rollout
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
@@ -109,7 +109,7 @@ class PPOLearner(ProtocolLearner):
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
         entropy = message + decision
         critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)
-        entropy_loss = -settings.entropy_of(agent) * entropy
+        entropy_loss = -entropy_weight(settings, agent) * entropy
         metrics = {
             "objective": actor,
             "entropy_loss": entropy_loss,

@@ -14,7 +14,7 @@ from ray.rllib.utils.annotations import override
 from torch import Tensor
 
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, returns_to_go, score_loss
+from nip_ray.learning.policy_gradient import critic, entropy_weight, returns_to_go, score_loss
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
@@ -83,7 +83,7 @@ class ReinforceLearner(ProtocolLearner):
             weight_N = normalised(data, own, all_rows)
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
-        entropy_loss = -settings.entropy_of(agent) * (message + decision)
+        entropy_loss = -entropy_weight(settings, agent) * (message + decision)
         critic_loss = torch.zeros_like(actor)
         if with_critic:
             critic_loss = settings.critic_coefficient * critic(value_N, data.value_N[own], data.target_N[own], settings)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from nip_ray.learning.groups import ParameterGroup, learning_mode
 from nip_ray.learning.policy import LogPolicy
-from nip_ray.learning.policy_gradient import critic, own_turn_advantages
+from nip_ray.learning.policy_gradient import critic, entropy_weight, own_turn_advantages
 from nip_ray.learning.published_shaping import published_directions, published_losses
 from nip_ray.learning.shaping import Inverses, dice_losses, directions, leader_follower_map
 from nip_ray.play.rollout import AgentRows, Rollout, live_rows
@@ -275,7 +275,7 @@ class StackelbergLearner(ProtocolLearner):
         self.optimizers[agent].set_gradients([gradients[parameter] for parameter in self.optimizers[agent].parameters])
 
     def _bonus(self, scores: _Scores, agent: str) -> Tensor:
-        return -self.settings.entropy_of(agent) * scores.entropy[agent]
+        return -entropy_weight(self.settings, agent) * scores.entropy[agent]
 
     def _index(self, agent: str) -> int:
         return self.scenario.protocol.agents.index(agent)

@@ -30,7 +30,8 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.learning.groups import FlatOptimizer, ParameterGroup, clip_gradients
 from nip_ray.learning.policy import accuracy, decision_loss
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.scenarios.registry import build_agents, played_scenario
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.solo import PretrainingSettings, SoloSettings

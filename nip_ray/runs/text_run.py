@@ -18,9 +18,18 @@ from nip_ray.runs.ended import ended_run
 from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
-from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
-from nip_ray.text.training.run import new_state, train
-from nip_ray.text.training.state import STATE, TextState, load_state, save_state
+from nip_ray.text.parts import (
+    PROVIDERS,
+    STATE,
+    TextState,
+    check_providers,
+    known_abilities,
+    load_state,
+    prepare,
+    save_state,
+    store_abilities,
+)
+from nip_ray.text.training.trainer import new_state, train
 from nip_ray.tracking import check_trackers
 
 

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem

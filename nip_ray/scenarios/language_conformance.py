@@ -17,10 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn, beginning
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.dialogues import advance, read_turn, start_dialogue
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Turn, beginning
+from nip_ray.play.dialogues import advance, read_turn, rulebook, start_dialogue
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed

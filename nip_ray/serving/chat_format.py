@@ -4,7 +4,7 @@ Decisions that matter here:
 - content cannot pose as structure: whatever in a message reads as a special token of the model is broken up by a space, so that no
   agent can end its message and continue as somebody else;
 - the name of a speaker reaches the model by the template where that knows names, else as `NAME: ` before the content;
-- a chat is shaped as the template needs it (`nip_ray.play.chats`): the first shape of which it shows every word, before a reply and with
+- a chat is shaped as the template needs it (`nip_ray.play.dialogue`): the first shape of which it shows every word, before a reply and with
   it, and to which a reply only adds (some move the system prompt, or leave it out, by what comes last). One that accepts chats as
   they are gets them so;
 - the marks of reasoning stay in a reply's text, also where they are special tokens, and one that the template puts at the end of the
@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.chats import MARK, OPENED, SHAPES, Shape, shape_chat
-from nip_ray.play.dialogue import Chat
+from nip_ray.play.dialogue import MARK, OPENED, SHAPES, Chat, Shape, shape_chat
 from nip_ray.serving.extras import local_llm
 from nip_ray.serving.model_folder import first_line
 

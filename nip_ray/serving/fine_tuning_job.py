@@ -12,7 +12,7 @@ FINAL: tuple[JobStatus, ...] = ("succeeded", "failed", "cancelled")
 
 @dataclass(frozen=True)
 class FineTuneSpec:
-    """A job to be made. key: see `nip_ray.text.jobs.exactly_once.job_key`. model: what it starts from. suffix: part of the new
+    """A job to be made. key: see `nip_ray.text.jobs.job_key`. model: what it starts from. suffix: part of the new
     model's name, at most 40 of [A-Za-z0-9-]. The hyper-parameters are None where the provider chooses. num_examples, num_tokens:
     of the data, estimated, for one epoch; worst-case costs are computed from them. token_pusd: picodollars per token trained on.
     """

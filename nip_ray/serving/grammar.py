@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.play.chats import MARK
+from nip_ray.play.dialogue import MARK
 
 _MOST_FIELDS, _MOST_VALUES = 16, 512
 _ESCAPES = frozenset('"\\/bfnrt')

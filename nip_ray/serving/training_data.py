@@ -19,7 +19,7 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.learning.token_rows import common_beginning
-from nip_ray.play.chats import MARK
+from nip_ray.play.dialogue import MARK
 from nip_ray.serving.chat_format import ChatFormat
 from nip_ray.serving.fine_tuning_job import Method
 

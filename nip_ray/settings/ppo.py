@@ -40,11 +40,6 @@ class OnPolicySettings:
         dict, "Settings of its own by agent name; `_default` stands for all that are not named."
     )
 
-    def entropy_of(self, agent: str) -> float:
-        """The weight of this agent's entropy bonus."""
-        own = self.agents.get(agent, self.agents.get("_default"))
-        return self.entropy_coefficient if own is None or own.entropy_coefficient is None else own.entropy_coefficient
-
 
 @dataclass(frozen=True)
 class PPOSettings(OnPolicySettings):

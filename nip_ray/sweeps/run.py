@@ -158,6 +158,9 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
             tuner.fit()
         except StopSweep:
             pass  # of time, or of failures: told below
+        except ValueError:
+            if any(folder.glob("tune/experiment_state-*")):
+                raise  # else it was ended by a signal before Tune had written anything, which Tune complains about
         except (TuneError, RayError) as error:
             hint = f"`nip-ray sweep --resume {folder}` continues it; see {folder / LOG}"
             raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {hint}") from error

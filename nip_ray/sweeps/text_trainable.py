@@ -31,10 +31,9 @@ from nip_ray.runs.text_run import reopened
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, store_abilities
-from nip_ray.text.training.run import AnyTrainer, begin, finish, new_state, num_measured
-from nip_ray.text.training.state import STATE, load_state, save_state
+from nip_ray.text.costs.prices import BudgetExhausted
+from nip_ray.text.parts import PROVIDERS, STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities
+from nip_ray.text.training.trainer import AnyTrainer, begin, finish, new_state, num_measured
 from nip_ray.tracking import check_trackers
 
 _FORMAT = "nip_ray.text_trial"

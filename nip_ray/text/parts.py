@@ -1,4 +1,4 @@
-"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs.
+"""Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs; and where it stands (`TextState`).
 
 Decisions that matter here:
 - `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
@@ -13,22 +13,22 @@ Decisions that matter here:
 import asyncio
 import json
 import math
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from nip_ray.cluster.ray_session import start_ray
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogue_records import transcript_record
-from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.protocols import from_settings
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
@@ -36,25 +36,96 @@ from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder, write_document
-from nip_ray.text.costs.bills import bills, under_way
-from nip_ray.text.costs.budget import Budget, Reservation
-from nip_ray.text.costs.limits import Throttle
-from nip_ray.text.costs.prices import price_list
-from nip_ray.text.costs.spending import Amount, Spending, sum_of
-from nip_ray.text.dialogues.client_pool import ClientPool
+from nip_ray.text.costs.budget import Budget, Reservation, Throttle
+from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
 from nip_ray.text.dialogues.records import total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
-from nip_ray.text.dialogues.talk import AgentClient, Brake, DialogueRunner, Progress, StageContext
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Node, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
-from nip_ray.text.jobs.journal import Entry, Journal
-from nip_ray.text.providers.chat import ChecksModels
-from nip_ray.text.providers.fine_tuning import FineTuneBackend
-from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
-from nip_ray.text.training.malt import Node
+from nip_ray.text.jobs import Entry, Journal, bills, under_way
+from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
+from nip_ray.text.providers.registry import ClientPool, Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.state import TextState, load_state
 from nip_ray.text.word_models import check_words, write_word_models
+
+STATE = "state.json"
+Stage = Literal["format_warmup", "sample", "log", "test", "create_jobs", "await_jobs"]
+STAGES: tuple[Stage, ...] = ("format_warmup", "sample", "log", "test", "create_jobs", "await_jobs")
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """A group of agents with one model. base: what a fine-tuning from scratch starts from: the config's model, or what it was after
+    the format warm-up. model: what speaks for it now.
+
+    job_key: of the fine-tuning under way (None: none); the journal of jobs has the rest.
+    """
+
+    base: str
+    model: str
+    job_key: str | None = None
+
+
+@dataclass(frozen=True)
+class TextState:
+    """Where a run stands: `state.json`, written in one step after every stage.
+
+    iteration, stage: to be done next (iterations count from 0); `over` once there is none. groups: for each, its model, and the job that is
+    under way. history: for each iteration begun: group -> the model that it sampled with. run_id: random, made once: part of the keys of
+    all calls and jobs, so that two runs of one config never share any.
+    """
+
+    run_id: str
+    groups: Mapping[str, GroupState]
+    iteration: int = 0
+    stage: Stage = "sample"
+    over: bool = False
+    history: tuple[Mapping[str, str], ...] = ()
+
+    def group(self, name: str, **changes: Any) -> "TextState":
+        """This state with changes in one group."""
+        return replace(self, groups={**self.groups, name: replace(self.groups[name], **changes)})
+
+    def models(self) -> dict[str, str]:
+        """Group -> the model that speaks for it now."""
+        return {name: group.model for name, group in self.groups.items()}
+
+
+def first_state(bases: Mapping[str, str], models: Mapping[str, str] | None = None) -> TextState:
+    """Before anything was done. bases: group -> the config's model. models: what to start with instead, of groups that have such."""
+    chosen = {**bases, **(models or {})}
+    return TextState(uuid.uuid4().hex, {name: GroupState(base, chosen[name]) for name, base in bases.items()})
+
+
+def save_state(folder: RunFolder, state: TextState) -> None:
+    """Put `state` into the run folder, in one step."""
+    folder.write_json(STATE, {"state": asdict(state)})
+
+
+def load_state(folder: RunFolder) -> TextState:
+    """The state in a run folder. Raises UserError when it is missing or damaged."""
+    found: Any = folder.read_json(STATE).get("state")
+    try:
+        groups = {name: GroupState(**group) for name, group in found["groups"].items()}
+        stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])  # as runs of the version before call it
+        state = TextState(**{**found, "stage": stage, "groups": groups, "history": tuple(found["history"])})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{folder.path / STATE} is damaged ({error}); go back to a copy of the folder") from None
+    if state.stage not in STAGES:
+        raise UserError(f"{folder.path / STATE} is damaged: it has no stage {state.stage!r}; go back to a copy of the folder")
+    return state
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs.
+#
+# - `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
+#   what is wanted, before a run folder is made and before anything is paid for;
+# - with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
+# - in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
+# - a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
+#   `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their
+#   own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"

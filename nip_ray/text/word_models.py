@@ -5,7 +5,7 @@ from pathlib import Path
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import WORDS, language_agents
 from nip_ray.errors import UserError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.settings.providers import LocalProvider
 
 

@@ -6,8 +6,7 @@ import pytest
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from nip_ray.play.chats import GO_ON, SHAPES, START, Shape, shape_chat, split_reasoning
-from nip_ray.play.dialogue import Chat
+from nip_ray.play.dialogue import GO_ON, SHAPES, START, Chat, Shape, shape_chat, split_reasoning
 from nip_ray.serving.chat_format import ChatFormat
 
 BODY = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.conformance import check_scenario
-from nip_ray.play.scenario import Dialogue
+from nip_ray.play.rollout import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from nip_ray.scenarios.matrix_games.scenario import build_matrix_game

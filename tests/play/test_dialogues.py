@@ -14,19 +14,18 @@ from hypothesis import strategies as st
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.report import episodes
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
-from nip_ray.play.dialogue_rules import rulebook, verdict_of
+from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
 from nip_ray.play.dialogues import (
     Answer,
     Path,
     Question,
     advance,
-    dialogue_from_record,
-    dialogue_record,
     play_dialogue,
     play_in_step,
     play_round,
+    rulebook,
     start_dialogue,
-    transcript_record,
+    verdict_of,
 )
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Ends, build, check, start, step
 from nip_ray.scenarios.code_validation.item import CodeItem

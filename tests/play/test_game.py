@@ -9,9 +9,8 @@ from torch import Tensor, nn
 
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout, turn_masks
-from nip_ray.play.game import GameRules, position_at
-from nip_ray.play.rollout import final_rows, own_rows
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, GameRules, final_rows, own_rows, position_at
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Judgement, Protocol
 from nip_ray.protocols.spec import Payment
 from nip_ray.rllib.learner import agent_data

@@ -11,7 +11,7 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Turn
-from nip_ray.play.dialogue_rules import rulebook
+from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, Protocol, build, check, start, step
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.protocols.panel import RULES

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue_rules import rulebook
+from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import CONTINUE, Payment, Protocol, build, check, for_being_right, for_verdict, start, step
 from nip_ray.protocols.payment import Stake
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings

@@ -14,10 +14,10 @@ from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.dialogues.tasks import test_tasks as held_out_tasks
-from nip_ray.text.dialogues.tasks import training_tasks
+from nip_ray.text.dialogues.runner import test_tasks as held_out_tasks
+from nip_ray.text.dialogues.runner import training_tasks
 from nip_ray.text.judging.judge_run import judge_run
-from nip_ray.text.training.state import load_state
+from nip_ray.text.parts import load_state
 from tests.text.cooperation import PRICES, config, dummy, roles, write_config
 from tests.text.provider import API_KEY, provider_thread
 

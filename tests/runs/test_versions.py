@@ -24,12 +24,12 @@ from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.records import RecordedChat, read_calls
-from nip_ray.text.dialogues.rollouts import read_dialogues
+from nip_ray.text.dialogues.runner import read_dialogues
 from nip_ray.text.items import stored_items
-from nip_ray.text.jobs.journal import read_journal
-from nip_ray.text.providers.chat import ChatRequest
+from nip_ray.text.jobs import read_journal
+from nip_ray.text.parts import load_state
 from nip_ray.text.providers.dummy import DummyJobs
-from nip_ray.text.training.state import load_state
+from nip_ray.text.providers.interface import ChatRequest
 from tests.runs.small import small
 from tests.text.dummy_chat import DummyChat
 

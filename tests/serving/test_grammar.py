@@ -9,8 +9,7 @@ import pytest
 from jsonschema import validate
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.code_validation.scales import SCALES
-from nip_ray.scenarios.code_validation.structured import reply_schema
+from nip_ray.scenarios.code_validation.parse import SCALES, reply_schema
 from nip_ray.serving.chat_format import ChatFormat, load_format
 from nip_ray.serving.grammar import Grammar, Writer
 

@@ -14,7 +14,7 @@ from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec
 from nip_ray.serving.host import LocalHost, start_host, stop_host
 from nip_ray.serving.scoring import Scorer
 from nip_ray.settings.providers import LocalProvider
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.local import LocalChat, LocalJobs
 
 from .data import chats, supervised

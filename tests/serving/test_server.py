@@ -19,8 +19,7 @@ import ray
 from jsonschema import validate
 
 from nip_ray.errors import UserError
-from nip_ray.scenarios.code_validation.scales import SCALES
-from nip_ray.scenarios.code_validation.structured import reply_schema
+from nip_ray.scenarios.code_validation.parse import SCALES, reply_schema
 from nip_ray.serving.app import ServerSettings, free_port, server_settings, start_server
 from nip_ray.serving.shelf import ModelFolders
 from nip_ray.settings.providers import LocalProvider

@@ -19,7 +19,7 @@ import nip_ray.runs.ended
 import nip_ray.runs.experiment
 import nip_ray.runs.text_run
 import nip_ray.storage.folder
-import nip_ray.text.training.run
+import nip_ray.text.training.trainer
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 from nip_ray.scenarios.language import LANGUAGE_SCENARIOS
@@ -86,7 +86,7 @@ def run(variant: str, budget: float | None, folder: Path) -> None:
 def install() -> None:
     """Put the stand-ins in place, for good."""
     networks.install()
-    nip_ray.text.training.run.write_report = lambda run: write_atomically(Path(run) / "report.html", b"drawn from what is there")
+    nip_ray.text.training.trainer.write_report = lambda run: write_atomically(Path(run) / "report.html", b"drawn from what is there")
     environment = nip_ray.storage.folder.environment()
     nip_ray.runs.text_run.environment = nip_ray.runs.experiment.environment = lambda: environment
     kind, built = LANGUAGE_SCENARIOS["code_validation"], {}

@@ -33,8 +33,8 @@ from typing import Any
 import openai
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.text.costs.limits import Limiter
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.budget import Limiter
+from nip_ray.text.costs.prices import BudgetExhausted
 from tests.simulation import clock, disk, networks, service, variants
 from tests.simulation.clock import Clock, Gone, Violation, VirtualLoop
 from tests.simulation.disk import ACTIONS, Disk

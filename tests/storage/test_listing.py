@@ -40,7 +40,7 @@ def run(path: Path, config: str = CONFIG, rows: str = "", finished: bool = False
         ("- a", "", False, "damaged", "config.yaml holds no keys"),
         (BILLIONS, "", False, "damaged", TOO_LARGE),
         ("a: &a [*a]\n", "", False, "damaged", TOO_LARGE),
-        ("[" * 100_000, "", False, "damaged", TOO_LARGE),
+        ("[" * 900, "", False, "damaged", TOO_LARGE),
         (RUNNER, row(4), False, "ended", ""),
         (RUNNER, row(3), False, "interrupted", ""),
     ],
@@ -51,6 +51,11 @@ def test_the_state_of_a_run(tmp_path: Path, config: str, rows: str, finished: bo
     assert (found.state, found.note) == (state, note)
     with lock(path):
         assert look_at(path, tmp_path).state == "running"
+
+
+def test_nesting_that_parsers_give_up_on_is_damage(tmp_path: Path) -> None:
+    """Some versions of libyaml refuse it themselves, from 1,000 levels on."""
+    assert look_at(run(tmp_path / "a", "[" * 100_000), tmp_path).state == "damaged"
 
 
 def test_what_is_said_of_a_run(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import SweepResult, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
 from nip_ray.text.dialogues.records import read_calls
-from nip_ray.text.training.state import load_state
+from nip_ray.text.parts import load_state
 from tests.text.cooperation import PRICES, config, roles
 from tests.text.provider import Provider, provider_thread
 

@@ -18,7 +18,7 @@ from nip_ray.errors import UserError
 from nip_ray.runs.text_run import resume_text_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.text_trainable import TextTrainable
-from nip_ray.text.training.state import load_state
+from nip_ray.text.parts import load_state
 from nip_ray.tracking import RunInfo, TrackerKind
 from tests.runs.test_text_run import OPTIONS, dummy, played
 from tests.text.cooperation import config, roles

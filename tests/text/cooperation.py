@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from nip_ray.play.chats import START
+from nip_ray.play.dialogue import START
 
 REPLIES = ["Answer: it holds.", "Answer: look again."]
 VERIFIER = "You will read one message of"

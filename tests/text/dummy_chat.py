@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from nip_ray.text.costs.prices import BYTES_PER_TOKEN, estimated_prompt_tokens, utf8_length
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 
 
 class DummyChat:

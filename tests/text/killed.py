@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 import nip_ray.runs.text_run
-import nip_ray.text.providers.openai.jobs
+import nip_ray.text.providers.openai
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
 

@@ -24,10 +24,9 @@ from nip_ray.errors import TrainingError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.jobs.exactly_once import ensure_job, job_key
-from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.fine_tuning import encode, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs
+from nip_ray.text.jobs import Journal, ensure_job, job_key
+from nip_ray.text.providers.interface import encode, supervised_line
+from nip_ray.text.providers.openai import OpenAIJobs
 
 MAX_KILLS = 4
 WORKERS = 24

@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.dialogues import advance, start_dialogue
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn
+from nip_ray.play.dialogues import advance, rulebook, start_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.protocols import Protocol as Rules
 

@@ -23,8 +23,7 @@ from nip_ray.drivers.contract import Rows, Transition, arrays
 from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import compared
-from nip_ray.play.rollout import Rollout, RolloutSamples
-from nip_ray.play.scenario import Dialogue
+from nip_ray.play.rollout import Dialogue, Rollout, RolloutSamples
 from nip_ray.protocols import CONTINUE
 from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.shared import scenario_of

@@ -31,8 +31,7 @@ from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
 
 if TYPE_CHECKING:
-    from nip_ray.text.parts import Prepared
-    from nip_ray.text.training.state import TextState
+    from nip_ray.text.parts import Prepared, TextState
 
 FOLDER = "attack"
 
@@ -83,7 +82,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
 
 def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
     """Agent -> the model that speaks for it at the end of the run; local ones by their folder."""
-    from nip_ray.text.training.state import load_state
+    from nip_ray.text.parts import load_state
 
     with RunFolder.open(run_dir) as folder:
         found = load_state(folder).models()
@@ -175,9 +174,8 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
-    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare
-    from nip_ray.text.training.run import new_state, train
-    from nip_ray.text.training.state import save_state
+    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state
+    from nip_ray.text.training.trainer import new_state, train
 
     asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
     prepared = prepare(config, run_dir)
@@ -201,7 +199,7 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
 def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
     """Test the run's own models; the first checkpoint, from which the attack continues, has what that cost."""
     from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-    from nip_ray.text.training.run import begin
+    from nip_ray.text.training.trainer import begin
 
     trainer = begin(config, folder, prepared, state)
     assert isinstance(trainer, PolicyGradientTrainer)
@@ -225,7 +223,7 @@ def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: s
 def _attackers(run_dir: Path, config: TextExperimentConfig, who: str = "verifier") -> Iterator[dict[str, Any]]:
     """The run's own prover, and what the attack made of it. who: the verdict, or a member of a panel."""
     from nip_ray.scenarios.language import language_kind
-    from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
+    from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
     from nip_ray.text.training.metrics import dialogue_record, judged
 

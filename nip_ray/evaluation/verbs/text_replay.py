@@ -15,8 +15,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.storage.files import check_files
 from nip_ray.storage.folder import RunFolder, read_export
 from nip_ray.text.costs.token_bills import Allowance
-from nip_ray.text.dialogues.talk import DialogueRunner, StageContext
-from nip_ray.text.dialogues.tasks import Task, test_tasks
+from nip_ray.text.dialogues.runner import DialogueRunner, StageContext, Task, test_tasks
 from nip_ray.text.own_models import clients_of, own_clients
 from nip_ray.text.parts import Prepared, prepare
 from nip_ray.text.training.metrics import dialogue_record, risk_and_coverage

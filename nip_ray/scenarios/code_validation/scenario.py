@@ -17,17 +17,24 @@ from string import ascii_lowercase
 from typing import Any
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, Message, Parsed, Turn
-from nip_ray.play.dialogue_rules import Rulebook, rulebook
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Message, Parsed, Turn
+from nip_ray.play.dialogues import Rulebook, rulebook
 from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.parse import SIDE, read_reply, read_side
-from nip_ray.scenarios.code_validation.pay import rewards_of
-from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, template_name
+from nip_ray.scenarios.code_validation.parse import (
+    MARK,
+    SCALES,
+    SIDE,
+    Scale,
+    field_names,
+    read_json_reply,
+    read_reply,
+    read_side,
+    reply_schema,
+    write_reply,
+)
+from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, rewards_of, template_name
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
-from nip_ray.scenarios.code_validation.scales import MARK, SCALES, Scale
-from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply, reply_schema, write_reply
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 

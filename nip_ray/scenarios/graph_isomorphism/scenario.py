@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from nip_ray.networks import native
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.play.core import turn_masks
-from nip_ray.play.game import GameRules
+from nip_ray.play.rollout import GameRules
 from nip_ray.protocols import Judgement, Protocol
 from nip_ray.scenarios.hironaka import rules
 from nip_ray.scenarios.hironaka.game import Game, State

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.play.game import position_at
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue, position_at
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.hironaka import encode
 from nip_ray.scenarios.hironaka.game import Game

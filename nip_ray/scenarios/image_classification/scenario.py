@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from nip_ray.networks.images import latent_size, part_means, scaled_to
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.language_scenario import LanguageScenario, Probabilities
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.matrix_games.games import Tables
 from nip_ray.scenarios.matrix_games.kuhn import CARDS, DEALS, KuhnPoker

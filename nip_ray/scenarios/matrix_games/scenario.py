@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from nip_ray.errors import UserError
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Judgement, Protocol
 from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import Game, matrix_game

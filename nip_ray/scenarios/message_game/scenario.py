@@ -15,7 +15,8 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import FUNCTIONS
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import NUM_DECISIONS, Protocol
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, Turn
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.language_scenario import LanguageScenario, Probabilities
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
+from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import DECISIONS, Protocol
 from nip_ray.scenarios.state_tracking.chains import GENERATORS, Chains, draw_chains
 from nip_ray.scenarios.state_tracking.seats import Seats, one_question_is_asked, seats_of

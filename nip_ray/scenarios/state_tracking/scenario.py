@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.play.core import turn_masks
-from nip_ray.play.scenario import Dialogue, Scenario
+from nip_ray.play.rollout import Dialogue
+from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, Protocol
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.scenarios.state_tracking.chains import NUM_STATES, draw_chains

@@ -1,40 +1,27 @@
-"""How much may be spent: money is set aside before it can be spent, in one process or shared by many.
+"""How much may be spent, and how fast calls may go, in one process; `nip_ray.text.costs.shared` has both for many.
 
 Decisions that matter here:
 - what a call or job can cost at most is reserved before it is sent, and settled by what it did cost. Spent + uncertain + reserved never
   exceeds the limit, however many calls are in flight, as long as providers bill no more than the worst case;
 - when only the reservations of calls stand in the way, `reserve` waits, first come first served, until they are settled. What was spent
   and what is held for jobs leaves no room by waiting: then it raises at once;
-- an attempt that got no answer may have been billed: its worst case moves to `uncertain`, which counts as spent;
-- many workers share one budget through an actor that hands out leases. A lease covers several calls, so that a call rarely asks; a
-  worker without calls in flight gives all of its lease back, so that nobody waits for idle money. A worker that dies leaves its lease
-  to `forfeit`, which books it as uncertain.
+- an attempt that got no answer may have been billed: its worst case moves to `uncertain`, which counts as spent.
 """
 
 import asyncio
+import math
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-import ray
-from ray.exceptions import RayActorError
-
-from nip_ray.errors import TrainingError
 from nip_ray.settings.providers import BudgetSettings
-from nip_ray.text.costs.prices import exact_usd, pusd
-from nip_ray.text.costs.spending import Amount, Spending
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, Spending, exact_usd, pusd
 
-MAX_LEASED_CALLS = 64
 MAX_LEASED_SHARE = 8
 """Ahead of its needs a worker is lent at most 1 / this of what is left."""
-RETURN_S = 0.05
-PATIENCE_S = 900.0
-"""After so long of waiting for other workers' reservations a budget counts as exhausted: one of them died."""
-
-_GONE = "the actor that keeps the budget is gone; resume the run"
 
 
 class Reservation:
@@ -210,157 +197,144 @@ class Budget:
         )
 
 
-class BudgetKeeper:
-    """The actor behind `SharedBudget`; made by `budget_actor`."""
+# ---------------------------------------------------------------------------------------------------------------------
+# How fast calls may go: requests and tokens per minute, kept by token buckets.
+#
+# - a bucket holds what comes in `BURST_S` seconds (at least one request), so that in no minute more than the limit and one such burst
+#   goes out; providers cut their minutes into slices of about that length. A call that needs more tokens than the bucket can hold waits
+#   for it to be full and leaves a debt;
+# - first come, first served: whoever waits is not overtaken by a smaller call;
+# - a 429 is an order to all callers of a key: `pause` holds everyone back for as long as the provider asked.
 
-    def __init__(self, settings: BudgetSettings, spent: Spending) -> None:
-        self._budget = Budget(settings, spent)
-        self._lent: dict[str, Amount] = {}
+BURST_S = 1.0
 
-    async def lease(self, worker: str, released: Amount, told: Spending, need: Amount, ahead: Amount) -> Amount | str:
-        """First settles as `settle` does. Then `need`, and `ahead` more if that leaves enough to others; a message when that much is
-        not left.
-        """
-        await self.settle(worker, released, told)
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self._budget.reserve(need)
-        except BudgetExhausted as error:
-            return str(error)
-        except TimeoutError:
-            return "the budget is used up by calls that nobody finished; resume the run to have them counted from the records"
-        granted = need + ahead if self._budget.try_reserve(ahead) is not None else need
-        self._lent[worker] = self._lent.get(worker, Amount()) + granted
-        return granted
-
-    async def settle(self, worker: str, released: Amount, told: Spending) -> None:
-        """Take back `released` of a worker's lease, of which `told` was spent."""
-        self._lent[worker] = self._lent.get(worker, Amount()) - released
-        self._budget.settle(released, told)
-
-    async def forfeit(self, worker: str) -> None:
-        """A worker is gone: all that it holds may be spent."""
-        lost = self._lent.pop(worker, Amount())
-        self._budget.settle(lost, Spending(uncertain=lost))
-
-    async def reserve_for_jobs(self, amount: Amount) -> str | None:
-        """See `Budget.reserve_for_jobs`; the message of a refusal."""
-        try:
-            await self._budget.reserve_for_jobs(amount)
-        except BudgetExhausted as error:
-            return str(error)
-        return None
-
-    async def let_go(self, released: Amount, spending: Spending) -> None:
-        """See `Budget.let_go`."""
-        self._budget.let_go(released, spending)
-
-    async def spending(self) -> Spending:
-        """What was spent as far as workers have told; all of it once they are idle."""
-        return self._budget.spending
-
-    async def reserved(self) -> Amount:
-        """What is lent now."""
-        return self._budget.reserved
+Clock = Callable[[], float]
+Sleep = Callable[[float], Awaitable[None]]
 
 
-def budget_actor(settings: BudgetSettings, spent: Spending | None = None) -> Any:
-    """Made by the driver, once per run; workers get the handle. spent: before, by the same run."""
-    keeper: Any = ray.remote(BudgetKeeper)
-    return keeper.options(num_cpus=0, max_concurrency=1000).remote(settings, spent or Spending())
+class Throttle(Protocol):
+    """What a chat client asks before every attempt: a `Limiter`, or a `SharedLimiter`."""
+
+    async def acquire(self, tokens: int) -> None:
+        """Wait until a call of about `tokens` tokens may go out."""
+        ...
+
+    def correct(self, estimated: int, used: int) -> None:
+        """A call for which `estimated` tokens were acquired used `used`."""
+        ...
+
+    def pause(self, seconds: float) -> None:
+        """Let nobody call for so long."""
+        ...
 
 
-class SharedBudget:
-    """A worker's share of a `budget_actor`, for the tasks of one event loop."""
+class Bucket:
+    """One token bucket; pure, times are given. level: what may go out now; negative after a call that was larger than the bucket."""
 
-    def __init__(self, keeper: Any, worker: str, in_usd: bool) -> None:
-        """worker: its name, unique in the run. in_usd: `budget.usd` is set."""
-        self.in_usd = in_usd
-        self._keeper, self._worker = keeper, worker
-        self._free, self._told = Amount(), Spending()
-        self._in_flight = self._since_lease = 0
-        self._turn = asyncio.Lock()
-        self._return_due: asyncio.TimerHandle | None = None
-        self._sending: set[asyncio.Future[None]] = set()
+    def __init__(self, per_minute: float | None, least: float, now: float) -> None:
+        """per_minute: how fast it fills (None: it is endless). least: what it can hold at least."""
+        self.rate = math.inf if per_minute is None else per_minute / 60
+        self.capacity = max(least, self.rate * BURST_S)
+        self.level, self._seen = self.capacity, now
 
-    async def reserve(self, amount: Amount) -> Reservation:
-        """See `BudgetLike`. Raises TrainingError when the actor is gone."""
-        if not self._turn.locked() and self._free.covers(amount):
-            return self._take(amount)
+    def wait(self, amount: float, now: float) -> float:
+        """Seconds until `amount` may be taken, 0 for at once."""
+        if math.isinf(self.rate):
+            return 0.0
+        self.level = min(self.capacity, self.level + self.rate * max(0.0, now - self._seen))
+        self._seen = max(self._seen, now)
+        missing = min(amount, self.capacity) - self.level
+        return missing / self.rate if missing > 1e-9 * self.capacity else 0.0
+
+    def take(self, amount: float) -> None:
+        """Take `amount`; a negative one is put back."""
+        if not math.isinf(self.rate):
+            self.level = min(self.capacity, self.level - amount)
+
+
+class Limits:
+    """Both limits of one key and the pauses that its provider asked for; pure, times are given."""
+
+    def __init__(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
+        """None: no such limit."""
+        self._requests = Bucket(requests_per_minute, 1.0, now)
+        self._tokens = Bucket(tokens_per_minute, 1.0, now)
+        self._paused_until = -math.inf
+
+    def take(self, tokens: int, now: float) -> float:
+        """Take one call of so many tokens and return 0; or, where it may not go out yet, the seconds after which to ask again."""
+        wait = max(self._paused_until - now, self._requests.wait(1.0, now), self._tokens.wait(tokens, now))
+        if wait > 0:
+            return wait
+        self._requests.take(1.0)
+        self._tokens.take(tokens)
+        return 0.0
+
+    def put_back(self, calls: int, tokens: float) -> None:
+        """So many calls and tokens that were taken were not used (tokens below 0: more were used than taken)."""
+        self._requests.take(-calls)
+        self._tokens.take(-tokens)
+
+    def pause(self, until: float) -> None:
+        """No call before `until`; a pause never ends earlier for a later, shorter one."""
+        self._paused_until = max(self._paused_until, until)
+
+    def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None, now: float) -> None:
+        """Keep these limits too."""
+        for name, limit in (("_requests", requests_per_minute), ("_tokens", tokens_per_minute)):
+            if limit is not None and limit / 60 < getattr(self, name).rate:
+                setattr(self, name, Bucket(limit, 1.0, now))
+
+    @property
+    def endless(self) -> bool:
+        """Whether nothing is limited."""
+        return math.isinf(self._requests.rate) and math.isinf(self._tokens.rate)
+
+
+class Limiter:
+    """The limits of one key within one event loop."""
+
+    def __init__(
+        self,
+        requests_per_minute: float | None = None,
+        tokens_per_minute: float | None = None,
+        clock: Clock = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        """None: no such limit (pauses are kept all the same). clock, sleep: for tests."""
+        self._limits = Limits(requests_per_minute, tokens_per_minute, clock())
+        self._clock, self._sleep = clock, sleep
+        self._turn = asyncio.Lock()  # its waiters are served in order
+
+    @property
+    def endless(self) -> bool:
+        """See `Limits.endless`."""
+        return self._limits.endless
+
+    def try_acquire(self, tokens: int) -> bool:
+        """Whether the call may go out at once and nobody waits; it then counts as gone."""
+        return not self._turn.locked() and self._limits.take(tokens, self._clock()) <= 0
+
+    async def acquire(self, tokens: int) -> None:
+        """See `Throttle.acquire`."""
+        if self.try_acquire(tokens):
+            return
         async with self._turn:
-            if not self._free.covers(amount):
-                await self._lease(amount)
-            return self._take(amount)
+            while (wait := self._limits.take(tokens, self._clock())) > 0:
+                await self._sleep(wait)
 
-    async def flush(self) -> None:
-        """Tell the actor of everything that was settled, and give back what is free. To be called before the event loop ends."""
-        self._send_report()
-        await asyncio.gather(*self._sending)  # the actor may take them in another order than they were sent
+    def correct(self, estimated: int, used: int) -> None:
+        """See `Throttle.correct`."""
+        self._limits.put_back(0, estimated - used)
 
-    def _take(self, amount: Amount) -> Reservation:
-        self._free -= amount
-        self._in_flight += 1
-        self._since_lease += 1
-        return Reservation(amount, self._close)
+    def put_back(self, calls: int, tokens: float) -> None:
+        """See `Limits.put_back`."""
+        self._limits.put_back(calls, tokens)
 
-    async def _lease(self, amount: Amount) -> None:
-        """Enough for one call of this size, and if possible for twice as many more as the last lease served.
+    def pause(self, seconds: float) -> None:
+        """See `Throttle.pause`."""
+        self._limits.pause(self._clock() + seconds)
 
-        What is free goes back first: were it kept, two workers could wait for each other's leavings.
-        """
-        calls, self._since_lease = min(MAX_LEASED_CALLS, 2 * self._since_lease), 0
-        asked = asyncio.ensure_future(self._ask(amount, amount * calls))
-        try:
-            refusal = await asyncio.shield(asked)
-        except asyncio.CancelledError:
-            asked.add_done_callback(lambda done: done.exception() or self._return_idle())  # what comes now is for nobody
-            raise
-        if refusal is not None:
-            raise BudgetExhausted(refusal)
-
-    async def _ask(self, need: Amount, ahead: Amount) -> str | None:
-        """Add to what is free; the message of a refusal."""
-        try:
-            granted = await self._keeper.lease.remote(self._worker, *self._report(), need, ahead)
-        except RayActorError:
-            raise TrainingError(_GONE) from None
-        if isinstance(granted, str):
-            return granted
-        self._free += granted
-        return None
-
-    def _close(self, amount: Amount, spending: Spending) -> None:
-        self._free += amount - spending.at_most
-        self._told.add(spending)
-        self._in_flight -= 1
-        self._return_idle()
-
-    def _return_idle(self) -> None:
-        """In a moment, give back what is free if it is of no use: nothing is in flight, or it does not do for the next call."""
-        if self._return_due is None and self._is_idle():
-            self._return_due = asyncio.get_running_loop().call_later(RETURN_S, self._return_now)
-
-    def _return_now(self) -> None:
-        self._return_due = None
-        if self._is_idle():
-            self._send_report()
-
-    def _send_report(self) -> None:
-        sending = asyncio.ensure_future(self._settle(*self._report()))
-        self._sending.add(sending)
-        sending.add_done_callback(self._sending.discard)
-
-    async def _settle(self, released: Amount, told: Spending) -> None:
-        try:
-            await self._keeper.settle.remote(self._worker, released, told)
-        except RayActorError:
-            raise TrainingError(_GONE) from None
-
-    def _is_idle(self) -> bool:
-        return self._in_flight == 0 or self._turn.locked()
-
-    def _report(self) -> tuple[Amount, Spending]:
-        """What leaves this worker: all that is spent and all that is free; and what of it was spent."""
-        released, told = self._told.at_most + self._free, self._told
-        self._free, self._told = Amount(), Spending()
-        return released, told
+    def tighten(self, requests_per_minute: float | None, tokens_per_minute: float | None) -> None:
+        """See `Limits.tighten`."""
+        self._limits.tighten(requests_per_minute, tokens_per_minute, self._clock())

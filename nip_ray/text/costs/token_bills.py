@@ -15,10 +15,8 @@ from typing import Any
 
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
-from nip_ray.text.costs.prices import Price, exact_usd, price_list, pusd
-from nip_ray.text.costs.spending import Amount, ModelSpending, Spending
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, ModelSpending, Price, Spending, exact_usd, price_list, pusd
+from nip_ray.text.jobs import Journal
 
 JOURNAL = "requests.jsonl"
 """In the run folder: the requests to hosted models."""

@@ -27,10 +27,19 @@ from typing import Any, get_args
 
 from nip_ray.errors import UserError
 from nip_ray.storage.files import LineFile
-from nip_ray.text.costs.prices import Price, PriceList, usd, worst_call_cost, worst_prompt_tokens
-from nip_ray.text.costs.spending import NOTHING, Amount, MeteredReply, Spending
-from nip_ray.text.errors import uncertain_of
-from nip_ray.text.providers.chat import ChatClient, ChatReply, ChatRequest, FinishReason
+from nip_ray.text.costs.prices import (
+    NOTHING,
+    Amount,
+    MeteredReply,
+    Price,
+    PriceList,
+    Spending,
+    uncertain_of,
+    usd,
+    worst_call_cost,
+    worst_prompt_tokens,
+)
+from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, FinishReason
 from nip_ray.tracking import traces
 
 CALLS = "calls"

@@ -19,18 +19,16 @@ from ray.exceptions import RayActorError, RayError
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import send_by_value
 from nip_ray.errors import TrainingError
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.secrets import secret
 from nip_ray.serving.hangs import ActorWatch, watchable
 from nip_ray.serving.host import as_ours
 from nip_ray.settings.providers import ProviderSettings
-from nip_ray.text.costs.budget import Reservation, SharedBudget, budget_actor
-from nip_ray.text.costs.limits import SharedLimiter, Throttle, limiter_actor
-from nip_ray.text.costs.spending import NOTHING, Amount, Spending
-from nip_ray.text.dialogues.client_pool import ClientPool
-from nip_ray.text.dialogues.talk import Brake, DialogueRunner, Progress, StageContext
-from nip_ray.text.dialogues.tasks import Task
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.budget import Reservation, Throttle
+from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
+from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor
+from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
+from nip_ray.text.providers.registry import ClientPool
 from nip_ray.tracking import RunInfo, traces
 
 _PARTS_PER_WORKER = 4

@@ -24,10 +24,8 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
 from nip_ray.settings.providers import BudgetSettings, ProviderSettings
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.spending import NOTHING
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.providers.chat import ChatReply, ChatRequest, FinishReason
-from nip_ray.text.providers.fine_tuning import FineTuneBackend, encode, supervised_line
+from nip_ray.text.costs.prices import NOTHING, BudgetExhausted
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, FineTuneBackend, FinishReason, encode, supervised_line
 from nip_ray.text.providers.registry import Connection, chat_client, fine_tune_backend, provider_of
 
 _CHAT = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": "Is 7 a prime number?"}]

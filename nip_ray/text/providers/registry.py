@@ -1,25 +1,41 @@
-"""Which kinds of providers there are, and what their clients are made of.
+"""Which kinds of providers there are, and the clients that are made of them: metered, recorded, one for each provider in use.
 
 Decisions that matter here:
 - a kind is its settings (what a config holds, and what the kind can do: `nip_ray.settings.providers.ProviderSettings`) and a `Provider`
   here (how it is put to work). Nothing else tells kinds apart, so a kind of one's own is one file;
-- a client is metered (`nip_ray.text.costs.metered`), unless it says that it books its attempts itself;
-- those that ship are imported when they are first needed: their libraries are large, and not everybody has all of them.
+- a client is metered (`MeteredChat`), unless it says that it books its attempts itself;
+- those that ship are imported when they are first needed: their libraries are large, and not everybody has all of them;
+- a `ClientPool` is what a process needs to reach the providers. It can be sent to another process: budgets and limits are then
+  handles of the actors that keep them.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nip_ray.config.experiment import TextExperimentConfig
+from nip_ray.config.text_rules import chat_shapes, groups, language_agents
 from nip_ray.errors import UserError
-from nip_ray.text.costs.budget import Budget, BudgetLike
-from nip_ray.text.costs.limits import Limiter, Throttle
-from nip_ray.text.costs.metered import MeteredChat
-from nip_ray.text.costs.prices import price_list
-from nip_ray.text.providers.chat import ChatClient
-from nip_ray.text.providers.fine_tuning import FineTuneBackend
+from nip_ray.text.costs.budget import Budget, BudgetLike, Limiter, Throttle
+from nip_ray.text.costs.prices import (
+    NOTHING,
+    Amount,
+    PriceList,
+    Spending,
+    call_cost,
+    estimated_prompt_tokens,
+    price_list,
+    with_uncertain,
+    worst_call_cost,
+    worst_prompt_tokens,
+)
+from nip_ray.text.dialogues.records import RecordedChat
+from nip_ray.text.dialogues.runner import AgentClient
+from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, FineTuneBackend
 
 
 @dataclass(frozen=True)
@@ -87,3 +103,112 @@ def fine_tune_backend(connection: Connection) -> FineTuneBackend:
     if kind.fine_tuning is None:
         raise UserError(f"providers.{connection.name}: {connection.settings.name} does not fine-tune; freeze its agents")
     return kind.fine_tuning(connection)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# `MeteredChat`: a client with its calls counted, priced and limited, so that the client itself knows nothing of money.
+#
+# - what a call can cost at most is set aside before it, and what it cost is booked after it;
+# - a call that failed may have been billed, unless calls are free or the failure is the user's to mend (UserError): its worst case is
+#   booked as uncertain. A client that repeats attempts which may have been billed has to book each itself, as `OpenAIChat` does.
+
+
+class MeteredChat:
+    """Wraps a client. `cost_pusd` of its replies is filled in by the prices."""
+
+    def __init__(self, client: ChatClient, budget: BudgetLike, prices: PriceList, throttle: Throttle | None = None) -> None:
+        """budget: what calls are paid from. throttle: what they wait for (none: nothing)."""
+        self._client, self._budget, self._prices, self._throttle = client, budget, prices, throttle
+
+    async def complete(self, request: ChatRequest) -> ChatReply:
+        """See `ChatClient.complete`. Raises BudgetExhausted before a call that could cost more than is left."""
+        price, prompt = self._prices.of(request.model), worst_prompt_tokens(request.messages)
+        worst = Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
+        estimate = estimated_prompt_tokens(request.messages) + request.max_tokens
+        reserved, sent = await self._budget.reserve(worst), False
+        try:
+            if self._throttle is not None:
+                await self._throttle.acquire(estimate)
+            sent = True
+            reply = await self._client.complete(request)
+        except UserError as error:
+            reserved.release()
+            raise with_uncertain(error, NOTHING) from None
+        except BaseException:
+            reserved.lose() if sent and worst.pusd else reserved.release()
+            raise
+        reply = replace(reply, cost_pusd=call_cost(price, reply.prompt_tokens, reply.completion_tokens))
+        if self._throttle is not None:
+            self._throttle.correct(estimate, reply.prompt_tokens + reply.completion_tokens)
+        reserved.settle(Spending.of_reply(request.model, reply))
+        return reply
+
+    async def close(self) -> None:
+        """See `ChatClient.close`."""
+        await self._client.close()
+
+
+@dataclass
+class ClientPool:
+    """config: of the run. run_dir: where calls are recorded. budget: what calls are paid from. hosts: of local providers, by name.
+
+    throttles: of providers with limits, by name; made here for those that are missing. worker: "" in the main process.
+    """
+
+    config: TextExperimentConfig
+    run_dir: Path
+    budget: BudgetLike
+    hosts: Mapping[str, Any] = field(default_factory=dict)
+    throttles: dict[str, Throttle] = field(default_factory=dict)
+    worker: str = ""
+
+    @asynccontextmanager
+    async def agent_clients(self, models: Mapping[str, str], iteration: int) -> AsyncIterator[dict[str, AgentClient]]:
+        """Agent -> its client, while an iteration (from 0) lasts. models: group -> the model that speaks for it."""
+        settings = language_agents(self.config)
+        group_of = {agent: group for group, agents in groups(self.config).items() for agent in agents}
+        shapes = chat_shapes(self.config)
+        used = {agent.provider for agent in settings.values() if self.config.providers[agent.provider].has_model}
+        clients = {name: self._recorded(name, iteration) for name in sorted(used)}
+        try:
+            yield {
+                agent: AgentClient(
+                    clients.get(found.provider),
+                    models[group_of[agent]],
+                    found,
+                    self.config.seed,
+                    hosted=self.config.providers[found.provider].hosted,
+                    shape=shapes[agent],
+                )
+                for agent, found in settings.items()
+            }
+        finally:
+            for client in clients.values():
+                await client.close()
+
+    def client(self, name: str) -> ChatClient:
+        """A client of the provider `name`. Raises UserError for a missing key or library."""
+        talk = self.config.talk
+        return chat_client(
+            Connection(
+                self.config.providers[name],
+                name,
+                self.run_dir,
+                self.hosts.get(name),
+                self.config.seed,
+                talk.max_in_flight,
+                self.budget,
+                self._throttle(name),
+            )
+        )
+
+    def _recorded(self, name: str, iteration: int) -> RecordedChat:
+        writer = re.sub(r"\W", "_", name) + (f"_{self.worker}" if self.worker else "")
+        provider = self.config.providers[name]
+        prices = price_list(provider, self.budget.in_usd)
+        return RecordedChat(self.client(name), self.run_dir, iteration, writer, prices, provider.name)
+
+    def _throttle(self, name: str) -> Throttle:
+        if name not in self.throttles:
+            self.throttles[name] = Limiter(*(self.config.providers[name].limits or (None, None)))
+        return self.throttles[name]

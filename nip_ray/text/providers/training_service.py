@@ -32,9 +32,8 @@ from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Me
 from nip_ray.serving.service_link import ADDRESS, ServiceLink, made
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
-from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.failures import FIRST_WAIT_S, backoff_s
+from nip_ray.text.jobs import Journal
+from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, backoff_s
 from nip_ray.text.providers.registry import Provider
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1

@@ -32,15 +32,12 @@ from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.dialogues.rollouts import leaves
-from nip_ray.text.parts import Prepared, prepare
+from nip_ray.text.dialogues.runner import Node, leaves
+from nip_ray.text.parts import Prepared, load_state, prepare, save_state
 from nip_ray.text.training.credit import advantages_of
-from nip_ray.text.training.fine_tuning_sets import fine_tuning_set, read_played
-from nip_ray.text.training.learning_agent import LearningAgent, Preferences
-from nip_ray.text.training.malt import Node
-from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
-from nip_ray.text.training.run import begin, new_state
-from nip_ray.text.training.state import load_state, save_state
+from nip_ray.text.training.expert_iteration import LearningAgent, Preferences
+from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule, fine_tuning_set, read_played
+from nip_ray.text.training.trainer import begin, new_state
 
 _ITEMS = 8
 _PLAYED = ("name", "group_size", "num_responses")  # keys that the run itself reads

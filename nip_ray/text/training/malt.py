@@ -11,43 +11,16 @@ Decisions that matter here:
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from nip_ray.errors import TrainingError
-from nip_ray.play.dialogue import Dialogue, Turn
-from nip_ray.play.dialogues import start_dialogue
 from nip_ray.protocols import Protocol as Rules
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
-from nip_ray.text.dialogues.together import gather_or_cancel
-from nip_ray.text.training.expert_iteration import ROUNDING
-from nip_ray.text.training.learning_agent import LearnableScenario, LearningAgent, Pair, Preferences
-
-Path = tuple[int, ...]
-PlayRound = Callable[[Dialogue, Path], Awaitable[Dialogue]]
-"""Plays one round more: (the dialogue so far, the path of the node to be made) -> the dialogue after it."""
-
-
-@dataclass(frozen=True)
-class Node:
-    """A dialogue so far. path: which child to take in each round from the root, whose path is empty. A node without children is a leaf."""
-
-    dialogue: Dialogue
-    path: Path = ()
-    children: tuple["Node", ...] = ()
-
-    def paid(self, agent: str) -> float:
-        """What `agent` was paid in the node's own round, the last one played; the root has none."""
-        return self.dialogue.rewards[-1].get(agent, 0.0) if self.path else 0.0
-
-    def turn(self, agent: str) -> Turn | None:
-        """The agent's turn in the node's own round."""
-        turns = self.dialogue.rounds[-1] if self.path else ()
-        return next((turn for turn in turns if turn.agent == agent), None)
+from nip_ray.text.dialogues.runner import Node
+from nip_ray.text.training.expert_iteration import ROUNDING, LearnableScenario, LearningAgent, Pair, Preferences
 
 
 @dataclass(frozen=True)
@@ -78,28 +51,6 @@ class LabelledNode:
         yield self
         for child in self.children:
             yield from child.walk()
-
-
-async def grow(scenario: LearnableScenario, item: Any, seed: int, k: int, play_round: PlayRound) -> Node:
-    """The tree of `item`: every dialogue that has not ended gets `k` children, all of them played at the same time.
-
-    seed: the episode's, the same in all nodes. Raises TrainingError when a dialogue continues after the protocol's last round, and whatever
-    `play_round` raises, after cancelling what else was being played.
-    """
-
-    async def below(dialogue: Dialogue, path: Path) -> Node:
-        if dialogue.ended:
-            return Node(dialogue, path)
-        if len(path) >= scenario.protocol.max_rounds:
-            raise TrainingError(
-                f"item {item.id}: a dialogue continues after {len(path)} rounds, the last of protocol {scenario.protocol.name!r}"
-            )
-        return Node(dialogue, path, tuple(await gather_or_cancel(child(dialogue, (*path, number)) for number in range(k))))
-
-    async def child(dialogue: Dialogue, path: Path) -> Node:
-        return await below(await play_round(dialogue, path), path)
-
-    return await below(start_dialogue(item, seed), ())
 
 
 def mid_points(protocol: Rules, settings: MaltSettings) -> dict[str, float]:

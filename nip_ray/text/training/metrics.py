@@ -27,12 +27,12 @@ from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
-from nip_ray.play.dialogue_rules import rulebook, verdict_of
+from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.settings.text_training import MaltSettings
-from nip_ray.text.dialogues.rollouts import read_dialogues, rollout_file
-from nip_ray.text.training.malt import LabelledNode, Node, label_tree, mid_points
+from nip_ray.text.dialogues.runner import Node, read_dialogues, rollout_file
+from nip_ray.text.training.malt import LabelledNode, label_tree, mid_points
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]

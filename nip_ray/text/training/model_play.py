@@ -11,14 +11,13 @@ from typing import Any
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Dialogue
+from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
-from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 
 Past = Callable[[int], Mapping[str, Policy]]
 _SEED_BITS = 31

@@ -23,7 +23,7 @@ from nip_ray.serving.policies import Policy, model_for
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.opponents import OpponentSettings
 from nip_ray.storage.files import sync, written_aside
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 
 FOLDER = "past"
 """In the run folder: the snapshots."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.language_scenario import LanguageScenario
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.serving.policies import Policy
 from nip_ray.text.costs.token_bills import Use
-from nip_ray.text.dialogues.tasks import Task
+from nip_ray.text.dialogues.runner import Task
 from nip_ray.text.training.model_play import Reply, Talk
 
 CHECKED = 64

@@ -30,10 +30,9 @@ from nip_ray.config.text_rules import groups, language_agents
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import MAXIMUM, is_ppo
 from nip_ray.learning.token_rows import Turn
-from nip_ray.play.dialogue import Chat, Dialogue
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario
 from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
-from nip_ray.play.language_scenario import LanguageScenario
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed
@@ -42,20 +41,17 @@ from nip_ray.settings.policy_gradient import CurriculumStage, TokenTrainingSetti
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_checkpoint, rewind_checkpoints, save_checkpoint
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.costs.prices import usd
-from nip_ray.text.costs.spending import Spending
+from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
-from nip_ray.text.dialogues.rollouts import by_the_past, rollout_file, write_dialogues
-from nip_ray.text.dialogues.tasks import Task, grouped, test_tasks, training_tasks
+from nip_ray.text.dialogues.runner import Task, by_the_past, grouped, rollout_file, test_tasks, training_tasks, write_dialogues
 from nip_ray.text.items import store_items, stored_items
-from nip_ray.text.parts import Prepared
+from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.metrics import dialogue_metrics, last_test
 from nip_ray.text.training.model_play import ModelPlay
 from nip_ray.text.training.past import PastAgents
 from nip_ray.text.training.playing import Played, Playing, Plays
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.training.state import Stage, TextState, save_state
 from nip_ray.text.word_models import write_word_models
 from nip_ray.tracking import Tracker
 

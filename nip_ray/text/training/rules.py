@@ -1,21 +1,36 @@
-"""The learning rules of language models: those that ship, and those that a plugin adds (`nip_ray.plugins`)."""
+"""The learning rules of language models: those that ship, those that a plugin adds (`nip_ray.plugins`), and the fine-tuning sets they make.
+
+Decisions that matter here:
+- a fine-tuning set depends on the rollouts, the config and the iteration alone: whoever makes it again after a crash makes the same
+  bytes, hence the same job;
+- guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
+"""
 
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
+from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
+from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.keys import keys_of
+from nip_ray.config.text_rules import chat_shapes, fine_tuning_rule
 from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import Surrogate, clipped_surrogate, turn_advantages
+from nip_ray.play.dialogue import Dialogue, Shape, shape_chat
 from nip_ray.protocols import Protocol
+from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
-from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings
+from nip_ray.settings.text_training import ExpertIterationSettings, MaltSettings, TextTrainingSettings
+from nip_ray.text.dialogues.runner import read_dialogues, read_trees, rollout_file
+from nip_ray.text.providers.interface import dpo_line, supervised_line
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
-from nip_ray.text.training.learning_agent import Example, LearningAgent, Pair, Preferences
+from nip_ray.text.training.expert_iteration import Example, LearningAgent, Pair, Preferences
 from nip_ray.text.training.metrics import tree_figures
 
 Made = TypeVar("Made")
@@ -119,3 +134,110 @@ TEXT_ALGORITHMS: dict[str, TextRule] = {
 def rule_of(settings: Any) -> TextRule:
     """The rule that a config's `algorithm` chooses."""
     return TEXT_ALGORITHMS[settings.name]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Guess replacement: in a share of its dialogues the verifier learns the true verdict instead of its own.
+#
+# - the verifier's guesses are replaced before a rule selects, and the rule sees the other dialogues only;
+# - the schedule is the published one (Hammond and Adam-Day, ICLR 2025): iterations count from 0, so the first has the whole share, and of
+#   n dialogues int(share * n) are replaced, after what rounding took away is given back (0.29 of 100 is 29). Who is replaced depends on
+#   (seed, iteration, agent) alone.
+
+
+def replaced_guesses(dialogues: Sequence[Dialogue], agent: LearningAgent) -> tuple[list[Example], list[Dialogue]]:
+    """(examples in which the agent gives the true verdict, the dialogues that are left); provers, and all without a share, keep all."""
+    part = share(agent.settings, agent.iteration)
+    if agent.name not in agent.scenario.protocol.verifiers or not part:
+        return [], list(dialogues)
+    random = np.random.default_rng(stable_seed(agent.seed, "guess_replacement", agent.iteration, agent.name))
+    order = random.permutation(len(dialogues)).tolist()
+    count = int(part * len(dialogues) + 1e-9)
+    examples: list[Example] = []
+    for number in sorted(order[:count]):
+        if own := agent.examples(dialogues[number]):
+            examples += [*own[:-1], replace(own[-1], completion=agent.scenario.verdict_text(dialogues[number].item.y))]
+    return examples, [dialogues[number] for number in sorted(order[count:])]
+
+
+def share(settings: TextTrainingSettings, iteration: int) -> float:
+    """The share of dialogues, in [0, 1], in which the verifier's guess is replaced in `iteration` (from 0).
+
+    p = guess_replacement: none: p; linear: max(p - iteration * rate, 0); exponential: p * (1 - rate) ** iteration.
+    """
+    start, rate = settings.guess_replacement, settings.guess_replacement_rate
+    if settings.guess_replacement_annealing == "linear":
+        return max(start - iteration * rate, 0.0)
+    if settings.guess_replacement_annealing == "exponential":
+        return start * (1 - rate) ** iteration
+    return start
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a group of agents learns from an iteration: the lines of its fine-tuning file, made from the stored rollouts.
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class FineTuningSet:
+    """lines: of the fine-tuning file. figures: ``<agent>/examples``, how many of them are its own; for rules that learn from pairs also
+    ``<rule>/<agent>/{pairs, equal_pairs, invalid_pairs}``.
+    """
+
+    lines: list[Line]
+    figures: Mapping[str, float]
+
+
+def fine_tuning_set(
+    config: TextExperimentConfig, scenario: Any, run_dir: Path, items: Mapping[int, Any], iteration: int, agents: Sequence[str]
+) -> FineTuningSet:
+    """What `agents`, who share a model, learn after `iteration` (from 0), agent by agent. items: the training items by id."""
+    settings, rule = fine_tuning_rule(config), rule_of(config.algorithm)
+    first = 0 if settings.fine_tune_on_all_previous_rollouts else iteration
+    played = [one for i in range(first, iteration + 1) for one in read_played(rule, run_dir, items, i)]
+    lines: list[Line] = []
+    figures: dict[str, float] = {}
+    for agent in agents:
+        learning = LearningAgent(agent, scenario, settings, iteration, config.seed)
+        own, counted = _taught(rule, played, learning, chat_shapes(config)[agent])
+        lines += own
+        figures |= {
+            f"{agent}/examples": float(len(own)),
+            **{f"{config.algorithm.name}/{agent}/{name}": value for name, value in counted.items()},
+        }
+    return FineTuningSet(lines, figures)
+
+
+def read_played(rule: TextRule, run_dir: Path, items: Mapping[int, Any], iteration: int) -> list[Any]:
+    """The dialogues or trees that were stored in an iteration."""
+    path = rollout_file(run_dir, "train", iteration)
+    return [*(read_trees if rule.plays_trees else read_dialogues)(path, items)]
+
+
+def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: Shape) -> tuple[list[Line], Mapping[str, float]]:
+    """One agent's lines and figures."""
+    replaced, kept = ([], played) if rule.pairs is not None else replaced_guesses(played, agent)
+    found = rule.learned(kept, agent)
+    if isinstance(found, Preferences):
+        return [dpo_line(shape_chat(pair.chat, shape), pair.preferred, pair.rejected) for pair in found.pairs], found.figures()
+    return [supervised_line(shape_chat(one.chat, shape), one.completion) for one in (*replaced, *found)], {}
+
+
+def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
+    """What `agents` learn from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
+    about each dialogue's item. Raises UserError for one without examples."""
+    lines: list[Line] = []
+    figures: dict[str, float] = {}
+    shapes, shown = chat_shapes(config), fine_tuning_rule(config).warmup_agents
+    for agent in agents:
+        if agent in shown:
+            taught = [scenario.warm_example(dialogue.item, agent, dialogue.seed) for dialogue in dialogues]
+            if None in taught:
+                raise UserError(f"algorithm.warmup_agents: {config.scenario.name} has no examples of its own for {agent}, leave it out")
+        else:
+            last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
+            taught = [scenario.training_chat(dialogue, agent, round) for dialogue, round in last_turns]
+        lines += [supervised_line(shape_chat(chat, shapes[agent]), reply) for chat, reply in taught]
+        figures[f"{agent}/examples"] = float(len(taught))
+    return FineTuningSet(lines, figures)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from nip_ray.play.dialogue import InvalidReply, Parsed
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
-from nip_ray.scenarios.code_validation.parse import MAX_CHARACTERS, read_reply
-from nip_ray.scenarios.code_validation.scales import SCALES, Scale
+from nip_ray.scenarios.code_validation.parse import MAX_CHARACTERS, SCALES, Scale, read_reply
 
 PLAIN, SEVEN, PERCENT = SCALES["accept_reject"], SCALES["one_to_seven"], SCALES["percent"]
 HEADERS = {"prover0_channel": "Question for Expert_1:", "prover1_channel": "Question for Expert_2:"}

@@ -2,9 +2,9 @@
 
 import pytest
 
-from nip_ray.play.dialogue_rules import verdict_of
+from nip_ray.play.dialogues import verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
-from nip_ray.scenarios.code_validation.scales import SCALES
+from nip_ray.scenarios.code_validation.parse import SCALES
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from jsonschema import validate
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
-from nip_ray.play.dialogue_rules import rulebook
-from nip_ray.play.dialogues import Answer, advance, play_dialogue, start_dialogue
+from nip_ray.play.dialogues import Answer, advance, play_dialogue, rulebook, start_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build, wrap
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES

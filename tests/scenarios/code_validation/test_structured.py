@@ -11,9 +11,8 @@ from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.scales import SCALES
+from nip_ray.scenarios.code_validation.parse import SCALES, field_names, read_json_reply
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
-from nip_ray.scenarios.code_validation.structured import field_names, read_json_reply
 from nip_ray.settings.code_validation import CodeValidationSettings
 
 HEADERS = {"a": "Question for Expert_1:", "b": "Question for Expert_2:"}

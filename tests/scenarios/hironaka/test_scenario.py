@@ -12,8 +12,7 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.play.core import BatchedPlay, episode_seeds, play_rollout
-from nip_ray.play.rollout import Rollout, own_rows
-from nip_ray.play.scenario import Dialogue
+from nip_ray.play.rollout import Dialogue, Rollout, own_rows
 from nip_ray.protocols import build
 from nip_ray.scenarios.hironaka.game import Game
 from nip_ray.scenarios.hironaka.match import PUBLISHED

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.play.core import BatchedPlay, play_rollout
-from nip_ray.play.scenario import Dialogue
+from nip_ray.play.rollout import Dialogue
 from nip_ray.protocols import build
 from nip_ray.scenarios.message_game.scenario import MessageGame, build_message_game
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings

@@ -11,7 +11,7 @@ import torch
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn
 from nip_ray.play.dialogues import Answer, play_dialogue
-from nip_ray.play.scenario import Dialogue as SaidInSymbols
+from nip_ray.play.rollout import Dialogue as SaidInSymbols
 from nip_ray.protocols import build
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
 from nip_ray.scenarios.state_tracking.language import (
@@ -27,7 +27,7 @@ from nip_ray.scenarios.state_tracking.language import (
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.expert_iteration import LearningAgent
 from tests.scenarios.state_tracking.test_scenario import PLAYED
 
 SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.settings.providers import BudgetSettings
-from nip_ray.text.costs.budget import Budget, SharedBudget, budget_actor
-from nip_ray.text.costs.prices import PUSD_PER_USD
-from nip_ray.text.costs.spending import Amount, Spending
-from nip_ray.text.errors import BudgetExhausted
+from nip_ray.text.costs.budget import Budget
+from nip_ray.text.costs.prices import PUSD_PER_USD, Amount, BudgetExhausted, Spending
+from nip_ray.text.costs.shared import SharedBudget, budget_actor
 
 
 def tokens(limit: int) -> Budget:

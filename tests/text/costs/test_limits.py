@@ -11,7 +11,8 @@ import ray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nip_ray.text.costs.limits import Limiter, Limits, SharedLimiter, limiter_actor, limiter_name
+from nip_ray.text.costs.budget import Limiter, Limits
+from nip_ray.text.costs.shared import SharedLimiter, limiter_actor, limiter_name
 from tests.text.chat_server import API_KEY
 
 

@@ -15,14 +15,11 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
-from nip_ray.text.costs.prices import PriceList
-from nip_ray.text.costs.spending import Amount, MeteredReply, Spending
+from nip_ray.text.costs.budget import Budget, Limiter
+from nip_ray.text.costs.prices import Amount, MeteredReply, PriceList, Spending, with_uncertain
 from nip_ray.text.dialogues.records import RecordedChat, fingerprint, read_calls, total
-from nip_ray.text.errors import with_uncertain
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.openai.chat import OpenAIChat
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
+from nip_ray.text.providers.openai import OpenAIChat
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = PriceList({"m": PriceSettings(1.0, 2.0)})
@@ -196,9 +193,9 @@ def talker(url: str, run: Path) -> str:
         import asyncio
         from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
         from nip_ray.text.costs.budget import Budget
-        from nip_ray.text.providers.chat import ChatRequest
-        from nip_ray.text.costs.limits import Limiter
-        from nip_ray.text.providers.openai.chat import OpenAIChat
+        from nip_ray.text.providers.interface import ChatRequest
+        from nip_ray.text.costs.budget import Limiter
+        from nip_ray.text.providers.openai import OpenAIChat
         from nip_ray.text.dialogues.records import RecordedChat, total
 
         async def main():

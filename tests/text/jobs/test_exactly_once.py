@@ -19,12 +19,10 @@ import pytest
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, JobStatus, Method
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.costs.bills import bills, under_way, worst_of
-from nip_ray.text.costs.spending import NOTHING, Amount, sum_of
-from nip_ray.text.jobs.exactly_once import Busy, await_job, ensure_job, job_key, next_attempt
-from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.fine_tuning import InDoubt, encode, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs
+from nip_ray.text.costs.prices import NOTHING, Amount, sum_of
+from nip_ray.text.jobs import Busy, Journal, await_job, bills, ensure_job, job_key, next_attempt, under_way, worst_of
+from nip_ray.text.providers.interface import InDoubt, encode, supervised_line
+from nip_ray.text.providers.openai import OpenAIJobs
 from tests.text.provider import API_KEY, ROOT, ProviderProcess, provider_process, provider_thread
 
 DATA = b'{"messages": []}\n'
@@ -261,14 +259,14 @@ def test_a_model_without_a_name_is_asked_for_again(tmp_path: Path, monkeypatch: 
     backend, path = Backend(), tmp_path / "journal"
     backend.named_from = 5
     job = ensure(backend, path)
-    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.NAMELESS_S", 0.0)
+    monkeypatch.setattr("nip_ray.text.jobs.NAMELESS_S", 0.0)
     with Journal(path) as journal:
         with pytest.raises(TrainingError, match=r"named no model for 0 s; resume"):
             asyncio.run(await_job(backend, journal, job))
         assert journal.last("final") is None
         assert under_way(journal.entries()) == worst_of(SPEC)
         journal.append("final", key=SPEC.key, id=job.id, status="succeeded", model=None, trained_tokens=18, error=None)
-    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.NAMELESS_S", 60.0)
+    monkeypatch.setattr("nip_ray.text.jobs.NAMELESS_S", 60.0)
     with Journal(path) as journal:
         assert asyncio.run(await_job(backend, journal, ensure(backend, path, journal=journal))).model == "base-ft"
         (bill,) = bills(journal.entries())
@@ -279,7 +277,7 @@ def test_an_unknown_status_is_waited_for_a_stated_time(tmp_path: Path, monkeypat
     """By who resumes as well, who finds the job once it is known again how it stands."""
     backend, path = Backend(), tmp_path / "journal"
     backend.unknown = "stalled"
-    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.UNKNOWN_S", 0.05)
+    monkeypatch.setattr("nip_ray.text.jobs.UNKNOWN_S", 0.05)
     with Journal(path) as journal:
         for _ in range(2):
             with pytest.raises(TrainingError, match=r"job-0 has been 'stalled', which is no status .* for 0\.05 s; resume"):
@@ -314,7 +312,7 @@ def test_what_jobs_cost(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ends", ["succeeded", "running"])
 def test_a_duplicate_that_takes_its_time_to_be_cancelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: JobStatus) -> None:
     """It is booked when it has ended, and after `CANCEL_S` at its worst case."""
-    monkeypatch.setattr("nip_ray.text.jobs.exactly_once.CANCEL_S", 0.2)
+    monkeypatch.setattr("nip_ray.text.jobs.CANCEL_S", 0.2)
     backend, path, tries = Backend(), tmp_path / "journal", []
     for _ in range(2):
         backend.add()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nip_ray.errors import UserError
-from nip_ray.text.jobs.journal import Journal, read_journal
+from nip_ray.text.jobs import Journal, read_journal
 from tests.text.provider import ROOT
 
 
@@ -109,7 +109,7 @@ def test_a_full_disk_stops_it_and_keeps_what_was_written(tmp_path: Path) -> None
     source = f"""
 import resource, signal
 from nip_ray.errors import UserError
-from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.jobs import Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 journal = Journal({str(path)!r})
 size = {path.stat().st_size}
@@ -132,7 +132,7 @@ def test_kills_at_random_moments(tmp_path: Path) -> None:
     """A writer says what it appended only after `append` returned: after SIGKILL all of that is there, in order."""
     path = tmp_path / "j"
     source = f"""
-from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.jobs import Journal
 journal = Journal({str(path)!r})
 number = len(list(journal.entries()))
 while True:

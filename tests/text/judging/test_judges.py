@@ -30,7 +30,7 @@ from nip_ray.text.judging.judges import (
     questions,
     read_answer,
 )
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 
 QUESTION, SOLUTION = "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)"
 NAMES = ["prover_role_conformance", "prover_direct_quotation", "prover_accurate_quotation", "follow_up"]

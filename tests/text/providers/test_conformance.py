@@ -19,9 +19,9 @@ from nip_ray.secrets import secret
 from nip_ray.serving.fine_tuning_job import FineTuneJob
 from nip_ray.settings.options import FORBID_UNKNOWN, option
 from nip_ray.settings.providers import DummyProvider, LocalProvider, OpenAIProvider, ProviderSettings, TrainingServiceProvider
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
 from nip_ray.text.providers.conformance import check_provider
 from nip_ray.text.providers.dummy import DummyJobs
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from tests.text.provider import API_KEY, provider_thread
 from tests.text.provider_steps import Server
 

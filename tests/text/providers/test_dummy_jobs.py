@@ -7,8 +7,7 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
-from nip_ray.text.jobs.exactly_once import await_job, ensure_job
-from nip_ray.text.jobs.journal import Journal
+from nip_ray.text.jobs import Journal, await_job, ensure_job
 from nip_ray.text.providers.dummy import DummyJobs
 
 SPEC = FineTuneSpec("k" * 64, "dpo", "base", "s", 3, 50, num_epochs=2)

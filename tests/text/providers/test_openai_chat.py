@@ -9,13 +9,10 @@ import pytest
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
-from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.limits import Limiter
-from nip_ray.text.costs.spending import Amount, MeteredReply
-from nip_ray.text.errors import BudgetExhausted, uncertain_of
-from nip_ray.text.providers.chat import ChatReply, ChatRequest
-from nip_ray.text.providers.failures import refused, retry_after_s
-from nip_ray.text.providers.openai.chat import OpenAIChat
+from nip_ray.text.costs.budget import Budget, Limiter
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, MeteredReply, uncertain_of
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, refused, retry_after_s
+from nip_ray.text.providers.openai import OpenAIChat
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}

@@ -14,9 +14,9 @@ import pytest
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.jobs.exactly_once import Busy
-from nip_ray.text.providers.fine_tuning import InDoubt, dpo_line, encode, file_name, supervised_line
-from nip_ray.text.providers.openai.jobs import OpenAIJobs, _as_job, method_of
+from nip_ray.text.jobs import Busy
+from nip_ray.text.providers.interface import InDoubt, dpo_line, encode, file_name, supervised_line
+from nip_ray.text.providers.openai import OpenAIJobs, _as_job, method_of
 from tests.text.provider import API_KEY, Provider, provider_thread
 
 T = TypeVar("T")

@@ -14,13 +14,10 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneSpec
 from nip_ray.settings.providers import BudgetSettings, PriceSettings, TrainingServiceProvider
 from nip_ray.text.costs.budget import Budget
-from nip_ray.text.costs.metered import MeteredChat
-from nip_ray.text.costs.prices import price_list
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.jobs.exactly_once import await_job, ensure_job
-from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.chat import ChatRequest
-from nip_ray.text.providers.fine_tuning import dpo_line, encode, supervised_line
+from nip_ray.text.costs.prices import BudgetExhausted, price_list
+from nip_ray.text.jobs import Journal, await_job, ensure_job
+from nip_ray.text.providers.interface import ChatRequest, dpo_line, encode, supervised_line
+from nip_ray.text.providers.registry import MeteredChat
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
 from tests.text import provider_policy, provider_steps
 from tests.text.provider_steps import Server

@@ -18,7 +18,7 @@ from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSet
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.text.training import malt
 from nip_ray.text.training.conformance import check_text_algorithm
-from nip_ray.text.training.learning_agent import Example, LearningAgent, Preferences
+from nip_ray.text.training.expert_iteration import Example, LearningAgent, Preferences
 from nip_ray.text.training.rules import TEXT_ALGORITHMS, TextRule
 
 pytestmark = pytest.mark.usefixtures("no_plugins")

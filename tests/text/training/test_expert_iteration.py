@@ -15,10 +15,8 @@ from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.text.parts import prepare
-from nip_ray.text.training.expert_iteration import select
-from nip_ray.text.training.fine_tuning_sets import format_warmup_set
-from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.expert_iteration import LearningAgent, select
+from nip_ray.text.training.rules import format_warmup_set, replaced_guesses
 
 
 def settings(**given: Any) -> ExpertIterationSettings:

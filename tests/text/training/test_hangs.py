@@ -19,7 +19,7 @@ from nip_ray.errors import TrainingError
 from nip_ray.serving.hangs import GROUP
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.parts import prepare
-from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.trainer import begin, new_state
 from tests.text.providers.test_local_run import CONFIGS
 from tests.text.training.test_places import config_of, rows, trained, weights
 

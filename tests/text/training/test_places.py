@@ -19,9 +19,8 @@ from nip_ray.serving.learner_group import LearnerGroup
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.parts import prepare
-from nip_ray.text.training.run import begin, new_state
-from nip_ray.text.training.state import load_state, save_state
+from nip_ray.text.parts import load_state, prepare, save_state
+from nip_ray.text.training.trainer import begin, new_state
 
 
 def config_of(

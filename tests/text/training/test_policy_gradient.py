@@ -24,14 +24,13 @@ from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.parts import prepare
+from nip_ray.text.costs.prices import BudgetExhausted
+from nip_ray.text.parts import load_state, prepare, save_state
 from nip_ray.text.training.credit import credit
 from nip_ray.text.training.model_play import Reply
 from nip_ray.text.training.past import snapshot_weights
 from nip_ray.text.training.policy_gradient import PolicyGradientTrainer
-from nip_ray.text.training.run import begin, new_state
-from nip_ray.text.training.state import load_state, save_state
+from nip_ray.text.training.trainer import begin, new_state
 from tests.serving import vllm_stand_in
 from tests.text.provider import ROOT
 

@@ -17,10 +17,9 @@ import pytest
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
-from nip_ray.text.training.expert_iteration import examples
-from nip_ray.text.training.guess_replacement import replaced_guesses
-from nip_ray.text.training.learning_agent import LearningAgent
+from nip_ray.text.training.expert_iteration import LearningAgent, examples
 from nip_ray.text.training.metrics import dialogue_metrics
+from nip_ray.text.training.rules import replaced_guesses
 from tests.text.small_dialogues import TinyScenario, random_dialogues, tiny
 
 PROTOCOLS: list[tuple[str, dict[str, Any]]] = [

@@ -16,8 +16,8 @@ from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.language import language_kind
 from nip_ray.serving.word_model import save_word_model
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.training.state import load_state
+from nip_ray.text.costs.prices import BudgetExhausted
+from nip_ray.text.parts import load_state
 from tests.text.provider_policy import KEY, MODEL, Killed, Service
 
 PRICES = {"input": 1.0, "output": 2.0, "training": 4.0}

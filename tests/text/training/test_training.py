@@ -15,13 +15,11 @@ from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.storage.folder import RunFolder
-from nip_ray.text.costs.bills import worst
+from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.dialogues.records import read_calls
-from nip_ray.text.errors import BudgetExhausted
-from nip_ray.text.jobs.exactly_once import ensure_job
-from nip_ray.text.jobs.journal import Journal, read_journal
+from nip_ray.text.jobs import Journal, ensure_job, read_journal, worst
 from nip_ray.text.parts import prepare
-from nip_ray.text.training.run import begin, new_state
+from nip_ray.text.training.trainer import begin, new_state
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from nip_ray.errors import TrainingError, require
 from nip_ray.secrets import Redactor, secret
 from nip_ray.settings.providers import OpenAIProvider
-from nip_ray.text.providers.failures import FIRST_WAIT_S, Failure, backoff_s, lost, refused
+from nip_ray.text.providers.interface import FIRST_WAIT_S, Failure, backoff_s, lost, refused
 
 if TYPE_CHECKING:
     import httpx2

@@ -1,38 +1,162 @@
-"""`ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
+"""Fine-tuning jobs, each made exactly once: their journal, what is done with it, and what it says that they have cost.
 
-Decisions that matter here:
-- a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
-  we were about to do with it: so who comes after a crash can ask whether it was done;
-- look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
-  provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
-- who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the request began: it
-  counts that time from its own start;
-- no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
-  the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
-  take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
-- a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
-  the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
-- failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
-  made by who resumes (`next_attempt`).
-
-The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation), refused (it was
-not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over (how that ended), final (how
-the job ended). Times are seconds since 1970, by our clock.
+Decisions that matter here (of the journal):
+- one entry is one line of JSON, put at the end by a single write and fsynced before `append` returns: once an entry is acted upon, it
+  is on disk;
+- a kill or a power failure can spoil the last line only. Such a line has no line break at its end, or zeros in it where blocks never
+  reached the disk; it was never acted upon, and is as good as none. Any other damage is told, never guessed at;
+- every line carries the format version and a CRC-32 of its entry;
+- one writer at a time; readers need no lock (`read_journal`);
+- after a write that failed nothing more is written: what the disk then holds is known only to who opens the file again.
 """
 
 import asyncio
 import hashlib
+import io
 import json
+import threading
 import time
 import warnings
-from collections.abc import Callable
-from dataclasses import replace
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Method
-from nip_ray.text.jobs.journal import Journal
-from nip_ray.text.providers.failures import MAX_WAIT_S, backoff_s
-from nip_ray.text.providers.fine_tuning import FineTuneBackend, InDoubt
+from nip_ray.storage.files import LineFile
+from nip_ray.text.costs.prices import NOTHING, Amount, ModelSpending, Spending
+from nip_ray.text.providers.interface import MAX_WAIT_S, FineTuneBackend, InDoubt, backoff_s
+
+VERSION = 1
+"""The format of every line."""
+
+Entry = dict[str, Any]
+"""What was appended: "kind" and the fields given with it."""
+
+
+class Journal:
+    """The journal at `path`, opened for writing and made when missing. Safe to use from several threads.
+
+    Raises UserError when the file is damaged, of a newer version, cannot be opened, or is open for writing elsewhere.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._guard = threading.Lock()
+        self._failed: UserError | None = None
+        self._file = LineFile(self.path)
+        try:
+            self._entries, whole = _read(self.path)
+            self._file.cut(whole)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def append(self, kind: str, /, **fields: Any) -> Entry:
+        """Add an entry; it is on disk when this returns. `fields` are plain JSON values.
+
+        Raises UserError when it cannot be written, and for every later call on this object; RuntimeError when it is closed.
+        """
+        line = _line({"kind": kind, **fields})
+        with self._guard:
+            if self._failed is not None:  # whoever shares it learns the reason, not that it is closed
+                raise UserError(*self._failed.args)
+            try:
+                self._file.append(line)
+                self._file.sync()
+            except UserError as error:
+                self._failed = error
+                self._file.close()
+                raise
+            entry = json.loads(line)["entry"]
+            self._entries.append(entry)
+        return entry
+
+    def entries(self, kind: str | None = None, /, **fields: Any) -> Iterator[Entry]:
+        """The entries of this kind (none: of any) whose fields have these values, the oldest first."""
+        for entry in tuple(self._entries):
+            if kind in (None, entry["kind"]) and all(entry.get(name) == value for name, value in fields.items()):
+                yield entry
+
+    def last(self, kind: str | None = None, /, **fields: Any) -> Entry | None:
+        """The newest such entry."""
+        found = list(self.entries(kind, **fields))
+        return found[-1] if found else None
+
+    def close(self) -> None:
+        """Close the file and give the lock back. May be called again."""
+        with self._guard:
+            self._file.close()
+
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_journal(path: Path | str) -> list[Entry]:
+    """All entries of a journal that another process may be writing, none when it is missing. Raises UserError when it is damaged."""
+    return _read(Path(path))[0]
+
+
+def _line(entry: Entry) -> bytes:
+    """The one way in which an entry is written."""
+    text = json.dumps(entry, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return f'{{"crc":{zlib.crc32(text.encode())},"entry":{text},"version":{VERSION}}}\n'.encode()
+
+
+def _read(path: Path) -> tuple[list[Entry], int]:
+    """The entries, and the length in bytes of the whole lines that hold them."""
+    try:
+        lines = io.BytesIO(path.read_bytes()).readlines()
+    except FileNotFoundError:
+        return [], 0
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    if lines and (not lines[-1].endswith(b"\n") or b"\0" in lines[-1]):
+        lines.pop()
+    entries = [_parse(line, f"{path}: line {number}") for number, line in enumerate(lines, 1)]
+    return entries, sum(len(line) for line in lines)
+
+
+def _parse(line: bytes, where: str) -> Entry:
+    damaged = UserError(f"{where} is damaged; restore the file from a copy, or look through it by hand: it says which jobs were paid for")
+    try:
+        row = json.loads(line)
+        version, entry = row["version"], row["entry"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        raise damaged from None
+    if type(version) is int and version > VERSION:
+        raise UserError(f"{where} has the format version {version}, and this nip_ray knows those up to {VERSION}; use a newer one")
+    if not isinstance(entry, dict) or "kind" not in entry or line != _line(entry):
+        raise damaged
+    return entry
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# `ensure_job`: a fine-tuning job made exactly once, whatever is killed, lost or late in between.
+#
+# - a job has a key that depends on what it is for alone (`job_key`). The provider keeps the key with the job, and the journal says what
+#   we were about to do with it: so who comes after a crash can ask whether it was done;
+# - look first, create later. A job that has the key is adopted. A request to create that got no clear answer leaves us in doubt: the
+#   provider is asked for the key until `backend.doubt_s` have passed, and only then the job is made again;
+# - who comes after a kill cannot know when the connection was cut, nor by a clock that may have been set since when the request began: it
+#   counts that time from its own start;
+# - no provider can be trusted to create once what was asked once (a proxy may deliver twice). So the key is looked up once more after
+#   the answer and once more at the end; of several jobs the oldest stays, the others are cancelled, told of and billed. A provider may
+#   take its time to cancel: it is asked for `CANCEL_S`, and a job that has not ended by then counts at its worst case;
+# - a provider may say "succeeded" before it can name the model. It is asked again for `NAMELESS_S`, and by whoever resumes; until then
+#   the job does not count as over. So it is with a status that is not known here, for `UNKNOWN_S`;
+# - failed and cancelled jobs are over. Within a process they stop the training; a retry is another attempt, hence another key, and is
+#   made by who resumes (`next_attempt`).
+#
+# The journal's entries, all with "key": intent (what for, and what it can cost), submit (about to ask for creation), refused (it was
+# not created), in_doubt, job (the id; adopted or not), duplicate (another job with the key), duplicate_over (how that ended), final (how
+# the job ended). Times are seconds since 1970, by our clock.
 
 _MAX_DOUBTS = 10  # requests without a clear answer in one process, after which the provider counts as broken
 _PATIENCE_S = 26 * 3600.0  # for a provider that is busy: a daily limit is over after a day
@@ -245,3 +369,70 @@ async def _submit(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec
     journal.append("job", key=key, id=job.id, adopted=False)
     await _cancel_others(backend, journal, key, job.id)
     return replace(job, key=key), None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What fine-tuning jobs have cost: a function of their journal, as `nip_ray.text.dialogues.records.total` is of the records of calls.
+#
+# - a job costs the tokens that the provider says it trained on, at the price that its intent states. A job that succeeded and whose
+#   provider does not say may have cost its worst case, which is booked as uncertain;
+# - a failed job is free unless the provider counts tokens for it; so is one that was cancelled before it ran. One that was cancelled later
+#   may have cost its worst case;
+# - a duplicate (see `nip_ray.text.jobs`) that was over before it could be cancelled is billed like any other job;
+# - a job that was asked for and is not known to be over may cost its worst case (`under_way`).
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What one job cost. key: what it was made for. id: the provider's."""
+
+    key: str
+    id: str
+    spending: Spending
+
+
+def bills(entries: Iterable[Entry]) -> list[Bill]:
+    """Of every job that is over, by the journal."""
+    intents: dict[str, Entry] = {}
+    found: dict[str, Bill] = {}
+    for entry in entries:
+        if entry["kind"] == "intent":
+            intents[entry["key"]] = entry
+        elif entry["kind"] in ("final", "duplicate_over"):
+            found[entry["id"]] = Bill(entry["key"], entry["id"], _spending(intents[entry["key"]], entry))
+    return list(found.values())
+
+
+def under_way(entries: Iterable[Entry]) -> Amount:
+    """What jobs that were asked for (or made besides), and are not known to be over or refused, can cost at most."""
+    intents: dict[str, Entry] = {}
+    is_open: dict[str, Entry] = {}
+    for entry in entries:
+        kind, key = entry["kind"], entry["key"]
+        if kind == "intent":
+            intents[key] = entry
+        elif kind in ("submit", "job", "duplicate"):
+            is_open[entry["id"] if kind == "duplicate" else key] = intents[key]
+        elif kind in ("refused", "final", "duplicate_over"):
+            is_open.pop(entry["id"] if kind == "duplicate_over" else key, None)
+    return sum(map(worst, is_open.values()), NOTHING)
+
+
+def worst(intent: Entry) -> Amount:
+    """What the job of this intent can cost at most."""
+    return Amount(intent["worst_tokens"] * intent["token_pusd"], intent["worst_tokens"])
+
+
+def worst_of(spec: FineTuneSpec) -> Amount:
+    """What a job that is to be made can cost at most."""
+    return Amount(spec.worst_tokens * spec.token_pusd, spec.worst_tokens)
+
+
+def _spending(intent: Entry, over: Entry) -> Spending:
+    model, tokens = intent["model"], over["trained_tokens"]
+    if tokens:
+        return Spending.of_job(model, tokens, tokens * intent["token_pusd"])
+    if over["status"] == "succeeded":
+        return Spending({model: ModelSpending()}, jobs=1, uncertain=worst(intent))
+    free = over["status"] == "failed" or (over["status"] == "cancelled" and not over.get("ran", True))
+    return Spending(uncertain=NOTHING if free else worst(intent))

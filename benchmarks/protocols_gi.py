@@ -1,0 +1,183 @@
+"""All protocols on graph isomorphism, on equal terms: the trials of `tune_configs/protocols_gi.yaml`, recorded one by one as they end.
+
+    nip-ray data graph-isomorphism --pairs 1000 --seed 1 --exclude PUBLISHED_TEST.npz --out VALIDATION.npz
+    python benchmarks/protocols_gi.py tune --test VALIDATION.npz --out runs       # which learning rate, for each protocol
+    python benchmarks/protocols_gi.py train --test PUBLISHED_TEST.npz --out runs  # five seeds of each, with the rates of the config
+    python benchmarks/protocols_gi.py page                                        # docs/results.md and its figure
+
+What has ended stands in `benchmarks/protocols_gi.json`, with what it was trained by, and is not run again: so the trials may be spread over
+many days and machines. An interrupted command continues where it was. Tuning trains one seed that is none of the five, for half as long.
+"""
+
+import argparse
+import json
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import yaml
+from _common import NIP_RAY, ROOT, machine
+from _protocols_page import write_page
+
+CONFIG = ROOT / "tune_configs" / "protocols_gi.yaml"
+RECORD = ROOT / "benchmarks" / "protocols_gi.json"
+RATES = (3e-4, 6e-4, 1.2e-3)
+TUNING_SEED = 10
+KEPT = ("estimate", "lower", "upper", "n")
+
+
+def main() -> None:
+    """Tune, train, or write the page."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["tune", "train", "page"])
+    parser.add_argument("--test", type=Path, help="Held-out pairs: for tuning a validation split, for training the published test split.")
+    parser.add_argument("--out", type=Path, default=Path("runs"), help="Where the sweeps' folders are made.")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--cases", nargs="+", help="Some protocols alone, by their names in the config.")
+    parser.add_argument("--concurrent", type=int, default=1, help="Trials at once, each on a thread of its own.")
+    options = parser.parse_args()
+    if options.command == "page":
+        write_page(recorded())
+        return
+    if options.test is None:
+        parser.error("--test FILE is needed")
+    print(machine(), flush=True)
+    seeds = [TUNING_SEED] if options.command == "tune" else options.seeds
+    for seed in seeds:
+        if sweep := missing(options.command, seed, options.test.resolve(), options.cases):
+            sweep["sweep"]["max_concurrent"] = options.concurrent
+            run(sweep, options.out.resolve() / f"protocols-gi-{options.command}-{seed}", options.command)
+
+
+def missing(command: str, seed: int, test: Path, cases: Sequence[str] | None) -> dict[str, Any]:
+    """The sweep of the trials of a seed that are not recorded; empty where none is missing."""
+    data = yaml.safe_load(CONFIG.read_text())
+    sweep = data["sweep"]
+    done = {(row["case"], row["lr"]) for row in recorded()[command] if row["seed"] == seed}
+    rates = {case: rate_of(data, case) for case in sweep["cases"]}
+    wanted = {case for case in rates if cases is None or case in cases}
+    sweep["seeds"] = [seed]
+    data["scenario"]["data"]["test"] = str(test)
+    if command == "train":
+        sweep["cases"] = {case: change for case, change in sweep["cases"].items() if case in wanted and (case, rates[case]) not in done}
+        return data if sweep["cases"] else {}
+    sweep["cases"] = {
+        f"{case} | {rate:g}": laid_over(change, {"algorithm": {"lr": rate}})
+        for case, change in sweep["cases"].items()
+        for rate in RATES
+        if case in wanted and (case, rate) not in done
+    }
+    half = data["iterations"] // 2
+    schedule = data["schedules"]["verifier"]
+    schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
+    data |= {"iterations": half, "evaluation": {"interval": half}, "checkpoint": {"interval": half}}
+    return data if sweep["cases"] else {}
+
+
+def rate_of(data: Mapping[str, Any], case: str) -> float:
+    """The learning rate that the config gives a protocol."""
+    return float(data["sweep"]["cases"][case].get("algorithm", {}).get("lr", data["algorithm"]["lr"]))
+
+
+def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` with `changes`, mappings key by key."""
+    made = deepcopy(dict(data))
+    for key, value in changes.items():
+        old = made.get(key)
+        made[key] = laid_over(old, value) if isinstance(value, Mapping) and isinstance(old, Mapping) else value
+    return made
+
+
+def run(sweep: dict[str, Any], folder: Path, command: str) -> None:
+    """Run or resume the sweep, and record what has ended, also where the sweep was interrupted."""
+    for earlier in sorted(folder.parent.glob(f"{folder.name}*/sweep.yaml")):
+        record(earlier.parent, command)
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        sweep["sweep"]["storage_path"] = str(folder.parent)
+        yaml.safe_dump(sweep | {"name": folder.name}, file, sort_keys=False)
+        file.flush()
+        process = subprocess.Popen([NIP_RAY, "sweep", file.name, "--quiet"])
+        made = None
+        try:
+            while process.poll() is None:
+                made = made or max(folder.parent.glob(f"{folder.name}*/sweep.yaml"), key=lambda path: path.stat().st_mtime, default=None)
+                if made is not None:
+                    record(made.parent, command)
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            process.terminate()
+            process.wait()
+            if made is not None:
+                record(made.parent, command)
+
+
+def record(folder: Path, command: str) -> None:
+    """Add the trials of a sweep's folder that have ended."""
+    known = recorded()
+    rows = known[command]
+    seen = {(row["case"], row["lr"], row["seed"]) for row in rows}
+    for row in ended(folder, command):
+        if (row["case"], row["lr"], row["seed"]) not in seen:
+            rows.append(row)
+            print(json.dumps({key: row[key] for key in ("case", "lr", "seed", "accuracy", "soundness_error")}), flush=True)
+    rows.sort(key=lambda row: (row["case"], row["lr"], row["seed"]))
+    lines = (f' "{part}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in known[part]) + "\n ]" for part in ("tune", "train"))
+    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
+    """A row for each trial that was played to its end and examined."""
+    for place in sorted((folder / "trials").glob("*/run.json")):
+        found, run_dir = json.loads(place.read_text()), place.parent
+        if not found.get("finished") or not (run_dir / "evaluation.json").exists():
+            continue
+        config = yaml.safe_load((run_dir / "config.yaml").read_text())
+        document = json.loads((run_dir / "evaluation.json").read_text())
+        metrics = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        case = case_of(folder, run_dir.name).split(" | ")[0]
+        figures = {key: kept(document["greedy"].get(f"verifier/{key}")) for key in ("accuracy", "completeness", "soundness", "undecided")}
+        yield {
+            "case": case,
+            "lr": config["algorithm"]["lr"],
+            "seed": config["seed"],
+            "iterations": config["iterations"],
+            "env_steps": config["iterations"] * config["play"]["num_copies"] * rounds_of(config),
+            **figures,
+            "soundness_error": kept(document.get("soundness_error")) | {"by": (document.get("soundness_error") or {}).get("by")},
+            "curve": [[row["iteration"], row["eval/verifier/accuracy"]] for row in metrics if "eval/verifier/accuracy" in row],
+            "overlap": document.get("overlap"),
+            "minutes": round(sum(row.get("time/iteration_s", 0.0) for row in metrics) / 60, 2),
+        }
+
+
+def case_of(folder: Path, trial: str) -> str:
+    """The name of a trial's case: trials are numbered in the order of the sweep's cases."""
+    cases = list(yaml.safe_load((folder / "sweep.yaml").read_text())["sweep"]["cases"])
+    return cases[int(trial.split("-")[0].split("_")[-1])]
+
+
+def rounds_of(config: Mapping[str, Any]) -> int:
+    """Rounds of an episode, all of which have the same number."""
+    fixed = {"adp": 2, "merlin_arthur": 2, "solo_verifier": 1}
+    protocol = config["protocol"]
+    return fixed.get(protocol["name"]) or protocol["max_rounds"]
+
+
+def kept(figure: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An estimate with its interval."""
+    return {} if figure is None else {key: figure[key] for key in KEPT}
+
+
+def recorded() -> dict[str, list[dict[str, Any]]]:
+    """What has ended so far."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {"tune": [], "train": []}
+
+
+if __name__ == "__main__":
+    main()

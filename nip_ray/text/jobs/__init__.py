@@ -1,1 +1,0 @@
-"""Fine-tuning jobs, each made exactly once."""
