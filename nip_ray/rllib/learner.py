@@ -493,7 +493,7 @@ def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
     if data.moments is None:
         return normalised_like(data.advantage_N[own], data.advantage_N[all_rows])
     mean, deviation = data.moments
-    return (data.advantage_N[own] - mean) / deviation
+    return ((data.advantage_N[own].double() - mean) / deviation).to(data.advantage_N.dtype)
 
 
 def normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:

@@ -42,7 +42,8 @@ def own_places(first: int, last: int, learners: int, rank: int) -> slice:
 class JointRows:
     """The rows of all learners in M minibatches. agents: who has any. count: agent -> (M,) how many.
 
-    moments: agent -> (M, 2) mean and deviation of their advantages, as `normalise` has them (0 and 1 for less than two rows).
+    moments: agent -> (M, 2) mean and deviation of their advantages in double precision, as `normalise` has them (0 and 1 for less
+    than two rows).
     compared: (M,) turns that are compared under zero knowledge. everywhere: the agents of whom each learner has rows.
     """
 
@@ -79,7 +80,7 @@ def joint_rows(
     mean_MA = sum_MA / count_MA.clamp_min(1)
     deviation_MA = (square_MA / count_MA.clamp_min(1) - mean_MA.square()).clamp_min(0).sqrt().clamp_min(1e-6)
     alone_MA = count_MA < 2
-    moments_MA2 = torch.stack([mean_MA.masked_fill(alone_MA, 0), deviation_MA.masked_fill(alone_MA, 1)], -1).float()
+    moments_MA2 = torch.stack([mean_MA.masked_fill(alone_MA, 0), deviation_MA.masked_fill(alone_MA, 1)], -1)
     counts_AM, holders_A = count_MA.t().long().tolist(), seen_MA3[-1, :, 0].tolist()
     counts, holders = dict(zip(agents, counts_AM[:-1], strict=True)), dict(zip(agents, holders_A[:-1], strict=True))
     return JointRows(
