@@ -422,13 +422,12 @@ def large(parts: Parts) -> None:
     more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
     alone = iteration_time(more, Machines()).total
     print(
-        f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, {more.copies} copies, {more.minibatch_copies} in a minibatch"
+        f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches"
     )
     for changes in ({}, {"shard": True}, {"shard": True, "ahead": True}):
         found = iteration_time(more, replace(LARGE, **changes))
-        print(
-            f"  {' '.join(changes) or 'neither':>12}: {found.total:.3f} s, {alone / found.total:.2f} times one process; longest: {found.bottleneck}"
-        )
+        name, speed = " ".join(changes) or "neither", alone / found.total
+        print(f"  {name:>12}: {found.total:.3f} s, {speed:.2f} times one process; longest: {found.bottleneck}")
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> None:
