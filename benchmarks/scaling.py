@@ -176,8 +176,10 @@ class Traffic:
 class Case:
     """One variant, alive: its algorithm, and what was measured of it."""
 
-    def __init__(self, experiment: ExperimentConfig, *variant: int) -> None:
-        self.name = name = Variant(*variant)
+    def __init__(
+        self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, shard: bool = False, staleness: int = 0
+    ) -> None:
+        self.name = name = Variant(runners, learners, threads, shard, staleness)
         share = experiment.play.num_copies // max(1, name.runners)
         play = replace(experiment.play, num_env_runners=name.runners, num_copies=share, max_staleness=name.staleness)
         settings = replace(experiment.learners, num_learners=name.learners, shard=name.shard)
@@ -421,9 +423,7 @@ def large(parts: Parts) -> None:
     """Print what the model says of many machines that have as much to do each as this one."""
     more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
     alone = iteration_time(more, Machines()).total
-    print(
-        f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches"
-    )
+    print(f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches")
     for changes in ({}, {"shard": True}, {"shard": True, "ahead": True}):
         found = iteration_time(more, replace(LARGE, **changes))
         name, speed = " ".join(changes) or "neither", alone / found.total

@@ -1,18 +1,32 @@
 """Play while learners learn (`play.max_staleness`): by whose weights, with which numbers, after a restore, and what it brings."""
 
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.ppo import PPOLearner, ProtocolPPOConfig
-from tests.rllib.experiments import PAST, Weights, distance, message_game, train, weights
+from tests.rllib.experiments import PAST, distance, message_game, train, weights
 from tests.rllib.test_restore import TRAVELS, Travel, same_state
 
 AHEAD: dict[str, Any] = dict(num_env_runners=1, max_staleness=1)
-SLEEP_S = 0.4
+SLEEP_S = 1.0
+
+
+def test_numbers_are_those_of_play_by_weights_one_iteration_old(ray_session: None, made: Any) -> None:
+    ahead, player, learner = made(message_game(play=AHEAD)), made(message_game()), made(message_game())
+    states, stale = [], []
+    for iteration in range(4):
+        ahead.train()
+        stale.append(ahead.row["learn/staleness"])
+        states.append(learner.training_state()["modules"])
+        for agent, network in local_learner(player.learner_group).networks.items():
+            network.load_state_dict(states[max(0, iteration - 1)][agent])
+        learner.learn_from(player.env_runner_group.local_env_runner.sample(iteration=iteration, worker=1))
+    assert stale == [0, 1, 1, 1]
+    assert distance(weights(ahead), weights(learner)) <= 1e-6
+    assert distance(weights(learner), train(made(message_game()), 4)) > 1e-4, "of play in time"
 
 
 class SlowLearner(PPOLearner):
@@ -28,52 +42,28 @@ def slow_sample(**kwargs: Any) -> None:
     time.sleep(SLEEP_S)
 
 
-@pytest.fixture
-def slowly(ray_session: None) -> Iterator[Any]:
-    """Trains five iterations, in which play and learning take equally long: the weights, staleness, and seconds of the fastest but the
-    first two."""
-    made: list[Any] = []
+@pytest.mark.slow
+def test_play_beside_learning_takes_its_time_away(ray_session: None) -> None:
+    """Where both take equally long, and neither a core: at least 1.6 times the iterations a second."""
 
-    def trained(staleness: int) -> tuple[Weights, list[int | None], float]:
+    def fastest_s(staleness: int) -> float:
         config = ProtocolPPOConfig().experiment(message_game(play=AHEAD | dict(max_staleness=staleness)))
         algorithm: Any = config.training(learner_class=SlowLearner).callbacks(on_sample_end=slow_sample).build_algo()
-        made.append(algorithm)
-        stale, seconds = [], []
+        seconds = []
         for _ in range(5):
             began = time.perf_counter()
             algorithm.train()
             seconds.append(time.perf_counter() - began)
-            stale.append(algorithm.row.get("learn/staleness"))
-        return weights(algorithm), stale, min(seconds[2:])
-
-    yield trained
-    for algorithm in made:
         algorithm.stop()
+        return min(seconds[2:])
 
-
-def test_play_beside_learning_takes_its_time_away(slowly: Any, made: Any) -> None:
-    """At least 1.6 times the iterations a second, and the numbers of play by the weights of one iteration before."""
-    in_time, never, alone_s = slowly(0)
-    ahead, stale, beside_s = slowly(1)
-    assert never == [None] * 5
-    assert stale == [0, 1, 1, 1, 1]
-    assert alone_s / beside_s >= 1.6
-    player, learner = made(message_game()), made(message_game())
-    states = []
-    for iteration in range(5):
-        states.append(learner.training_state()["modules"])
-        by = states[max(0, iteration - 1)]
-        for agent, network in local_learner(player.learner_group).networks.items():
-            network.load_state_dict(by[agent])
-        learner.learn_from(player.env_runner_group.local_env_runner.sample(iteration=iteration, worker=1))
-    assert distance(ahead, weights(learner)) <= 1e-6
-    assert distance(ahead, in_time) > 1e-4
+    assert fastest_s(0) / fastest_s(1) >= 1.6
 
 
 @pytest.mark.parametrize("travel", [TRAVELS[1], *(pytest.param(*other.values, marks=pytest.mark.slow) for other in TRAVELS[::2])])
 def test_a_restore_plays_by_the_weights_that_were_to_play(ray_session: None, made: Any, tmp_path: Any, travel: Travel) -> None:
     """Four iterations are two and two, to the last bit: in another algorithm, and in one that is ahead and plays."""
-    config = message_game(play=AHEAD, opponents=PAST | dict(size=2), learners=dict(num_learners=0))
+    config = message_game(play=AHEAD, opponents=PAST | dict(size=2))
     whole, second = made(config), made(config)
     halfway = train(whole, 2)
     travel(whole, second, tmp_path)
