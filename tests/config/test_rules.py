@@ -56,6 +56,8 @@ def spoken_in_json(provider: Data) -> Data:
 UNEQUAL = {"actor": 1, "critic": 0.5}
 OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
+SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
 
 
 @pytest.mark.parametrize(
@@ -136,6 +138,12 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         ({"learners": {"num_learners": 3}}, "learners.num_learners", "256 copies in an iteration cannot be shared evenly, use 2"),
         ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "16 learners (learners.num_learners), use at least 128"),
         ({"play": {"num_gpus_per_env_runner": 0.5}}, "play.num_gpus_per_env_runner", "raise play.num_env_runners"),
+        ({"play": {"max_staleness": 1}}, "play.max_staleness", "that learn are those that play, set it to 0 or raise play.num_env_runners"),
+        (AHEAD | {"algorithm": {"name": "stackelberg"}}, "play.max_staleness", "stackelberg does not correct for the weights that played"),
+        (AHEAD | {"algorithm": {"name": "reinforce", "max_importance_weight": None}}, "algorithm.max_importance_weight", "got none"),
+        ({"learners": {"shard": True}}, "learners.shard", "nothing to share with num_learners 0, raise that"),
+        (SHARDS | {"algorithm": {"name": "solo"}}, "learners.shard", "solo needs all copies in every learner"),
+        (SHARDS | {"algorithm": {"name": "stackelberg"}}, "learners.shard", "set it to false or use ppo or reinforce"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
         (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
@@ -178,6 +186,7 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         ppo(minibatch_copies=256),
         {"learners": {"num_learners": 8}},
         {"play": {"num_copies": 3, "num_env_runners": 4}, "learners": {"num_learners": 6}},
+        AHEAD | SHARDS | {"algorithm": {"name": "reinforce"}},
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
         {"plugins": [__file__, "json.decoder"]},
