@@ -20,7 +20,7 @@ from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.evaluation.staged import BATCH, Staged, joined, stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import Protocol
 
 _FREE, _SILENT = -2, -1  # in a plan: whatever the network likes, nothing
 
@@ -77,14 +77,13 @@ class _Progress:
 class MessageSearch:
     """Attackers who search. attackers: agent -> network. defenders: makes who plays for all others, for every play anew.
 
-    wanted, right: verdicts. tries: of each instance at most. sampled: whether verdicts are drawn, so that their chances alone count.
+    wanted: verdict. tries: of each instance at most. sampled: whether verdicts are drawn, so that their chances alone count.
     """
 
     play: BatchedPlay
     attackers: Mapping[str, nn.Module]
     defenders: Callable[[], Mapping[str, Player]]
     wanted: int
-    right: int
     tries: int
     sampled: bool = False
 
@@ -160,7 +159,7 @@ class MessageSearch:
 
     def _edit(self, plan_NP: Tensor, asked: Place | None) -> tuple[Edit, Tensor]:
         """What has attackers keep to their plans, and where it notes what can be said at `asked`."""
-        width = 3 if asked is None or asked.factor is None else self.play.scenario.num_symbols + 1
+        width = self.play.protocol.undecided + 1 if asked is None or asked.factor is None else self.play.scenario.num_symbols + 1
         option_NO = torch.full((len(plan_NP), width), _FREE, device=plan_NP.device)
 
         def edit(turn: Turn) -> Action:
@@ -173,7 +172,7 @@ class MessageSearch:
                 if place.factor is None:
                     likely_K = turn.action["decision"]
                     if place == asked:
-                        others = [torch.where(likely_K == side, _FREE, side) for side in (REJECT, ACCEPT)]
+                        others = [torch.where(likely_K == side, _FREE, side) for side in range(self.play.protocol.undecided)]
                         option_NO[turn.copy_N] = torch.stack([likely_K, *others], 1)
                     action["decision"] = torch.where(free_K, likely_K, planned_K)
                     continue
@@ -190,14 +189,14 @@ class MessageSearch:
     def _reached(self, staged: Staged) -> tuple[Tensor, Tensor]:
         """(B,) bool: a verdict that is not the right one, and the wanted one. Never of drawn verdicts, which are not known beforehand."""
         verdict_B = staged.rollout.verdict_B
-        return (verdict_B != self.right) & (not self.sampled), (verdict_B == self.wanted) & (not self.sampled)
+        return (verdict_B != staged.rollout.y_B) & (not self.sampled), (verdict_B == self.wanted) & (not self.sampled)
 
     def _score(self, staged: Staged) -> Tensor:
         """(B,) the wanted verdict above none, none above the right one; among equals the wanted one's chances, summed over the rounds."""
-        pay_B = staged.chance_BR3[:, :, self.wanted].sum(1)
+        pay_B = staged.chance_BRD[:, :, self.wanted].sum(1)
         verdict_B = staged.rollout.verdict_B
-        rank_B = 2.0 * (verdict_B == self.wanted) + 1.0 * (verdict_B == CONTINUE)
-        return pay_B if self.sampled else rank_B + pay_B / (1 + staged.chance_BR3.shape[1])
+        rank_B = 2.0 * (verdict_B == self.wanted) + 1.0 * (verdict_B == self.play.protocol.undecided)
+        return pay_B if self.sampled else rank_B + pay_B / (1 + staged.chance_BRD.shape[1])
 
 
 def _ranks(group_K: Tensor) -> Tensor:

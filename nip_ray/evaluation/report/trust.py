@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection
+from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
@@ -35,8 +35,11 @@ _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`."""
-    return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{side}_under_attack"))
+    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more than two verdicts
+    "soundness/<verdict>".
+    """
+    name, slash, verdict = side.partition("/")
+    return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{name}_under_attack{slash}{verdict}"))
 
 
 def every_message(source: RunSource, side: str) -> Figure | None:
@@ -119,6 +122,8 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
     return {
         "sides": sides,
+        "verdicts": list(_by_verdict(source)),
+        "classes": len(verdicts_of(source.config)) > 2,
         "held_out": is_held_out(source),
         "labels": label_words(source.config),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
@@ -162,6 +167,14 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "every": _wrong(every_message(source, key)),
         "budgets": [made for of, unit in _BUDGETS.items() if (made := _budget(source, key, of, unit)) is not None],
     }
+
+
+def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of more than two verdicts, what an attack on the soundness of each came to."""
+    for name in verdicts_of(source.config) if len(verdicts_of(source.config)) > 2 else ():
+        if (side := _side(source, f"soundness/{name}")) is not None:
+            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
+            yield name, {**side, "error": _cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
 
 
 def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
@@ -225,6 +238,8 @@ def _cell(figure: Figure | None) -> tuple[str, str]:
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
     part = _part(source, "worst_case")
     names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
+    if len(verdicts := verdicts_of(source.config)) > 2:
+        names |= {f"soundness/{name}": f"Soundness: {name}" for name in verdicts}
     for key, label in names.items():
         figure = figure_of(part.get(f"verifier/{key}"))
         if figure is not None:
