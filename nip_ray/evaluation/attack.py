@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
+from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.evaluation.staged import stage_all
@@ -48,6 +49,8 @@ ENTRIES = {
     "refusal": ("refusal",),
 }
 """Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
+
+_MEASURED = ("selection", "held_out")
 
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
 """(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
@@ -163,7 +166,11 @@ def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: 
 
 def num_iterations(protocol: Protocol, settings: AttackSettings) -> int:
     """Training iterations of all attackers together."""
-    return len(attacked_goals(protocol, settings)) * settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
+    return len(attacked_goals(protocol, settings)) * _iterations_of_goal(settings)
+
+
+def _iterations_of_goal(settings: AttackSettings) -> int:
+    return settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
@@ -256,10 +263,16 @@ class _Attack:
 
     def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any], Part]:
         """(the record of the attacker that counts, the table of all, what came of it by instance)."""
-        tried = []
+        tried, strongest, least = [], None, math.inf
         for attacker in self._attackers(tell):
             chosen, selection = self._best_mode(attacker)
             tried.append((replace(chosen, networks={}), selection, self._verdicts(chosen, self.held_out)))
+            right = int(self._right(selection[VERDICT], self.selection).sum())
+            if attacker.kind not in ("random", "silent") and right < least:
+                strongest, least = chosen, right
+        if self.settings.search and strongest is not None:
+            tell(_iterations_of_goal(self.settings), "search")
+            tried.append(self._searched(strongest))
         protocol = self.target.scenario.protocol
         members = {who: self._seen_by(who, tried) for who in protocol.verifiers} if protocol.panel is not None else {}
         record, table = self._seen_by(VERDICT, tried)
@@ -383,6 +396,26 @@ class _Attack:
         rollout = stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout
         return {who: seen.verdict_B for who, seen in judged(self.play.protocol, rollout).items()}
 
+    def _searched(self, start: Attacker) -> tuple[Attacker, dict[str, Tensor], dict[str, Tensor]]:
+        """(`start` with a search over messages at every instance, its verdicts on the instances kept back, and on the held-out ones)."""
+        most, sampled = self.settings.search, self.settings.verifier == "sampled"
+        search = MessageSearch(self.play, start.networks, lambda: self._defenders("search"), self.wanted, most, sampled=sampled)
+        measured = replace(search, defenders=lambda: self._defenders("verdicts"))
+        verdicts, wrong = [], []
+        for id_B in (self.selection, self.held_out):
+            seed_B = self._episode_seeds(len(id_B))
+            found = search.search(id_B, seed_B)
+            seen = judged(self.play.protocol, measured.said(found.plan_BP, id_B, seed_B).rollout)
+            verdicts.append({who: rollout.verdict_B for who, rollout in seen.items()})
+            wrong.append(found.wrong_B)
+        stops = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+        curve = [
+            {"tries": stop, **{name: _share((wrong_B == 0) | (wrong_B > stop)).record() for name, wrong_B in zip(_MEASURED, wrong)}}
+            for stop in ([] if sampled else stops)
+        ]
+        searcher = Attacker("search", "search", {}, greedy=True, iterations=start.iterations, start=start.name, search=tuple(curve))
+        return searcher, *verdicts
+
     def _defenders(self, purpose: str) -> dict[str, Player]:
         """Everybody who does not attack: greedy or sampled as the settings say."""
         noise = None if self.settings.verifier == "greedy" else generator(self.seed, purpose, device=self.device)
@@ -493,8 +526,10 @@ def _plain(settings: AttackSettings) -> dict[str, Any]:
 def _described(attacker: Attacker) -> dict[str, Any]:
     mode = "greedy" if attacker.greedy else "sampled"
     trained = {"size": attacker.size, "seed": attacker.seed, "iterations": attacker.iterations}
-    budget = {"budget": list(attacker.budget)} if attacker.budget else {}
-    return {"name": attacker.name, "kind": attacker.kind, **trained, **budget, "mode": mode}
+    more: dict[str, Any] = {"budget": list(attacker.budget)} if attacker.budget else {}
+    if attacker.kind == "search":
+        more = {"start": attacker.start, "search": list(attacker.search)}
+    return {"name": attacker.name, "kind": attacker.kind, **trained, **more, "mode": mode}
 
 
 def _share(right_B: Tensor) -> Proportion:

@@ -4,7 +4,7 @@
 may be replaced before anybody hears it. Here the probabilities of the verifier's decisions are kept as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -73,6 +73,11 @@ def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, se
         parts.append(stage(play, {agent: _part(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
     for agent, player in players.items():
         player.network.train(mode[agent])
+    return joined(parts)
+
+
+def joined(parts: Sequence[Staged]) -> Staged:
+    """All copies of several, in order."""
     members = {name: torch.cat([part.members[name] for part in parts]) for name in parts[0].members}
     return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BRD for part in parts]), members)
 

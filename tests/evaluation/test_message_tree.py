@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Player, Turn
-from nip_ray.protocols import ACCEPT, build
+from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario, one_thread, spread_heads
 
 
 @pytest.mark.parametrize(("protocol", "attackers"), [("nip", ["prover"]), ("debate", ["prover1"]), ("mnip", ["prover0", "prover1"])])
@@ -112,6 +113,40 @@ def test_sampled_values_are_what_plays_come_to_on_average() -> None:
     assert (by_way["sampled"][:, 0] >= expected_B - 1e-6).all()
     for way in ("greedy", "random questions"):
         assert (by_way["best questions"] <= by_way[way] + 1e-6).all()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "rules", "attackers"),
+    [
+        ("nip", dict(max_rounds=5, min_rounds=5), ["prover"]),
+        ("mnip", dict(max_rounds=3, min_rounds=1), ["prover0", "prover1"]),
+        ("debate", dict(max_rounds=3, min_rounds=3), ["prover1"]),
+        ("open_debate", dict(max_rounds=3), ["prover0"]),
+        ("judge_panel", {}, ["prover"]),
+    ],
+)
+def test_a_search_with_tries_enough_finds_what_the_tree_does_and_never_more(
+    protocol: str, rules: dict[str, int], attackers: list[str]
+) -> None:
+    with one_thread():
+        scenario = graph_scenario(build(protocol, **rules))  # type: ignore[arg-type]
+        networks = {agent: spread_heads(scenario.build_agent(agent, 3).eval()) for agent in scenario.protocol.agents}
+        id_B = (scenario.label_I == REJECT).nonzero().flatten()
+        tree = MessageTree(scenario, networks, attackers, ACCEPT, WAYS[:1], max_nodes=100_000).values(id_B, id_B)[:, 0]
+        own = {agent: networks[agent] for agent in attackers}
+        others = {agent: Player(network) for agent, network in networks.items() if agent not in attackers}
+        play = BatchedPlay(scenario)
+        before = tree + 1
+        for tries in (1, 4, 20, 1000):
+            search = MessageSearch(play, own, lambda: others, ACCEPT, tries)
+            found = search.search(id_B, id_B)
+            verdict_B = search.said(found.plan_BP, id_B, id_B).rollout.verdict_B
+            reached = torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float()
+            assert reached.equal(torch.stack([found.fooled_B > 0, found.wrong_B > 0], 1).float())
+            assert int(torch.maximum(found.fooled_B, found.wrong_B).max()) <= tries
+            assert bool((reached <= tree).all())
+            before = reached
+    assert before.equal(tree)
 
 
 def test_a_tree_that_is_too_large_is_not_walked() -> None:

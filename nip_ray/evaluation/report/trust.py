@@ -22,6 +22,14 @@ KINDS = {
     "random": "random messages",
     "silent": "silent messages",
     "manual": "made by hand",
+    "search": "trying messages against the verifier first",
+    "prompt": "with an instruction besides",
+    "best_of": "saying again what did best",
+}
+_BUDGETS = {"budget": "iterations", "search": "tries"}
+_BUDGET_WORDS = {
+    "budget": ("training iterations", "A line for each attacker whose training could go on"),
+    "search": ("tries about each instance", "Of an attacker that tries messages, or whole dialogues, against the verifier first"),
 }
 _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
@@ -157,7 +165,7 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "stronger": None if better is None else (better[0], percent_words(1 - better[1].estimate)),
         "any": _wrong(figure_of(part.get("any_attacker"))),
         "every": _wrong(every_message(source, key)),
-        "budget": _budget(source, key),
+        "budgets": [made for of, unit in _BUDGETS.items() if (made := _budget(source, key, of, unit)) is not None],
     }
 
 
@@ -169,12 +177,12 @@ def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
             yield name, {**side, "error": _cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
 
 
-def _budget(source: RunSource, key: str) -> dict[str, Any] | None:
-    """Share rightly judged by training iterations, a line for each attacker that could go on; places from 0 to 100, down from the top."""
+def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
+    """Share rightly judged by what attackers may use, a line for each that could go on; places from 0 to 100, down from the top."""
     lines = []
     for one in attackers(source, key):
-        stops = one["budget"][:100] if isinstance(one.get("budget"), list) else []
-        known = [(finite(stop.get("iterations")), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
+        stops = one[of][:100] if isinstance(one.get(of), list) else []
+        known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
         lines.append([(after, 100 * (1 - right.estimate)) for after, right in known if after and right is not None])
     longest = max((after for line in lines for after, _ in line), default=0)
     if longest <= 0:
@@ -183,7 +191,8 @@ def _budget(source: RunSource, key: str) -> dict[str, Any] | None:
     return {
         "lines": [[(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line],
         "bound": None if bound is None else round(100 * (1 - bound.estimate), 1),
-        "iterations": f"{longest:g}",
+        "longest": f"{longest:g}",
+        "words": _BUDGET_WORDS[of],
     }
 
 
