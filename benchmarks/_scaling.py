@@ -7,14 +7,16 @@ Decisions that matter here:
   from bare all-reduces;
 - a GPU is a factor that the user gives, since none was measured: a default would be an invention.
 
-Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a node's CPUs take turns;
-sampling, learning and sending weights do not overlap; a node fetches an object once for all its processes; the main process's
-network card serves one transfer at a time; learners reduce gradients around a ring; nothing else uses the network; no evaluation.
+Assumptions: processes are spread over the nodes in turn, beginning with the main process's; busy processes beyond a node's CPUs take
+turns; sampling, learning and sending weights do not overlap, unless play is ahead; a node fetches an object once for all its processes;
+the main process's network card serves one transfer at a time; learners reduce gradients around a ring; nothing else uses the network; no
+evaluation. With shards a learner computes the values of its copies alone, and needs one all-reduce more; with play ahead, playing and
+taking it in are beside learning.
 """
 
 import json
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +60,8 @@ class Machines:
 
     nodes: machines. runners, learners: remote env runners and learners in all (0: in the main process). cpus: CPUs of a node. gpus: GPUs of
     a node, used by learners. gpu_speedup: how many times faster than one CPU thread a GPU is at the part of learning
-    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes.
+    that grows with the copies. bandwidth: bytes per second between nodes. latency_s: seconds of one message between nodes. shard: learners
+    hold their own copies alone (`learners.shard`). ahead: runners play while learners learn (`play.max_staleness` 1).
     """
 
     nodes: int = 1
@@ -69,6 +72,8 @@ class Machines:
     gpu_speedup: float | None = None
     bandwidth: float = 1.25e9
     latency_s: float = 2e-4
+    shard: bool = False
+    ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class IterationTime:
 
     sample: playing. collect: asking runners and taking their rollouts in. learn: gradient steps, with what every learner computes of
     all copies. hand_out: asking learners and sending the rollouts to them. reduce: all-reduces. weights: back to the runners.
-    rest: bookkeeping.
+    rest: bookkeeping. beside: what is saved because playing is beside learning, a negative number.
     """
 
     sample: float
@@ -87,27 +92,49 @@ class IterationTime:
     reduce: float
     weights: float
     rest: float
+    beside: float = 0.0
 
     @property
     def total(self) -> float:
         """All of it."""
         return sum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def bottleneck(self) -> str:
+        """The part that takes longest; with play ahead it is on the longer way of the two."""
+        parts = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.beside:
+            played, learned = ("sample", "collect"), ("learn", "hand_out", "reduce")
+            hidden = played if sum(parts[name] for name in played) < sum(parts[name] for name in learned) else learned
+            parts = {name: seconds for name, seconds in parts.items() if name not in hidden}
+        return max(parts, key=lambda name: parts[name])
+
 
 def iteration_time(parts: Parts, machines: Machines) -> IterationTime:
     """The expected time of one iteration. Raises UserError when `machines` cannot be."""
     _check(machines)
     rollout_bytes = parts.copies * parts.rollout_copy_bytes
-    return IterationTime(
+    handed = rollout_bytes * (_away(machines, machines.learners) if machines.shard else _others(machines, machines.learners))
+    found = IterationTime(
         sample=_sample(parts, machines),
         collect=machines.runners * parts.call_s + _network(machines, _away(machines, machines.runners) * rollout_bytes, machines.runners),
         learn=_learn(parts, machines),
-        hand_out=machines.learners * parts.call_s
-        + _network(machines, _others(machines, machines.learners) * rollout_bytes, machines.learners),
-        reduce=_steps(parts) * _all_reduce(parts, machines),
+        hand_out=machines.learners * parts.call_s + _network(machines, handed, machines.learners),
+        reduce=(_steps(parts) + machines.shard) * _all_reduce(parts, machines),
         weights=_weights(parts, machines),
         rest=parts.rest_s,
     )
+    return replace(found, beside=-_saved(found, machines)) if machines.ahead else found
+
+
+def _saved(found: IterationTime, machines: Machines) -> float:
+    """By play beside learning: the shorter of the two, but no more than leaves the CPUs of the fullest node time for what both compute."""
+    played, learned = found.sample + found.collect, found.learn + found.hand_out + found.reduce
+    busy = math.ceil((machines.runners + max(1, machines.learners)) / machines.nodes)
+    alone_s = (
+        found.sample * min(machines.cpus, machines.runners) + found.learn * min(machines.cpus, max(1, machines.learners))
+    ) / machines.cpus
+    return max(0.0, min(played, learned, played + learned - (alone_s if busy > machines.cpus else 0.0)))
 
 
 def load_parts(path: Path, experiment: str) -> tuple[Parts, list[dict[str, Any]]]:
@@ -142,11 +169,11 @@ def _sample(parts: Parts, machines: Machines) -> float:
 
 
 def _learn(parts: Parts, machines: Machines) -> float:
-    """All copies once on every learner, and gradient steps on a learner's slice of each minibatch."""
+    """All copies once on every learner, its own with shards, and gradient steps on a learner's slice of each minibatch."""
     on_gpu = machines.gpus > 0
     speed = (machines.gpu_speedup or 1.0) if on_gpu else 1.0
     share = math.ceil(parts.minibatch_copies / max(1, machines.learners))
-    prepare = parts.copies * parts.prepare_copy_s / speed
+    prepare = parts.copies / (max(1, machines.learners) if machines.shard else 1) * parts.prepare_copy_s / speed
     step = parts.minibatch_fixed_s + share * parts.minibatch_copy_s / speed
     turns = 1.0 if on_gpu else _turns(machines, machines.learners)
     return (prepare + _steps(parts) * step) * turns
@@ -205,6 +232,10 @@ def _check(machines: Machines) -> None:
             raise UserError(f"{name}: got {getattr(machines, name)}, must be at least 0")
     if not machines.bandwidth > 0:
         raise UserError(f"bandwidth: got {machines.bandwidth}, must be above 0")
+    if machines.shard and machines.learners < 2:
+        raise UserError(f"shard: got {machines.learners} learners, which share nothing, use 2 or more")
+    if machines.ahead and not machines.runners:
+        raise UserError("ahead: nobody plays beside learners, use runners")
     if machines.gpus and (machines.gpu_speedup is None or not machines.gpu_speedup > 0):
         raise UserError("gpu_speedup: no GPU was measured, so with GPUs it must be given, above 0 (time benchmarks/gpu_core.py there)")
     if machines.gpus and max(1, machines.learners) > machines.nodes * machines.gpus:

@@ -23,13 +23,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import ray
 import torch
 from _common import config, machine, show, timed, yardstick_ms
-from _scaling import FORMAT, Parts
+from _scaling import FORMAT, Machines, Parts, iteration_time
 from ray._private.serialization import SerializationContext
 from ray._private.worker import Worker
 from ray.actor import ActorClass
@@ -42,9 +42,22 @@ from nip_ray.rllib.cluster import build_algorithm
 from nip_ray.rllib.compat import local_learner
 from nip_ray.settings.experiment import RuntimeSettings
 
-Variant = tuple[int, int, int]  # env runners, learners, torch threads of the main process
-ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS = (0, 0, 1), (1, 0, 1), (2, 0, 1), (0, 2, 1)
-VARIANTS: tuple[Variant, ...] = (ALONE, ONE_RUNNER, TWO_RUNNERS, (0, 1, 1), TWO_LEARNERS, (2, 2, 1))
+
+class Variant(NamedTuple):
+    """Env runners, learners, torch threads of the main process; `learners.shard`, and `play.max_staleness`."""
+
+    runners: int
+    learners: int
+    threads: int = 1
+    shard: bool = False
+    staleness: int = 0
+
+
+ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS = Variant(0, 0), Variant(1, 0), Variant(2, 0), Variant(0, 2)
+SHARDS, AHEAD = Variant(0, 2, shard=True), Variant(1, 0, staleness=1)
+PARTS = (ALONE, ONE_RUNNER, TWO_RUNNERS, TWO_LEARNERS)  # by which parts are measured
+VARIANTS = (*PARTS, Variant(0, 1), Variant(2, 2), SHARDS, Variant(2, 2, shard=True), AHEAD, Variant(2, 2, shard=True, staleness=1))
+LARGE = Machines(nodes=8, runners=64, learners=8)  # predicted
 PHASES = {"_play": "sample", "_learn": "learn", "send_weights": "weights"}
 QUICK = ("play.num_copies=64", "algorithm.num_epochs=2", "algorithm.minibatch_size=256")
 
@@ -163,11 +176,13 @@ class Traffic:
 class Case:
     """One variant, alive: its algorithm, and what was measured of it."""
 
-    def __init__(self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1) -> None:
-        self.name: Variant = (runners, learners, threads)
-        share = experiment.play.num_copies // max(1, runners)
-        play = replace(experiment.play, num_env_runners=runners, num_copies=share)
-        settings = replace(experiment.learners, num_learners=learners)
+    def __init__(
+        self, experiment: ExperimentConfig, runners: int, learners: int, threads: int = 1, shard: bool = False, staleness: int = 0
+    ) -> None:
+        self.name = name = Variant(runners, learners, threads, shard, staleness)
+        share = experiment.play.num_copies // max(1, name.runners)
+        play = replace(experiment.play, num_env_runners=name.runners, num_copies=share, max_staleness=name.staleness)
+        settings = replace(experiment.learners, num_learners=name.learners, shard=name.shard)
         self.traffic = Traffic()
         with self.traffic.watching():
             start = time.perf_counter()
@@ -179,7 +194,7 @@ class Case:
     def train(self, counts: bool) -> None:
         """One iteration; it is kept if it counts."""
         self.traffic.moved.clear()
-        torch.set_num_threads(self.name[2])
+        torch.set_num_threads(self.name.threads)
         seconds: dict[str, float] = {}
         with self.traffic.watching(), self.traffic.phases(self.algorithm, seconds):
             whole = timed(self.algorithm.train)
@@ -190,7 +205,7 @@ class Case:
 
     def bytes_moved(self) -> dict[str, int]:
         """Of the last iteration, and in how many puts."""
-        traffic, learners = self.traffic, self.name[1]
+        traffic, learners = self.traffic, self.name.learners
         gradients = 4 * _gradient_numbers(self.algorithm) * _steps(self.algorithm)
         return {
             "rollouts_to_driver": traffic.total("read", "sample"),
@@ -209,9 +224,7 @@ class Case:
         ratio = statistics.median(mine / other["iteration"] for mine, other in zip(whole, alone, strict=True))
         parts = {f"{name}_s": round(self.median(name), 5) for name in ("iteration", "sample", "learn", "weights", "rest")}
         return {
-            "runners": self.name[0],
-            "learners": self.name[1],
-            "threads": self.name[2],
+            **self.name._asdict(),
             "ratio": round(ratio, 3),
             **parts,
             "spread_s": [round(min(whole), 4), round(max(whole), 4)],
@@ -354,16 +367,16 @@ def measured_parts(cases: Mapping[Variant, Case], fit: Fit, calls: list[float], 
 # ------------------------------------------------------------------------------------------------------------ the runs
 
 
-def measure(experiment: ExperimentConfig, iterations: int) -> tuple[list[dict[str, Any]], Parts]:
+def measure(experiment: ExperimentConfig, iterations: int, variants: tuple[Variant, ...]) -> tuple[list[dict[str, Any]], Parts]:
     """All variants in turns, with a Ray of their own, which ends with them."""
     cases: dict[Variant, Case] = {}
     calls, reduces = [], []
     threads = len(os.sched_getaffinity(0))
     try:
         cases[ALONE] = Case(experiment, *ALONE)  # before there is a Ray, as when it is alone
-        workers = sum(runners + learners for runners, learners, _ in VARIANTS)
+        workers = sum(variant.runners + variant.learners for variant in variants)
         start_ray(RuntimeSettings(ray_num_cpus=workers + 1), workers)
-        for variant in (*VARIANTS[1:], *([(0, 0, threads)] if threads > 1 else [])):
+        for variant in (*variants[1:], *([Variant(0, 0, threads)] if threads > 1 else [])):
             cases[variant] = Case(experiment, *variant)
         fit = Fit(cases[ALONE].algorithm)
         for number in range(iterations + 1):  # the first one warms up
@@ -394,18 +407,39 @@ def merged(runs: list[tuple[list[dict[str, Any]], Parts]]) -> dict[str, Any]:
     for name in (key for key in parts if key.endswith("_s")):
         parts[name] = float(f"{statistics.median(getattr(found, name) for _, found in runs):.4g}")
     parts["rollout_copy_bytes"] = round(parts["rollout_copy_bytes"], 1)
+    for row in rows:
+        row["predicted"] = round(predicted(Parts(**parts), row), 3)
     return {"parts": parts, "rows": rows}
+
+
+def predicted(parts: Parts, row: Mapping[str, Any]) -> float:
+    """The model's ratio to (0, 0) of a row, on this machine."""
+    cpus = len(os.sched_getaffinity(0))
+    here = Machines(runners=row["runners"], learners=row["learners"], cpus=cpus, shard=row["shard"], ahead=bool(row["staleness"]))
+    return iteration_time(parts, here).total / iteration_time(parts, Machines(cpus=cpus)).total
+
+
+def large(parts: Parts) -> None:
+    """Print what the model says of many machines that have as much to do each as this one."""
+    more = replace(parts, copies=64 * parts.copies, minibatch_copies=64 * parts.minibatch_copies)
+    alone = iteration_time(more, Machines()).total
+    print(f"{LARGE.nodes} nodes, {LARGE.runners} env runners, {LARGE.learners} learners, 64 times the copies and minibatches")
+    for changes in ({}, {"shard": True}, {"shard": True, "ahead": True}):
+        found = iteration_time(more, replace(LARGE, **changes))
+        name, speed = " ".join(changes) or "neither", alone / found.total
+        print(f"  {name:>12}: {found.total:.3f} s, {speed:.2f} times one process; longest: {found.bottleneck}")
 
 
 def table(name: str, rows: list[dict[str, Any]]) -> None:
     """Print the rows; milliseconds and kilobytes."""
     print(f"\n{name}: milliseconds, and the ratio to (0, 0) in the same round")
-    print("runners learners threads iteration  sample   learn weights    rest  ratio  start s  constructors kB")
+    print("runners learners threads shard ahead iteration  sample   learn weights    rest  ratio  model  start s  constructors kB")
     for row in rows:
         parts = "".join(f"{row[f'{part}_s'] * 1e3:>8.1f}" for part in ("sample", "learn", "weights", "rest"))
         whole, size = row["iteration_s"] * 1e3, max(row["constructor_bytes"].values(), default=0) / 1e3
         print(
-            f"{row['runners']:>7}{row['learners']:>9}{row['threads']:>8}{whole:>10.1f}{parts}{row['ratio']:>7.2f}{row['start_s']:>9.1f}{size:>17.1f}"
+            f"{row['runners']:>7}{row['learners']:>9}{row['threads']:>8}{row['shard']:>6}{row['staleness']:>6}{whole:>10.1f}{parts}"
+            f"{row['ratio']:>7.2f}{row['predicted']:>7.2f}{row['start_s']:>9.1f}{size:>17.1f}"
         )
     print("bytes of an iteration")
     for row in (row for row in rows if row["runners"] + row["learners"]):
@@ -428,12 +462,14 @@ def main() -> None:
     names, iterations, repeat = arguments.configs, arguments.iterations, arguments.repeat
     if arguments.quick:
         names, iterations, repeat = ["message_game"], min(iterations, 2), 1
+    variants = (*PARTS, SHARDS, AHEAD) if arguments.quick else VARIANTS
     overrides = list(QUICK) if arguments.quick else []
     overrides += [f"play.num_copies={arguments.copies}"] if arguments.copies else []
     began, found = time.perf_counter(), {}
     for name in names:
-        found[name] = merged([measure(config(name, *overrides), iterations) for _ in range(repeat)])
+        found[name] = merged([measure(config(name, *overrides), iterations, variants) for _ in range(repeat)])
         table(name, found[name]["rows"])
+        large(Parts(**found[name]["parts"]))
         show(name, found[name])
     how = {"cpus": len(os.sched_getaffinity(0)), "iterations": iterations, "repeat": repeat, "quick": arguments.quick}
     document = {"format": FORMAT, "machine": {**how, "yardstick_ms": round(yardstick_ms(), 1)}, "experiments": found}

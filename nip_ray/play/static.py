@@ -5,7 +5,7 @@ Decisions that matter here:
 - who may have a turn in which round is read off the protocol once, so that nobody else is computed;
 - noise is drawn as `play_rollout` draws it, so episodes are the same; what is chosen is kept as logits and judged once, at the end;
 - networks run by themselves (`Apart`), or as one computation where a scenario has one (`Scenario.stacked`).
-Axes: B copies, R rounds, T turns, A agents, Q factors of a turn (message factors, then the decision), S symbols, padded.
+Axes: B copies, R rounds, T turns, A agents, Q factors of a turn (message factors, then the decision), S symbols, padded, D decisions.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay
 from nip_ray.play.rollout import Dialogue, Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, Protocol, step
+from nip_ray.protocols import Protocol, step
 
 Observations = Mapping[str, Mapping[str, Tensor]]
 
@@ -63,27 +63,29 @@ def together(scenario: Scenario, networks: Mapping[str, nn.Module], value: bool)
 class Layout:
     """Where a turn's factors stand in tensors (..., A, Q, S) of all agents: message factors first, then the decision.
 
-    factors: message factors of each agent; deciders: whether its turns carry a decision; symbols: of a message.
+    factors: message factors of each agent; deciders: whether its turns carry a decision; symbols: of a message;
+    decisions: verdicts, and one more for going on.
     """
 
     factors: tuple[int, ...]
     deciders: tuple[bool, ...]
     symbols: int
+    decisions: int
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(A, Q, S)."""
-        return len(self.factors), max(f + d for f, d in zip(self.factors, self.deciders, strict=True)), max(3, self.symbols)
+        return len(self.factors), max(f + d for f, d in zip(self.factors, self.deciders, strict=True)), max(self.decisions, self.symbols)
 
     @property
     def widths(self) -> list[int]:
         """Of each agent's noise."""
-        return [f * self.symbols + 3 * d for f, d in zip(self.factors, self.deciders, strict=True)]
+        return [f * self.symbols + self.decisions * d for f, d in zip(self.factors, self.deciders, strict=True)]
 
     def parts(self, of_NAQS: Tensor, place: int) -> list[Tensor]:
-        """Views of what is one agent's: message (N, F, S), and decision (N, 3) if it decides."""
+        """Views of what is one agent's: message (N, F, S), and decision (N, D) if it decides."""
         count, own = self.factors[place], of_NAQS[:, place]
-        return [own[:, :count, : self.symbols], *([own[:, count, :3]] if self.deciders[place] else [])]
+        return [own[:, :count, : self.symbols], *([own[:, count, : self.decisions]] if self.deciders[place] else [])]
 
     def put(self, into_NAQS: Tensor, place: int, policy: Policy) -> None:
         """Write one agent's logits."""
@@ -98,6 +100,7 @@ class Layout:
         count = self.factors[place]
         into_NAQ[:, place, :count] = speaks_NF
         if self.deciders[place]:
+            assert may_decide_N is not None
             into_NAQ[:, place, count] = may_decide_N
 
 
@@ -116,7 +119,7 @@ class StaticPlay:
         self.table_SRAC = protocol.turn_table_SKAC.to(play.device)
         self.verifier = protocol.verifier_index
         self.decides = [r >= protocol.min_rounds - 1 and protocol.agents[self.verifier] in names for r, names in enumerate(self.rounds)]
-        self.silence, self.undecided = (torch.tensor(value, device=play.device) for value in (-1, CONTINUE))
+        self.silence, self.undecided = (torch.tensor(value, device=play.device) for value in (-1, protocol.undecided))
         self._captured = Captured(self._played, play.device)
 
     def __call__(self, id_B: Tensor, seed_B: Tensor, noise: torch.Generator | None) -> Rollout:
@@ -174,7 +177,7 @@ class StaticPlay:
             play.round += 1
         log_prob_BRAQ = torch.log_softmax(logits_BRAQS, -1).gather(-1, action_BRAQ.unsqueeze(-1)).squeeze(-1)
         if self.skip:  # see `Policy.silenced`
-            in_play_BRAQ[:, :, v, : layout.factors[v]] &= (play.decision_BRA[:, :, v] == CONTINUE)[..., None]
+            in_play_BRAQ[:, :, v, : layout.factors[v]] &= (play.decision_BRA[:, :, v] == protocol.undecided)[..., None]
         log_prob_BRA = (log_prob_BRAQ * (in_play_BRAQ & turn_BRA[..., None])).sum(-1)
         rollout = play.rollout(turn_BRA, torch.stack(rewards, 1), log_prob_BRA)
         return tuple(getattr(rollout, part.name) for part in fields(rollout))
@@ -203,7 +206,7 @@ def layout_of(scenario: Scenario) -> Layout:
     """The layout of a scenario's turns."""
     protocol = scenario.protocol
     factors = tuple(len(protocol.writes[agent]) * scenario.message_size for agent in protocol.agents)
-    return Layout(factors, tuple(agent in protocol.deciders for agent in protocol.agents), scenario.num_symbols)
+    return Layout(factors, tuple(agent in protocol.deciders for agent in protocol.agents), scenario.num_symbols, protocol.undecided + 1)
 
 
 def turn_rounds(protocol: Protocol) -> Tensor:

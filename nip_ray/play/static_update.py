@@ -23,7 +23,6 @@ from nip_ray.learning.policy_gradient import entropy_weight, next_beta
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario, columns
 from nip_ray.play.static import Layout, Observations, layout_of, together, turn_rounds
-from nip_ray.protocols import CONTINUE
 from nip_ray.settings.ppo import PPOSettings
 
 METRICS = (
@@ -69,7 +68,9 @@ class StaticUpdate:
         self.computed = together(scenario, {agent: networks[agent] for agent in agents}, True)
         places = [protocol.agents.index(agent) for agent in agents]
         whole = layout_of(scenario)
-        self.layout = Layout(tuple(whole.factors[a] for a in places), tuple(whole.deciders[a] for a in places), whole.symbols)
+        self.layout = Layout(
+            tuple(whole.factors[a] for a in places), tuple(whole.deciders[a] for a in places), whole.symbols, whole.decisions
+        )
         self.place_A = torch.tensor(places, device=device)
         self.round_SAT = turn_rounds(protocol)[:, :, places].transpose(1, 2).contiguous().to(device)
         self.entropy_A = torch.tensor([entropy_weight(settings, agent) for agent in agents], device=device)
@@ -186,7 +187,7 @@ class StaticUpdate:
             self.layout.put_masks(found_NAQ, i, obs[agent]["speaks"], obs[agent]["may_decide"])
         found = found_NAQ.view(copies, turns, agents, -1).transpose(1, 2)
         if self.settings.skip_silent_messages:  # see `Policy.silenced`
-            speaks = (decision_BAT == CONTINUE)[..., None] | self.decision_AQ[:, None]
+            speaks = (decision_BAT == self.scenario.protocol.undecided)[..., None] | self.decision_AQ[:, None]
             found = found * speaks
         return found
 

@@ -9,7 +9,9 @@ Decisions that matter here:
   processes are recreated, and so often as the settings allow (stock RLlib retries anything for hours);
 - learners wait for each other without end, so the first that fails or is lost speaks for all, and the others are ended. So are those that
   do not answer in time: which of them hangs, nobody can tell;
-- weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight.
+- weights reach remote runners by a blocking call, because RLlib's own sync can be dropped while another request is in flight;
+- with `play.max_staleness` runners are asked for the next iteration before learning begins, and get the weights of that moment with the
+  question: so who stands in plays by the same ones, and a checkpoint, which has them, continues with the same numbers.
 """
 
 # RLlib annotates more narrowly than it behaves:
@@ -20,11 +22,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from operator import methodcaller
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 import ray
+import torch
 from ray.exceptions import RayActorError, RayError
 from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
@@ -44,12 +48,14 @@ from nip_ray.rllib.calls import PlayShares, ReturnErrors, TakeWeights, Update, a
 from nip_ray.rllib.compat import WithoutLogFolder, actors_of, local_learner, remote_learners, runners_by_value
 from nip_ray.rllib.options import REFUSED_CALLS, refused_call
 from nip_ray.rllib.past import PastOpponents, PastPlay
+from nip_ray.rllib.shards import dealt
 from nip_ray.rllib.shared import networks_of, scenario_of
 
 if TYPE_CHECKING:
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
 
 _ATTEMPTS = 3  # in a row in which no env runner gives anything
+_AHEAD = "ahead"  # of requests that are not waited for
 
 
 class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
@@ -65,6 +71,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         self.row: dict[str, Any] = {}
         self.durations: deque[float] = deque(maxlen=REMEMBERED)  # of iterations, in seconds
         self.past: PastOpponents | None = None
+        self._behind: dict[str, Any] | None = None  # the weights that the next iteration is played by, where they are not those of now
+        self._ahead: Ahead | None = None  # the next iteration, once it is asked for
         logging.getLogger("ray.rllib.utils.actor_manager").setLevel(logging.CRITICAL)  # what it says of lost runners, we say in a line
         with runners_by_value(store=self._needs_ray(config)), _learners_said():
             super().setup(config)
@@ -90,6 +98,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """One iteration: play, learn, send weights. Its figures are in `self.row`; see docs/metrics.md."""
         started = time.perf_counter()
         samples, met = self._play()
+        if self.config.max_staleness:
+            met["learn/staleness"] = int(self._behind is not None)
+            following, self._behind = self.train_iteration + 1, self._weights_of_now()
+            self._ahead = self._ahead_by(self._behind, following, ask=following < self.config.total_iterations)
         played = time.perf_counter()
         results = self._learn(samples)
         learned = time.perf_counter()
@@ -148,25 +160,53 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         iteration, group = self.train_iteration, self.env_runner_group
         assert group is not None
         remote = group.num_remote_env_runners() > 0
-        plays = self._past_plays(range(1, self.config.num_env_runners + 1) if remote else (0,), remote)
-        if remote:
+        if self.config.max_staleness:
+            ahead, self._ahead = self._ahead or self._ahead_by(self._behind or self._weights_of_now(), iteration, ask=False), None
+            plays, samples = ahead.plays, self._all_shares(ahead.request, ahead.calls)
+        elif remote:
+            plays = self._past_plays(iteration, remote)
             samples = self._all_shares(lambda workers: PlayShares(workers, iteration, plays))
         else:
+            plays = self._past_plays(iteration, remote)
             samples = group.local_env_runner.sample(iteration=iteration, past=plays.get(0))
             self.metrics.aggregate([group.local_env_runner.get_metrics()], key=ENV_RUNNER_RESULTS)
         return samples, {} if self.past is None else self.past.record(samples, plays)
 
-    def _past_plays(self, workers: Iterable[int], remote: bool) -> dict[int, PastPlay | None]:
+    def _ahead_by(self, weights: dict[str, Any], iteration: int, ask: bool) -> "Ahead":
+        """An iteration to be played by these weights; with `ask` runners begin with it now."""
+        plays, by = self._past_plays(iteration, remote=True), TakeWeights([ray.put(weights)], iteration)
+
+        def request(workers: tuple[int, ...]) -> PlayShares:
+            return PlayShares(workers, iteration, plays, by)
+
+        calls: dict[int, Any] = {}
+        if ask and (healthy := self.env_runner_group.healthy_env_runner_ids()):
+            calls = _planned(range(1, self.config.num_env_runners + 1), request, healthy)
+            told = list(map(ReturnErrors, calls.values()))
+            actors_of(self.env_runner_group).foreach_actor_async(told, tag=_AHEAD, remote_actor_ids=list(calls))
+        return Ahead(plays, request, calls)
+
+    def _drop_ahead(self) -> None:
+        """Forget what runners were asked for ahead, once they are free again."""
+        if self._ahead is not None and self._ahead.calls:
+            self._ask_runners(self._ahead.calls, asked=True)
+        self._ahead = None
+
+    def _past_plays(self, iteration: int, remote: bool) -> dict[int, PastPlay | None]:
         """Worker -> whom its share meets of the past, once a snapshot is taken that is due."""
         if self.past is None:
             return {}
-        self.past.take(self.train_iteration, lambda: self._first_learner(methodcaller("weights")))
-        learning, copies = self.config.who_learns(self.train_iteration), self.config.num_envs_per_env_runner
-        return {w: self.past.play(learning, copies, self.train_iteration, max(0, w - 1), remote) for w in workers}
+        self.past.take(iteration, lambda: self._first_learner(methodcaller("weights")))
+        learning, copies = self.config.who_learns(iteration), self.config.num_envs_per_env_runner
+        workers = range(1, self.config.num_env_runners + 1) if remote else (0,)
+        return {w: self.past.play(learning, copies, iteration, max(0, w - 1), remote) for w in workers}
 
-    def _all_shares(self, request: Callable[[tuple[int, ...]], Any]) -> list[RolloutSamples]:
-        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play their shares."""
-        shares: dict[int, RolloutSamples] = {}
+    def _all_shares(self, request: Callable[[tuple[int, ...]], Any], calls: Mapping[int, Any] | None = None) -> list[RolloutSamples]:
+        """The shares of all remote runners, ordered by worker. request: workers -> what a runner is asked, to play their shares.
+
+        calls: runner -> such a request that it has already.
+        """
+        shares = self._taken_in(self._ask_runners(calls or {}, asked=True))
         wanted = range(1, self.config.num_env_runners + 1)
         attempts_left = _ATTEMPTS
         while missing := [worker for worker in wanted if worker not in shares]:
@@ -201,28 +241,30 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
     def _ask_for(self, missing: list[int], request: Callable[[tuple[int, ...]], Any], healthy: list[int]) -> dict[int, RolloutSamples]:
         """Shares from the runners that answer; a share whose runner is gone goes to a healthy one."""
-        plan: dict[int, list[int]] = {}
-        for i, worker in enumerate(missing):
-            plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
-        answers = self._ask_runners({runner: request(tuple(workers)) for runner, workers in plan.items()})
-        found = {}
+        return self._taken_in(self._ask_runners(_planned(missing, request, healthy)))
+
+    def _taken_in(self, answers: Mapping[int, Any]) -> dict[int, RolloutSamples]:
+        found: dict[int, RolloutSamples] = {}
         for samples, metrics in answers.values():
             self.metrics.aggregate([metrics], key=ENV_RUNNER_RESULTS)
             found |= {sample.worker: sample for sample in samples}
         return found
 
-    def _ask_runners(self, calls: Mapping[int, Any]) -> dict[int, Any]:
+    def _ask_runners(self, calls: Mapping[int, Any], asked: bool = False) -> dict[int, Any]:
         """What those runners answer, each to its call, that are neither lost nor silent for too long: those are out of service now.
 
-        Raises TrainingError with the message of what a runner raised.
+        asked: they have their calls already, ahead. Raises TrainingError with the message of what a runner raised.
         """
         manager, limit = actors_of(self.env_runner_group), self._hang_limit_s()
         setting = "sample_timeout_s" if limit > self.config.sample_timeout_s else "hang_timeout_s"
         limit = min(limit, self.config.sample_timeout_s)
         if not calls:  # RLlib takes an empty list of runners for all of them
             return {}
-        told = list(map(ReturnErrors, calls.values()))
-        answers = {answer.actor_id: answer for answer in manager.foreach_actor(told, remote_actor_ids=list(calls), timeout_seconds=limit)}
+        if asked:
+            found = manager.fetch_ready_async_reqs(tags=_AHEAD, timeout_seconds=limit)
+        else:
+            found = manager.foreach_actor(list(map(ReturnErrors, calls.values())), remote_actor_ids=list(calls), timeout_seconds=limit)
+        answers = {answer.actor_id: answer for answer in found}
         for runner in calls:
             if runner in answers and not answers[runner].ok:
                 say(f"warning: env runner {runner} is lost; others play for it until it is recreated")
@@ -264,7 +306,13 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """What all learners say of their `update` with these arguments, and with `played` under this name."""
         if self.learner_group.is_local:
             return [local_learner(self.learner_group).update(**{name: played}, **arguments)]
-        return self._foreach_learner(Update(name, ray.put(played), arguments))
+        if not self.config.shard_learners:
+            return self._foreach_learner(Update(name, ray.put(played), arguments))
+        rollout, learners = concatenate([sample.rollout for sample in played]).to("cpu"), remote_learners(self.learner_group)
+        shares = dealt(rollout.num_copies, len(learners), self.config.seed, self.train_iteration)
+        arguments = {**arguments, "env_steps": rollout.env_steps()}
+        updates = [Update(name, ray.put([RolloutSamples(rollout.copies(share), 0)]), arguments) for share in shares]
+        return ask_learners(learners, updates, range(len(learners)), self._hang_limit_s())
 
     def _learned(self, results: list[Any], learned: Iterable[str]) -> dict[str, float]:
         """What all learners say of an update, as flat metrics: means over learners, of the agents in `learned` alone.
@@ -272,8 +320,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         RLlib's logger keeps naming those who rest now.
         """
         flat: dict[str, float] = {}
-        for agent in sorted(set(results[0]) & set(learned)):
-            for name in results[0][agent]:
+        for agent in sorted(set().union(*results) & set(learned)):
+            for name in dict.fromkeys(name for result in results for name in result.get(agent, {})):
                 values = [float(_peek(result[agent][name])) for result in results if name in result.get(agent, {})]
                 if not name.startswith("num_"):  # RLlib counts parameters, once
                     flat[f"learn/{agent}/{name}"] = fmean(values)
@@ -294,10 +342,16 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         state = self._weights()
         if self.env_runner_group.local_env_runner is not None:
             self.env_runner_group.local_env_runner.set_state(state)
-        if self.env_runner_group.num_remote_env_runners():
+        if self.config.max_staleness:  # they come with what runners are asked
+            self._sent = state[COMPONENT_RL_MODULE]
+        elif self.env_runner_group.num_remote_env_runners():
             shared = ray.put(state[COMPONENT_RL_MODULE])
             healthy = self.env_runner_group.healthy_env_runner_ids()
             self._ask_runners(dict.fromkeys(healthy, TakeWeights([shared], self.train_iteration)))
+
+    def _weights_of_now(self) -> dict[str, Any]:
+        """A copy of what was sent last, as tensors."""
+        return {agent: {name: torch.tensor(value) for name, value in state.items()} for agent, state in self._sent.items()}
 
     def _weights(self) -> dict[str, Any]:
         state = self._first_learner(methodcaller("get_state", components=COMPONENT_RL_MODULE))
@@ -308,13 +362,14 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def training_state(self) -> dict[str, Any]:
         """Tensors of the first learner (all are equal) and the counters: all that an exact resume needs."""
         state = self._first_learner(methodcaller("training_state"))
-        return {**state, "counters": self.counters(), **self._past_weights()}
+        return {**state, "counters": self.counters(), **self._past_weights(), **self._weights_behind()}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`, for all learners and runners."""
         self._foreach_learner(methodcaller("load_training_state", {key: state[key] for key in ("modules", "optimizers", "extra")}))
         self.load_counters(state["counters"])
         self._load_past(state, state["counters"])
+        self._load_behind(state)
         self.send_weights()
 
     def counters(self) -> dict[str, Any]:
@@ -333,12 +388,20 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if self.past is not None:
             self.past.load(counters["opponent_pool"], state["opponent_weights"])
 
+    def _weights_behind(self) -> dict[str, Any]:
+        """The weights that the next iteration is played by, where they are not those of now."""
+        return {} if self._behind is None else {"weights_behind": self._behind}
+
+    def _load_behind(self, state: Mapping[str, Any]) -> None:
+        self._drop_ahead()
+        self._behind = state.get("weights_behind")
+
     @override(Algorithm)
     def get_state(self, components: Any = None, *, not_components: Any = None, **kwargs: Any) -> dict[str, Any]:
         """RLlib's state, and what it leaves out: counters and what an algorithm keeps between updates."""
         state = super().get_state(components, not_components=not_components, **kwargs)
         extra = self._first_learner(methodcaller("extra_state"))
-        state["nip_ray"] = {**self.counters(), "extra": extra, **self._past_weights()}
+        state["nip_ray"] = {**self.counters(), "extra": extra, **self._past_weights(), **self._weights_behind()}
         return state
 
     @override(Algorithm)
@@ -350,6 +413,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if ours is not None:
             self.load_counters(ours)
             self._load_past(ours, ours)
+            self._load_behind(ours)
             self._foreach_learner(methodcaller("load_extra_state", ours["extra"]))
         self._share_modules()
         self.send_weights()
@@ -383,7 +447,8 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if self.learner_group.is_local:
             return [function(local_learner(self.learner_group))]
         learners = remote_learners(self.learner_group)
-        return ask_learners(learners, function, list(range(len(learners))) if only is None else only, self._hang_limit_s())
+        only = list(range(len(learners))) if only is None else only
+        return ask_learners(learners, [function] * len(only), only, self._hang_limit_s())
 
     def _hang_limit_s(self) -> float:
         return hang_limit_s(self.config.hang_timeout_s, self.durations)
@@ -402,6 +467,24 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
 
 for _name in REFUSED_CALLS:
     setattr(ProtocolAlgorithm, _name, refused_call(_name))
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """An iteration whose weights are fixed. plays: worker -> whom it meets of the past. request: workers -> what a runner is asked, to play
+    their shares. calls: runner -> what it was asked already."""
+
+    plays: dict[int, PastPlay | None]
+    request: Callable[[tuple[int, ...]], Any]
+    calls: Mapping[int, Any]
+
+
+def _planned(workers: Iterable[int], request: Callable[[tuple[int, ...]], Any], healthy: list[int]) -> dict[int, Any]:
+    """Runner -> its request: for its own share, and for some of those whose runner is gone."""
+    plan: dict[int, list[int]] = {}
+    for i, worker in enumerate(workers):
+        plan.setdefault(worker if worker in healthy else healthy[i % len(healthy)], []).append(worker)
+    return {runner: request(tuple(own)) for runner, own in plan.items()}
 
 
 @contextmanager

@@ -80,13 +80,13 @@ def said(error: RayError) -> str:
     return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), "no message")
 
 
-def ask_learners(learners: Sequence[Any], function: Callable[[Any], Any], only: Sequence[int], limit_s: float) -> list[Any]:
-    """What `function` gives on those learners that are numbered in `only`.
+def ask_learners(learners: Sequence[Any], functions: Sequence[Callable[[Any], Any]], only: Sequence[int], limit_s: float) -> list[Any]:
+    """What `functions` give, each on the learner that is numbered at its place in `only`.
 
     Raises LearnerLost when a learner is gone or has not answered within `limit_s` seconds, TrainingError when one raised, as soon
     as that is known of any of them: the others may wait for it for ever. They are ended then.
     """
-    calls = [learners[i].apply.remote(ReturnErrors(function)) for i in only]
+    calls = [learners[i].apply.remote(ReturnErrors(function)) for i, function in zip(only, functions, strict=True)]
     waiting, found, deadline = list(calls), {}, time.monotonic() + limit_s
     try:
         while waiting:
@@ -142,13 +142,18 @@ def _alive(actor: Any) -> bool:
 
 
 class PlayShares:
-    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past."""
+    """To an env runner: play these workers' shares of an iteration. past: worker -> whom it meets of the past. by: with which weights
+    (None: those that it has)."""
 
-    def __init__(self, workers: tuple[int, ...], iteration: int, past: Mapping[int, PastPlay | None]) -> None:
-        self.workers, self.iteration = workers, iteration
+    def __init__(
+        self, workers: tuple[int, ...], iteration: int, past: Mapping[int, PastPlay | None], by: "TakeWeights | None" = None
+    ) -> None:
+        self.workers, self.iteration, self.by = workers, iteration, by
         self.past = {worker: own for worker in workers if (own := past.get(worker)) is not None}
 
     def __call__(self, runner: ProtocolEnvRunner) -> tuple[list[RolloutSamples], Any]:
+        if self.by is not None:
+            self.by(runner)
         past = {worker: own.here() for worker, own in self.past.items()}
         played = [runner.sample(iteration=self.iteration, worker=worker, past=past.get(worker)) for worker in self.workers]
         return [sample for samples in played for sample in samples], runner.get_metrics()

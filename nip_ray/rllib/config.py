@@ -63,6 +63,8 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         super().__init__(algo_class=algo_class or ProtocolAlgorithm)
         self.schedules: dict[str, UpdateSchedule] = {}
         self.total_iterations = 1
+        self.max_staleness = 0
+        self.shard_learners = False
         self.env_runner_cls = ProtocolEnvRunner
         self.num_env_runners = 0
         self.num_envs_per_env_runner = 256
@@ -105,6 +107,7 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
         self.multi_agent(policies=set(agents), policy_mapping_fn=agent_is_module)
         self.rl_module(rl_module_spec=module_spec(copy.deepcopy(dumped), agents))
         self.total_iterations = made.iterations
+        self.max_staleness, self.shard_learners = made.play.max_staleness, made.learners.shard
         self.debugging(seed=made.seed, log_sys_usage=False)  # its thread holds up the end of every run
         return self
 
@@ -207,11 +210,12 @@ class ProtocolAlgorithmConfig(AlgorithmConfig):
     def _experiment_in_force(self) -> ExperimentConfig:
         """The experiment with what this config says otherwise. Raises UserError for a setting of a wrong type or out of bounds."""
         experiment = self.env_config["experiment"]
-        play = {"num_env_runners": self.num_env_runners, "num_copies": self.num_envs_per_env_runner}
+        play = {"num_env_runners": self.num_env_runners, "num_copies": self.num_envs_per_env_runner, "max_staleness": self.max_staleness}
+        learners = {"num_learners": self.num_learners, "shard": self.shard_learners}
         changed = {
             "algorithm": asdict(self.settings()),
             "play": {**experiment["play"], **play},
-            "learners": {**experiment["learners"], "num_learners": self.num_learners},
+            "learners": {**experiment["learners"], **learners},
         }
         return cast(ExperimentConfig, config_from_dict({**experiment, **changed}, complete=False))
 

@@ -5,6 +5,7 @@ Decisions that matter here:
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
+- with shards (`learners.shard`) each sees its own copies alone; see `nip_ray.rllib.shards`;
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update;
@@ -16,7 +17,7 @@ Decisions that matter here:
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
 import math
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -39,6 +40,7 @@ from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, ow
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
+from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
 from nip_ray.rllib.shared import fixed_shapes, scenario_of
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.ppo import OnPolicySettings
@@ -55,20 +57,32 @@ class Compared:
     adversary: AgentRows
     simulator: AgentRows
 
+    def turns(self, copies: Tensor) -> int:
+        """How many turns both have in some copies."""
+        return len(self.adversary.beside(self.simulator, copies)[0])
+
 
 @dataclass(frozen=True)
 class Prepared:
     """What an update learns from. agents: agent -> its data, with its `AgentRows` as `rows`; metrics: agent -> what is logged once per
-    update; compared: under zero knowledge, the turns whose similarity is paid for (`update` fills it in)."""
+    update; compared: under zero knowledge, the turns whose similarity is paid for; joint: what learners with shards hold between them
+    (`update` fills these two in)."""
 
     agents: Mapping[str, Any]
     metrics: Mapping[str, Metrics] = field(default_factory=dict)
     compared: Compared | None = None
+    joint: JointRows | None = None
+
+    @property
+    def present(self) -> Iterable[str]:
+        """The agents that have rows, here or in the shard of another learner: on all learners the same ones."""
+        return self.agents if self.joint is None else self.joint.agents
 
 
 @dataclass(frozen=True)
 class JointMinibatch:
-    """The copies of one joint minibatch: all of them, and those that this learner works on. number: counted from 0 in an update."""
+    """The copies of one joint minibatch: those that this learner works on, and all of them that it has. number: counted from 0 in an
+    update."""
 
     number: int
     all_copies: Tensor
@@ -124,7 +138,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         """What the losses need of each agent in `self.updated` that had a turn, computed once per update with the current networks."""
 
     def agent_loss(self, agent: str, data: Any, own: Tensor, all_rows: Tensor) -> Loss:
-        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch.
+        """The mean loss of an agent over the rows `own`, this learner's of the rows `all_rows` of a minibatch (see `normalised`).
 
         A rule whose agents do not learn apart from each other replaces `minibatch_step` instead.
         """
@@ -132,14 +146,19 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
 
     def losses(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Loss]:
         """The loss of each agent: the share of this learner's copies in the mean over the whole minibatch."""
-        found = {}
-        for agent, data in prepared.agents.items():
-            all_rows = data.rows.of_copies(minibatch.all_copies)
-            own = all_rows if len(minibatch.own_copies) == len(minibatch.all_copies) else data.rows.of_copies(minibatch.own_copies)
+        found, joint, none = {}, prepared.joint, minibatch.all_copies[:0]
+        for agent in prepared.present:
+            data = prepared.agents.get(agent)
+            own = all_rows = none if data is None else data.rows.of_copies(minibatch.all_copies)
+            if data is not None and len(minibatch.own_copies) < len(minibatch.all_copies):
+                own = data.rows.of_copies(minibatch.own_copies)
+            total = len(all_rows) if joint is None else joint.count[agent][minibatch.number]
+            if data is not None and joint is not None:
+                data = replace(data, moments=joint.moments[agent][minibatch.number])
             if len(own):
                 loss = self.agent_loss(agent, data, own, all_rows)
-                found[agent] = replace(loss, value=loss.value * (len(own) / len(all_rows)))
-            elif len(all_rows):  # another learner has rows: take part in the step
+                found[agent] = replace(loss, value=loss.value * (len(own) / total))
+            elif total:  # another learner has rows: take part in the step
                 found[agent] = Loss(torch.zeros((), device=self.device))
         for agent, value in self.similarity_losses(prepared, minibatch).items():
             found[agent] = replace(found[agent], value=found[agent].value + value) if agent in found else Loss(value)
@@ -149,7 +168,9 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         """Under zero knowledge, what the two agents that are compared follow besides (see the end of this file)."""
         if prepared.compared is None:
             return {}
-        return similarity_losses(prepared.compared, self.networks, minibatch.own_copies, minibatch.all_copies, self.updated)
+        joint, compared = prepared.joint, prepared.compared
+        total = compared.turns(minibatch.all_copies) if joint is None else joint.compared[minibatch.number]
+        return similarity_losses(compared, self.networks, minibatch.own_copies, total, self.updated)
 
     def minibatch_step(self, prepared: Prepared, minibatch: JointMinibatch) -> dict[str, Step]:
         """One step of every agent that has a loss, along the gradients of all learners together.
@@ -185,11 +206,11 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
 
     @override(Learner)
     def update(self, *args: Any, **kwargs: Any) -> Any:
-        """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`.
+        """Learn from ``episodes`` (or ``training_data.episodes``): a list of `RolloutSamples`; with shards this learner's alone.
 
         iteration: seeds the permutations. lr: base learning rate from now on. updated: the agents that learn now (None: all); the
-        others' weights, gradients and optimizers are not touched. Raises TrainingError when a gradient is not finite;
-        the caller's last checkpoint then still holds the last good weights.
+        others' weights, gradients and optimizers are not touched. env_steps: of all learners (None: of these episodes). Raises
+        TrainingError when a gradient is not finite; the caller's last checkpoint then still holds the last good weights.
         """
         training_data = kwargs.get("training_data")
         samples = kwargs.get("episodes") or (training_data.episodes if training_data is not None else None)
@@ -201,38 +222,52 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         lr, updated = kwargs.get("lr"), kwargs.get("updated")
         self.set_learning_rates(self.settings.lr if lr is None else lr)
         self.updated = frozenset(self.optimizers if updated is None else updated) & set(self.optimizers)
+        env_steps = kwargs.get("env_steps") or rollout.env_steps()
         if not self.updated:
-            return self._results({}, {}, rollout.env_steps(), iteration)
+            return self._results({}, {}, env_steps, iteration)
         for network in self.networks.values():
             learning_mode(network)
         if self.fixed:
-            return self._results(*self.fixed_update(rollout), rollout.env_steps(), iteration)
+            return self._results(*self.fixed_update(rollout), env_steps, iteration)
         prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
+        minibatches = self.minibatches(rollout, iteration)
+        if self._has_shard():
+            minibatches = list(minibatches)
+            prepared = replace(prepared, joint=self._joint_rows(prepared, minibatches))
         steps: dict[str, list[Step]] = {}
         with self._seeded_noise(iteration):
-            for minibatch in self.minibatches(rollout, iteration):
+            for minibatch in minibatches:
                 found = self.minibatch_step(prepared, minibatch)
                 self.after_minibatch(prepared, found)
                 for agent, step in found.items():
                     steps.setdefault(agent, []).append(step)
-        for agent in self.updated & prepared.agents.keys():  # the same on every learner
-            refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs)
+        joint = prepared.joint
+        for agent in self.updated & prepared.agents.keys() if joint is None else sorted(joint.everywhere):  # the same on every learner
+            refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs, None if joint is None else torch.distributed.all_reduce)
         self.after_update(prepared, steps)
-        return self._results(prepared.metrics, steps, rollout.env_steps(), iteration)
+        return self._results(prepared.metrics, steps, env_steps, iteration)
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
-        num_copies = rollout.num_copies
+        (world, rank), seed = self._world(), self.experiment["seed"]
+        num_copies = rollout.num_copies * (world if self._has_shard() else 1)
         wanted = getattr(self.settings, "minibatch_copies", None) or self.settings.minibatch_size // self.rounds_per_copy(rollout)
         size = max(1, min(num_copies, wanted))
         count = num_copies // size
-        permute = generator(self.experiment["seed"], "minibatches", iteration)
-        world, rank = self._world()
+        bounds = [(i * size, num_copies if i == count - 1 else (i + 1) * size) for i in range(count)]
+        permute = generator(seed, "minibatches", iteration)
         for epoch in range(self.settings.num_epochs):
-            order = torch.randperm(num_copies, generator=permute).to(self.device)
-            for i in range(count):
-                copies = order[i * size : num_copies if i == count - 1 else (i + 1) * size]
-                yield JointMinibatch(epoch * count + i, copies, copies[rank::world])
+            if self._has_shard():
+                order = own_order(rollout.num_copies, seed, iteration, epoch, rank).to(self.device)
+            else:
+                order = torch.randperm(num_copies, generator=permute).to(self.device)
+            for i, (first, last) in enumerate(bounds):
+                if self._has_shard():
+                    copies = own = order[own_places(first, last, world, rank)]
+                else:
+                    copies = order[first:last]
+                    own = copies[rank::world]
+                yield JointMinibatch(epoch * count + i, copies, own)
 
     @override(TorchLearner)
     def configure_optimizers(self) -> None:
@@ -325,14 +360,32 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             return 1, 0
         return torch.distributed.get_world_size(), torch.distributed.get_rank()
 
+    def _has_shard(self) -> bool:
+        return self.distributed and self.config.shard_learners
+
+    def _sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all learners, in place."""
+        if self.distributed:
+            torch.distributed.all_reduce(tensor)
+        return tensor
+
+    def _joint_rows(self, prepared: Prepared, minibatches: Sequence[JointMinibatch]) -> JointRows:
+        """What the minibatches hold of all learners together."""
+        agents = [agent for agent in self.scenario.protocol.agents if agent in self.updated]
+        own = {
+            agent: [data.advantage_N[data.rows.of_copies(minibatch.own_copies)] for minibatch in minibatches]
+            for agent, data in prepared.agents.items()
+        }
+        compared = [0 if prepared.compared is None else prepared.compared.turns(minibatch.own_copies) for minibatch in minibatches]
+        return joint_rows(agents, own, compared, self._world()[0], self._sum, self.device)
+
     def _all_reduce(self, agents: Iterable[str]) -> None:
         if not self.distributed:
             return
         flats = [flat for agent in agents for flat in self.optimizers[agent].flats]
         if not flats:
             return
-        joint = torch.cat([flat.grad for flat in flats])
-        torch.distributed.all_reduce(joint)
+        joint = self._sum(torch.cat([flat.grad for flat in flats]))
         for flat, piece in zip(flats, joint.split([flat.numel() for flat in flats]), strict=True):
             flat.grad = piece
 
@@ -390,12 +443,16 @@ def cpu_copy(state: Any) -> Any:
 
 @dataclass(frozen=True)
 class AgentData:
-    """One agent's rows with old values, advantages and value targets, each (N,)."""
+    """One agent's rows with old values, advantages and value targets, each (N,).
+
+    moments: (2,) mean and deviation of the advantages of a minibatch of which other learners have rows, too; None where all are here.
+    """
 
     rows: AgentRows
     value_N: Tensor
     advantage_N: Tensor
     target_N: Tensor
+    moments: Tensor | None = None
 
 
 @torch.no_grad()
@@ -438,6 +495,14 @@ def explained_variance(data: AgentData) -> Tensor:
     return 1 - unexplained
 
 
+def normalised(data: AgentData, own: Tensor, all_rows: Tensor) -> Tensor:
+    """The advantages of the rows `own` by mean and deviation over the whole minibatch, whoever has its rows."""
+    if data.moments is None:
+        return normalised_like(data.advantage_N[own], data.advantage_N[all_rows])
+    mean, deviation = data.moments
+    return ((data.advantage_N[own].double() - mean) / deviation).to(data.advantage_N.dtype)
+
+
 def normalised_like(own_N: Tensor, all_N: Tensor) -> Tensor:
     """`own_N` by the mean and deviation of `all_N` (the same rows or more)."""
     if own_N.shape == all_N.shape:
@@ -463,12 +528,11 @@ def compared_turns(scenario: Scenario, rollout: Rollout) -> Compared | None:
 
 
 def similarity_losses(
-    compared: Compared, networks: Mapping[str, nn.Module], own_copies: Tensor, all_copies: Tensor, updated: Collection[str]
+    compared: Compared, networks: Mapping[str, nn.Module], own_copies: Tensor, total: int, updated: Collection[str]
 ) -> dict[str, Tensor]:
     """Minus the mean similarity payment of the two agents, as far as they are in `updated`: this learner's share of the mean over all
-    turns that both have in the minibatch."""
+    turns that both have in the minibatch, of which there are `total`."""
     adversary_K, simulator_K = compared.adversary.beside(compared.simulator, own_copies)
-    total = len(compared.adversary.beside(compared.simulator, all_copies)[0])
     extra, found = compared.extra, {}
     if len(adversary_K) == 0:
         return found

@@ -22,7 +22,7 @@ from nip_ray.play.rollout import Rollout
 from nip_ray.play.static_update import StaticUpdate
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
-from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised_like
+from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
 from nip_ray.seeding import generator
 from nip_ray.settings.ppo import PPOSettings
 
@@ -126,7 +126,7 @@ class PPOLearner(ProtocolLearner):
         log_policy: LogPolicy = policy.normalised()
         advantage_N = data.advantage_N[own]
         if settings.normalize_advantage:
-            advantage_N = normalised_like(advantage_N, data.advantage_N[all_rows])
+            advantage_N = normalised(data, own, all_rows)
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
         actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent])
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
@@ -149,7 +149,7 @@ class PPOLearner(ProtocolLearner):
 
     def after_minibatch(self, prepared: Prepared, steps: Mapping[str, Step]) -> None:
         """Move the KL coefficients of the agents that had rows in this minibatch, on whichever learner."""
-        if self.settings.loss != "kl_penalty" or not prepared.agents:
+        if self.settings.loss != "kl_penalty" or not prepared.present:
             return
         seen = {agent: [step] for agent, step in steps.items()}
         for agent, (total, _, count) in self._over_learners(seen, prepared).items():
@@ -178,11 +178,11 @@ class PPOLearner(ProtocolLearner):
         """The sums of all steps and learners, agent by agent, in one call: a learner may have no rows of some of them."""
         nothing = torch.zeros(3, device=self.device)
         seen_A3 = torch.stack(
-            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.agents]
+            [sum((step.sums for step in steps.get(agent, ()) if step.sums is not None), nothing) for agent in prepared.present]
         )
         if self.distributed:
             torch.distributed.all_reduce(seen_A3)
-        return dict(zip(prepared.agents, seen_A3.unbind(), strict=True))
+        return dict(zip(prepared.present, seen_A3.unbind(), strict=True))
 
 
 def _divergence(log_ratio_N: Tensor) -> Tensor:

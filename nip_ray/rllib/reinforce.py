@@ -18,7 +18,7 @@ from nip_ray.learning.policy_gradient import critic, entropy_weight, returns_to_
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
-from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised_like
+from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, agent_data, explained_variance, normalised
 from nip_ray.settings.ppo import ReinforceSettings
 
 
@@ -80,7 +80,7 @@ class ReinforceLearner(ProtocolLearner):
         log_policy: LogPolicy = policy.normalised()
         weight_N = data.advantage_N[own]
         if settings.normalize_advantage:
-            weight_N = normalised_like(weight_N, data.advantage_N[all_rows])
+            weight_N = normalised(data, own, all_rows)
         actor = score_loss(log_policy.log_prob(action), rows.log_prob_N[own], weight_N, settings.max_importance_weight)
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
         entropy_loss = -entropy_weight(settings, agent) * (message + decision)

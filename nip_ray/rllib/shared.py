@@ -41,17 +41,13 @@ def fixed_shapes(experiment: dict[str, Any], scenario: Scenario, networks: Mappi
     wanted = experiment["runtime"]["static_shapes"]
     if wanted is False or (wanted is None and device.type != "cuda"):
         return False
-    if wanted is None and not fixed_rule(experiment):
+    rule, opponents, learners = experiment["algorithm"]["name"], experiment["opponents"], experiment["learners"]["num_learners"]
+    if rule != "ppo" or opponents is not None or learners > 1:  # refused before, where they were asked for
         return False
     misfit = static_misfit(scenario, networks)
     if misfit and wanted:
         raise UserError(f"runtime.static_shapes: {misfit}; leave it out")
     return misfit is None
-
-
-def fixed_rule(experiment: Mapping[str, Any]) -> bool:
-    """Whether fixed shapes are among the ways in which the experiment's algorithm runs."""
-    return experiment["algorithm"]["name"] == "ppo" and experiment["opponents"] is None and experiment["learners"]["num_learners"] < 2
 
 
 def networks_of(experiment: dict[str, Any]) -> dict[str, nn.Module]:

@@ -37,6 +37,9 @@ class PlaySettings:
     num_env_runners: int = option(0, "Remote env runners (0: play in the main process).", ge=0)
     num_cpus_per_env_runner: float = option(1, "CPUs that Ray reserves for each remote env runner.", ge=0, meaning=FREE)
     num_gpus_per_env_runner: float = option(0, "GPUs, or a share of one, for each remote env runner.", ge=0, meaning=FREE)
+    max_staleness: int = option(
+        0, "Iterations of learning that the weights that play may lag behind: 1 plays the next iteration while learners learn.", ge=0, le=1
+    )
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class LearnerSettings:
     num_learners: int = option(0, "Remote learners, each on its share of the copies (0: learn in the main process).", ge=0)
     num_cpus_per_learner: float = option(1, "CPUs that Ray reserves for each remote learner.", ge=0)
     num_gpus_per_learner: float = option(0, "GPUs for each learner; with num_learners 0, for the main process.", ge=0)
+    shard: bool = option(
+        False, "Each learner gets its share of the copies alone; from the second pass (num_epochs) on minibatches are others than without."
+    )
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,8 @@ def spoken_in_json(provider: Data) -> Data:
 UNEQUAL = {"actor": 1, "critic": 0.5}
 OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
+AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
+SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,7 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "message_game always has 8"),
         (protocol("mnip") | {"scenario": {"name": "state_tracking"}}, "protocol.name", "state_tracking is played under solo_verifier"),
         (protocol("bisection") | {"scenario": {"name": "state_tracking", "length": 8}}, "scenario.length", "one move of 16"),
+        (protocol("prover_estimator"), "scenario.name", "prover_estimator pays for estimates, which state_tracking measures"),
         (protocol("bisection", max_rounds=8), "protocol.max_rounds", "an odd number (two for each halving"),
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
@@ -135,6 +138,12 @@ MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name":
         ({"learners": {"num_learners": 3}}, "learners.num_learners", "256 copies in an iteration cannot be shared evenly, use 2"),
         ({"learners": {"num_learners": 16}}, "algorithm.minibatch_size", "16 learners (learners.num_learners), use at least 128"),
         ({"play": {"num_gpus_per_env_runner": 0.5}}, "play.num_gpus_per_env_runner", "raise play.num_env_runners"),
+        ({"play": {"max_staleness": 1}}, "play.max_staleness", "that learn are those that play, set it to 0 or raise play.num_env_runners"),
+        (AHEAD | {"algorithm": {"name": "stackelberg"}}, "play.max_staleness", "stackelberg does not correct for the weights that played"),
+        (AHEAD | {"algorithm": {"name": "reinforce", "max_importance_weight": None}}, "algorithm.max_importance_weight", "got none"),
+        ({"learners": {"shard": True}}, "learners.shard", "nothing to share with num_learners 0, raise that"),
+        (SHARDS | {"algorithm": {"name": "solo"}}, "learners.shard", "solo needs all copies in every learner"),
+        (SHARDS | {"algorithm": {"name": "stackelberg"}}, "learners.shard", "set it to false or use ppo or reinforce"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
         (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
@@ -177,6 +186,7 @@ def test_illegal(data: Data, key: str, said: str) -> None:
         ppo(minibatch_copies=256),
         {"learners": {"num_learners": 8}},
         {"play": {"num_copies": 3, "num_env_runners": 4}, "learners": {"num_learners": 6}},
+        AHEAD | SHARDS | {"algorithm": {"name": "reinforce"}},
         pairs(graph_sizes=[5, 6], non_iso_prop_score_1=0.3, non_iso_prop_score_2=0.7),
         pairs(graph_sizes=[5, 6], train=__file__, test=str(Path(__file__).parent)),
         {"plugins": [__file__, "json.decoder"]},
@@ -236,7 +246,10 @@ def test_rules_refuse_what_build_refuses(name: str) -> None:
             params = orders | {"max_rounds": longest, "min_rounds": first}
             if name == "message_game" and first is not None:
                 continue  # whose table takes its own min_rounds whatever it is given
-            config = config_from_dict(protocol(name, **params) | gi(name=BOUND_TO_SCENARIO.get(name, "graph_isomorphism")))
+            config = config_from_dict(
+                protocol(name, **params)
+                | gi(name={**BOUND_TO_SCENARIO, "prover_estimator": "state_tracking"}.get(name, "graph_isomorphism"))
+            )
             faults = [*protocol_name(config), *protocol_parameters(config)]
             try:
                 build(name, **params)
