@@ -27,7 +27,7 @@ def fits(networks: Mapping[str, nn.Module]) -> bool:
 
 
 def _plain(network: nn.Module) -> bool:
-    if not isinstance(network, GraphAgent) or network.value_body is None or network.critic_seat is not None:
+    if not isinstance(network, GraphAgent) or network.apart:
         return False
     own = network.settings
     noisy = own.noise_sigma or own.transformer_dropout or own.use_batch_norm or own.use_dual_gnn or own.gnn_output_digits is not None
@@ -45,6 +45,8 @@ def _shape(network: nn.Module) -> Any:
         own.activation,
         own.num_heads,
         own.use_pair_invariant_pooling,
+        network.value_body is None,
+        network.critic_seat is None,
         own.include_round_in_value,
         gnn.encode.weight.shape,
         own.d_gin_mlp,
@@ -60,7 +62,8 @@ class GraphStack:
         self.agents, self.value, members = list(self.networks), value, list(self.networks.values())
         self.settings, self.layers = members[0].settings, [network.settings.num_gnn_layers for network in members]
         self.deciders = [i for i, network in enumerate(members) if network.decider is not None]
-        bodies: list[Any] = [body for network in members for body in (network.policy_body, *([network.value_body] if value else []))]
+        self.bodies = 2 if value and members[0].value_body is not None else 1
+        bodies: list[Any] = [body for network in members for body in (network.policy_body, network.value_body)[: self.bodies]]
         parts: list[list[nn.Module]] = [[body.gnn.encode for body in bodies]]
         for level in range(max(self.layers)):
             parts += [[body.gnn.layers[level][i] for body in bodies if len(body.gnn.layers) > level] for i in range(2)]
@@ -81,7 +84,7 @@ class GraphStack:
         """
         every = [(obs[agent], network, network.messages(obs[agent])) for agent, network in self.networks.items()]
         first = every[0][0]
-        if known:
+        if known and "adjacency" in known:
             found = {name: known[name] for name in _PER_COPY}
         else:
             mask = first["node_mask"].unflatten(0, (-1, turns))[:, 0].to(first["adjacency"].dtype)
@@ -97,6 +100,8 @@ class GraphStack:
         settings, seat = self.settings, every[0][1].seat
         if (settings.include_round_in_value and self.value) or (settings.include_round_in_decider and self.deciders):
             parts["round"] = [round_one_hot(own["round"], seat.rounds, parts["history"][0].dtype) for own, _, _ in every]
+        if self.value and every[0][1].critic_seat is not None:
+            parts["label"] = [round_one_hot(own["label"], seat.verdicts - 1, parts["history"][0].dtype) for own, _, _ in every]
         joined = {name: part[0].unsqueeze(1) if len(part) == 1 else torch.stack(part, 1) for name, part in parts.items()}
         stacked = {name: part.unflatten(0, (-1, turns)) for name, part in joined.items()}  # (C, T, A, ...)
         stacked["history"] = stacked["history"].permute(0, 3, 4, 1, 2, 5).contiguous()  # (C, G, V, T, A, F)
@@ -118,9 +123,8 @@ class GraphStack:
             weights.append(every[taken : taken + count])
             taken += count
         settings, agents, depth = self.settings, len(self.agents), 1 + 2 * max(self.layers)
-        bodies = 2 if self.value else 1
         gin = [weight for part in weights[:depth] for weight in part]
-        h = graph_networks(inputs["history"], inputs["adjacency"], bodies, settings.activation, self.layers, gin)
+        h = graph_networks(inputs["history"], inputs["adjacency"], self.bodies, settings.activation, self.layers, gin)
         token, *layers = weights[depth : depth + 1 + settings.num_transformer_layers]
         (output, selector), rest = weights[depth + 1 + len(layers) :][:2], weights[depth + 3 + len(layers) :]
         x = pair_tokens(h, inputs["mask"], inputs["extra"], self.mixing, token[0], token[1])
@@ -129,7 +133,7 @@ class GraphStack:
             x = transformer_layer(x, inputs["bias"], settings.num_heads, layer, eps)  # type: ignore[arg-type]
         _, copies, turns, length, _ = x.shape
         rows = copies * turns
-        seen = stacked_linear(x.view(len(x), -1, x.shape[-1]), output[0], output[1]).view(agents, bodies, rows, length, -1)
+        seen = stacked_linear(x.view(len(x), -1, x.shape[-1]), output[0], output[1]).view(agents, self.bodies, rows, length, -1)
         graphs, nodes = seen.split([2, length - 2], 3)
         graphs_B, nodes_B = graphs.unbind(1), nodes.unbind(1)
         scores = perceptron(nodes_B[0].reshape(agents, rows * (length - 2), -1), selector, settings.activation)
@@ -137,7 +141,8 @@ class GraphStack:
         message_A = message.masked_fill(self._rows(inputs, "forbidden"), FORBIDDEN).unbind(0)
         value_A: Any = [None] * agents
         if self.value:
-            summary = self._with_round(graphs_B[1].flatten(2), inputs, settings.include_round_in_value)
+            summary = self._with_round(graphs_B[-1].flatten(2), inputs, settings.include_round_in_value)
+            summary = torch.cat([summary, self._rows(inputs, "label")], -1) if "label" in inputs else summary
             value_A = perceptron(summary, rest.pop(0), settings.activation).squeeze(-1).unbind(0)
         speaks, may_decide = self._rows(inputs, "speaks"), self._rows(inputs, "may_decide")
         found = {}
