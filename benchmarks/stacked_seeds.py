@@ -29,7 +29,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from nip_ray.cluster.process import prepare_process
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.learning.policy_gradient import critic, normalise, objective
+from nip_ray.learning.policy_gradient import critic, entropy_weight, normalise, objective
 from nip_ray.networks import gin
 from nip_ray.rllib.cluster import build_algorithm
 
@@ -133,7 +133,7 @@ def _stacked(experiments: list[ExperimentConfig]) -> Callable[[], None]:
         old_N, advantage_N, old_value_N, target_N = numbers
         actor, _, _ = objective(log_policy.log_prob(action), old_N, normalise(advantage_N), settings, loops[0].beta)
         value_loss = critic(value_N, old_value_N, target_N, settings)
-        return actor - settings.entropy_of(agent) * log_policy.entropy().mean() + settings.critic_coefficient * value_loss
+        return actor - entropy_weight(settings, agent) * log_policy.entropy().mean() + settings.critic_coefficient * value_loss
 
     def step() -> None:
         losses = []

@@ -43,7 +43,18 @@ MAX_COMBINATIONS = 512
 _PREFIXES = ("train", "eval", "eval_sampled", "learn", "time")
 _TEXT_PREFIXES = ("train", "eval_sampled", "learn", "cost", "time")
 _PLAIN = ("env_steps", "env_steps_total", "env_steps_per_s", "episodes")
-_OF_ALL = ("verifier", "simulator", "score_difference", "episode_length", "messages", "exploitability", "distance_to_nash", "malt", "lr")
+_OF_ALL = (
+    "verifier",
+    "simulator",
+    "score_difference",
+    "episode_length",
+    "messages",
+    "exploitability",
+    "distance_to_nash",
+    "malt",
+    "lr",
+    "staleness",
+)
 """What may stand after train, eval, eval_sampled or learn besides the name of an agent."""
 _OF_SCENARIO = {"hironaka": ("rho", "finished", "length_mean", "unfinished", "actions"), "state_tracking": ("worst_case",)}
 """The same for held-out games of one scenario: its `Scenario.figures` that bear no agent's name."""

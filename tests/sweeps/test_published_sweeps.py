@@ -29,6 +29,7 @@ LIKE |= {
     "protocols_gi": "gi_fast",
 }
 OTHERWISE = {"sweep_ei_cv": {"algorithm.guess_replacement_annealing"}, "sweep_pbt_gi": {"algorithm.anneal_lr"}}
+OTHERWISE["protocols_gi"] = {"algorithm.lr", *(f"schedules.verifier.{key}" for key in ("period", "start", "stop"))}
 TINY = (
     "scenario.data.num_train=40",
     "scenario.data.num_test=10",

@@ -203,7 +203,8 @@ def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> 
 
 def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scenario: JudgedScenario) -> bool:
     try:
-        return scenario.parse(beginning(dialogue, r), agent, raw).decision == decision
+        found = scenario.parse(beginning(dialogue, r), agent, raw).decision
+        return (scenario.protocol.undecided if found is None else found) == decision
     except InvalidReply:
         return False
 

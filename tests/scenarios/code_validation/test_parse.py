@@ -110,7 +110,7 @@ def test_provers_never_decide(reply: str) -> None:
 )
 def test_two_channels(reply: str) -> None:
     parsed = two(reply)
-    assert (list(parsed.messages), parsed.decision, parsed.confidence) == (list(TWO), CONTINUE, None)
+    assert (list(parsed.messages), parsed.decision, parsed.confidence) == (list(TWO), None, None)
     first, second = parsed.messages.values()
     assert first.rstrip("- \n").endswith("why?")
     assert second.rstrip("- \n").endswith("how?")
@@ -206,7 +206,7 @@ def test_any_reply_is_read_or_refused(reply: str, scale: Scale | None, channels:
     except InvalidReply:
         return
     if parsed.confidence is None:
-        assert parsed.decision == CONTINUE
+        assert parsed.decision in (None, CONTINUE)
         assert list(parsed.messages) == list(channels)
         assert all(message and message in reply for message in parsed.messages.values())
     else:

@@ -184,7 +184,8 @@ def test_dummy_replies_are_valid_and_seeded(name: str, scale: str, form: str) ->
                 if schema := scenario.reply_schema(agent):
                     validate(json.loads(reply), schema)
                 parsed = scenario.parse(dialogue, agent, reply)
-                turns.append(Turn(agent, reply, parsed.messages, parsed.decision, parsed.confidence))
+                decision = scenario.protocol.undecided if parsed.decision is None else parsed.decision
+                turns.append(Turn(agent, reply, parsed.messages, decision, parsed.confidence))
             dialogue = advance(scenario, dialogue, turns)
 
 
