@@ -18,7 +18,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.load import load_config
+from nip_ray.config.load import AnyConfig, load_config
+from nip_ray.errors import UserError
+from nip_ray.learning.policy_gradient import base_lr
+from nip_ray.play.core import episode_seeds, instance_ids
+from nip_ray.play.rollout import Rollout
+from nip_ray.play.static import StaticPlay, static_misfit
+from nip_ray.play.static_update import StaticUpdate
+from nip_ray.seeding import generator
 
 ROOT = Path(__file__).resolve().parents[1]
 NIP_RAY = str(Path(sys.executable).parent / "nip-ray")
@@ -26,7 +33,10 @@ NIP_RAY = str(Path(sys.executable).parent / "nip-ray")
 sys.path.append(str(ROOT / "examples"))
 from ppo_loop import PlainLoop  # noqa: E402
 
-__all__ = ["NIP_RAY", "ROOT", "PlainLoop", "config", "in_turns", "machine", "peak_gflops", "show", "timed", "work", "yardstick_ms"]
+__all__ = [
+    "NIP_RAY", "ROOT", "PlainLoop", "StaticLoop", "config", "in_turns", "kernels", "machine", "peak_gflops", "show", "timed", "work",
+    "yardstick_ms",
+]  # fmt: skip
 
 
 def yardstick_ms() -> float:
@@ -62,29 +72,67 @@ def peak_gflops() -> float:
     return 2 * 2048**3 / min(timed(lambda: x @ x) for _ in range(5)) / 1e9
 
 
+class StaticLoop(PlainLoop):
+    """The same in fixed shapes (`runtime.static_shapes`); on a GPU by CUDA graphs. Needs a config of which that can be had."""
+
+    def __init__(self, experiment: AnyConfig, device: str = "cpu") -> None:
+        super().__init__(experiment, device)
+        if (why := static_misfit(self.scenario, self.agents)) is not None:
+            raise UserError(f"fixed shapes: {why}")
+        self.static_play = StaticPlay(self.play, self.agents, self.settings.skip_silent_messages)
+        self.static_update = StaticUpdate(self.scenario, self.scenario.protocol.agents, self.agents, self.optimizers, self.settings)
+
+    def sample(self) -> Rollout:
+        """Play one iteration's episodes."""
+        seed, copies = self.config.seed, self.config.play.num_copies
+        first = self.iteration * copies
+        id_B = instance_ids(self.scenario, "train", seed, first, copies)
+        return self.static_play(id_B, episode_seeds(seed, first, copies), generator(seed, "play", self.iteration, 0, device=self.device))
+
+    def learn(self, rollout: Rollout) -> None:
+        """All epochs over one iteration's episodes."""
+        for optimizer in self.optimizers.values():
+            optimizer.set_learning_rate(base_lr(self.settings, self.iteration, self.config.iterations))
+        shuffle = generator(self.config.seed, "minibatches", self.iteration)
+        order_EB = torch.stack([torch.randperm(rollout.num_copies, generator=shuffle) for _ in range(self.settings.num_epochs)])
+        self.static_update(rollout, order_EB.to(self.device), self.beta.expand(len(self.agents)))
+        self.iteration += 1
+
+
 def work(experiment: ExperimentConfig) -> dict[str, float]:
-    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and kernels a gradient step.
+    """What an iteration asks of the machine, by torch's own kernels: thousand million operations in products, and kernels a gradient step
+    and a round of play, also in fixed shapes where these can be had.
 
-    Kernels are calls of operators that are no views of what is there already. Counted in the plain loop, whose mathematics is the same.
+    Counted in the plain loop, whose mathematics is the same.
     """
-    loop = PlainLoop(experiment)
-    size = experiment.algorithm.minibatch_copies or 0
     with FlopCounterMode(display=False) as flops:
+        loop = PlainLoop(experiment)
+        found = kernels(loop)
+    fixed = kernels(StaticLoop(experiment)) if static_misfit(loop.scenario, loop.agents) is None else {}
+    return {"gflop": round(flops.get_total_flops() / 1e9, 2), **found, **{f"fixed_{name}": number for name, number in fixed.items()}}
+
+
+def kernels(loop: PlainLoop) -> dict[str, float]:
+    """Kernels a round of play and a gradient step, what each iteration prepares included."""
+    with Kernels() as playing:
         rollout = loop.sample()
-        with _Kernels() as kernels:
-            loop.learn(rollout)
-    size = size or max(1, experiment.algorithm.minibatch_size // rollout.num_rounds)
-    steps = experiment.algorithm.num_epochs * math.ceil(rollout.num_copies / size)
-    return {"gflop": round(flops.get_total_flops() / 1e9, 2), "kernels_a_step": round(kernels.count / steps)}
+    with Kernels() as learning:
+        loop.learn(rollout)
+    settings, copies = loop.settings, rollout.num_copies
+    size = min(copies, settings.minibatch_copies or max(1, settings.minibatch_size // rollout.num_rounds))
+    steps = settings.num_epochs * (copies // size if isinstance(loop, StaticLoop) else math.ceil(copies / size))
+    return {"kernels_a_round": round(playing.count / rollout.num_rounds, 1), "kernels_a_step": round(learning.count / steps, 1)}
 
 
-class _Kernels(TorchDispatchMode):
-    """Counts what is computed while it is entered."""
+class Kernels(TorchDispatchMode):
+    """Counts what is computed while it is entered: calls of operators, without views and without those that only allocate or take notes."""
 
     count = 0
+    _NONE = ("aten::empty", "aten::new_empty", "aten::_unsafe_view", "aten::scalar_tensor", "profiler::")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not any(given.alias_info is not None and not given.alias_info.is_write for given in func._schema.returns)
+        views = any(given.alias_info is not None and not given.alias_info.is_write for given in func._schema.returns)
+        self.count += not views and not func._schema.name.startswith(self._NONE)
         return func(*args, **(kwargs or {}))
 
 

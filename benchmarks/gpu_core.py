@@ -1,16 +1,19 @@
 """The batched core and the PPO update on one device, without Ray: message game and the published graph isomorphism setting.
 
-    python benchmarks/gpu_core.py --device cuda --copies 512 4096 16384
-    python benchmarks/gpu_core.py --device cpu
+    python benchmarks/gpu_core.py --copies 512 4096 16384              # on a GPU where there is one: every row, by one command
+    python benchmarks/gpu_core.py --device cpu                         # the same without CUDA graphs
 
-Needs torch, pydantic and PyYAML. Times play and learning apart, eager; --compile wraps the agents' networks in torch.compile.
+Needs torch, pydantic and PyYAML. A row for each way, in turns: eager; in fixed shapes (`runtime.static_shapes`), by CUDA graphs on a GPU;
+and with --compile eager networks in torch.compile. Medians of play and of learning, kernels a round and a gradient step, and how much
+faster than eager.
 """
 
 import argparse
 import statistics
+from typing import Any
 
 import torch
-from _common import PlainLoop, config, machine, show, timed
+from _common import PlainLoop, StaticLoop, config, kernels, machine, show, timed
 
 
 def main() -> None:
@@ -23,45 +26,52 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     arguments = parser.parse_args()
     print(machine())
+    if arguments.device.startswith("cuda"):
+        print(torch.cuda.get_device_name(arguments.device))
     for name in arguments.configs:
         for copies in arguments.copies:
-            experiment = config(name, f"play.num_copies={copies}", f"algorithm.minibatch_size={2 * copies}")
-            measure(name, PlainLoop(experiment, arguments.device), arguments)
+            measure(name, copies, arguments)
 
 
-def measure(name: str, loop: PlainLoop, arguments: argparse.Namespace) -> None:
-    """Medians of play and of learning."""
+def measure(name: str, copies: int, arguments: argparse.Namespace) -> None:
+    """All ways of one setting at one size."""
+    sizes = [f"play.num_copies={copies}", f"algorithm.minibatch_size={2 * copies}"]
+    experiment = config(name, *sizes, *([] if name == "message_game" else ["scenario.kernels=torch"]))
+    graphs = "fixed shapes" + (", CUDA graphs" if arguments.device.startswith("cuda") else "")
+    loops: dict[str, PlainLoop] = {"eager": PlainLoop(experiment, arguments.device), graphs: StaticLoop(experiment, arguments.device)}
     if arguments.compile:
-        loop.agents = {agent: torch.compile(network) for agent, network in loop.agents.items()}
-    played, learned, steps = [], [], []
+        loops["compiled"] = PlainLoop(experiment, arguments.device)
+        loops["compiled"].agents = {agent: torch.compile(network) for agent, network in loops["compiled"].agents.items()}
+    # counted while nothing is captured yet, which is the first of two iterations that warm up
+    counts = {way: kernels(loop) if way != "compiled" else {} for way, loop in loops.items()}
+    taken: dict[str, list[tuple[float, float, int]]] = {way: [] for way in loops}
+    for iteration in range(arguments.iterations + 2):
+        for way, loop in loops.items():
+            found = iterate(loop, arguments.device)
+            if iteration > 1:
+                taken[way].append(found)
+    seconds = {way: [statistics.median(column) for column in zip(*rows, strict=True)] for way, rows in taken.items()}
+    for way, (sample_s, learn_s, steps) in seconds.items():
+        figures: dict[str, Any] = {"device": arguments.device, "copies": copies, "way": way, **counts[way]}
+        figures |= {"sample_s": round(sample_s, 4), "learn_s": round(learn_s, 4)}
+        figures |= {"env_steps_per_s": round(steps / (sample_s + learn_s)), "play_env_steps_per_s": round(steps / sample_s)}
+        show(name, {**figures, "times_eager": round(sum(seconds["eager"][:2]) / (sample_s + learn_s), 2)})
+
+
+def iterate(loop: PlainLoop, device: str) -> tuple[float, float, int]:
+    """Seconds of play, seconds of learning, and rounds played."""
+    rollouts = []
 
     def sample() -> None:
-        loop.rollout = loop.sample()
-        synchronise(arguments.device)
+        rollouts.append(loop.sample())
+        synchronise(device)
 
     def learn() -> None:
-        loop.learn(loop.rollout)
-        synchronise(arguments.device)
+        loop.learn(rollouts[0])
+        synchronise(device)
 
-    for iteration in range(arguments.iterations + 1):
-        seconds = timed(sample), timed(learn)
-        if iteration:
-            played.append(seconds[0])
-            learned.append(seconds[1])
-            steps.append(loop.rollout.env_steps())
-    sample_s, learn_s = statistics.median(played), statistics.median(learned)
-    show(
-        name,
-        {
-            "device": arguments.device,
-            "copies": loop.config.play.num_copies,
-            "compiled": arguments.compile,
-            "sample_s": round(sample_s, 4),
-            "learn_s": round(learn_s, 4),
-            "env_steps_per_s": round(statistics.median(steps) / (sample_s + learn_s)),
-            "play_env_steps_per_s": round(statistics.median(steps) / sample_s),
-        },
-    )
+    played, learned = timed(sample), timed(learn)
+    return played, learned, rollouts[0].env_steps()
 
 
 def synchronise(device: str) -> None:

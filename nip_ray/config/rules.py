@@ -376,6 +376,19 @@ def _staleness(config: ExperimentConfig) -> Iterator[str]:
         yield "algorithm.max_importance_weight: got none, but play.max_staleness plays by older weights, give it a number"
 
 
+def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
+    """Fixed shapes are asked for where they can be had; what depends on networks is asked when these are made."""
+    if not config.runtime.static_shapes:
+        return
+    name, key = config.protocol.name, "runtime.static_shapes: got true, but"
+    if config.algorithm.name != "ppo":
+        yield f"{key} {config.algorithm.name} learns in shapes that follow from what was played, leave it out or use ppo"
+    elif config.opponents is not None or config.learners.num_learners > 1:
+        yield f"{key} with opponents from the past, or several learners, shapes follow from what was played, leave it out"
+    elif name in PROTOCOLS and (why := table_of(name, config.protocol).open_schedule()):
+        yield f"{key} {why}; or leave it out"
+
+
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
     """An evaluation takes place in at least one way."""
     if not (config.evaluation.greedy or config.evaluation.sampled):
@@ -486,6 +499,7 @@ _RULES: tuple[Rule, ...] = (
     minibatches,
     *LEARNING_RULES,
     workers,
+    fixed_shapes,
     evaluations,
     data_files,
     images,

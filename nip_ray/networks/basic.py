@@ -35,4 +35,5 @@ def initialise(module: nn.Module, orthogonal_gain: float | None) -> None:
 
 def round_one_hot(round_N: Tensor, num_rounds: int, dtype: torch.dtype) -> Tensor:
     """(N, num_rounds + 1): the round index as a one-hot vector; the last place is for the state after the last round."""
-    return nn.functional.one_hot(round_N.clamp(0, num_rounds), num_rounds + 1).to(dtype)
+    places = torch.arange(num_rounds + 1, device=round_N.device)  # torch's own one_hot looks for the largest index, and waits for it
+    return (round_N.clamp(0, num_rounds)[:, None] == places).to(dtype)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from nip_ray.learning.policy import Action, Policy, joined
 from nip_ray.learning.similarity import choice_distances, similarity
 from nip_ray.play.rollout import Dialogue, Rollout
-from nip_ray.play.scenario import Scenario
+from nip_ray.play.scenario import Scenario, columns
 from nip_ray.protocols import (
     ACCEPT,
     NUM_SEEDS,
@@ -158,7 +158,7 @@ def turn_masks(protocol: Protocol, agent: str, message_size: int, round_N: Tenso
     writes, index = protocol.writes[agent], protocol.agents.index(agent)
     active_NC = protocol.active(round_N, seed_N)[:, index]
     if len(writes) < len(protocol.channels):
-        active_NC = active_NC[:, list(writes)]
+        active_NC = active_NC[:, columns(writes)]
     speaks_NF = active_NC if message_size == 1 else active_NC.repeat_interleave(message_size, 1)
     if agent in protocol.deciders:
         may_decide_N = active_NC.any(1) & protocol.decides_in(agent, round_N)

@@ -1,13 +1,21 @@
 """What the batched core asks of a scenario."""
 
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from nip_ray.play.rollout import Dialogue, GameRules
 from nip_ray.protocols import Judgement, Protocol
+
+
+def columns(places: Sequence[int]) -> slice | list[int]:
+    """`places` as an index: a slice where they are evenly spaced, which copies nothing and takes no tensor to the device."""
+    step = places[1] - places[0] if len(places) > 1 else 1
+    even = step > 0 and all(after - before == step for before, after in itertools.pairwise(places))
+    return slice(places[0] if places else 0, places[-1] + 1 if places else 0, step) if even else list(places)
 
 
 class Scenario(ABC):
@@ -50,6 +58,13 @@ class Scenario(ABC):
     @abstractmethod
     def to(self, device: str) -> "Scenario":
         """The same scenario with its table on `device`."""
+
+    def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> Any:
+        """These agents' policies, and values where `value`, as one computation of few kernels, with the methods of `play.static.Apart`.
+
+        None: there is none.
+        """
+        return None
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor | None:
         """(N, F, S) bool: which symbols `agent` may say in the message factors that are in play; None: all. obs: of `observe`."""

@@ -82,6 +82,7 @@ def step(
     grade_BM: Tensor | None = None,
     drawn: bool = False,
     error_B: Tensor | None = None,
+    turn_BA: Tensor | None = None,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
@@ -92,10 +93,11 @@ def step(
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
     under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
-    wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing).
+    wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing). turn_BA: whose turn it is, where the
+    caller knows.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
-    after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn)
+    after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn, turn_BA)
     if error_B is not None:
         amount_A = torch.tensor([protocol.payment.per_error.get(agent, 0.0) for agent in protocol.agents], device=error_B.device)
         paid_BA = torch.where((outcome.decided_B | outcome.exhausted_B)[:, None], error_B[:, None] * amount_A, 0.0)
@@ -114,21 +116,23 @@ def _step(
     similarity_B: Tensor | None,
     grade_BM: Tensor | None,
     drawn: bool,
+    turn_BA: Tensor | None,
 ) -> tuple[ProtocolState, StepOutcome]:
     """`step` without the choice of a role."""
     live_B = ~state.ended_B
     if protocol.verifier is None:
         return _judged_step(protocol, state, live_B, judged)
-    turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
+    if turn_BA is None:
+        turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
     last_B = state.round_B >= protocol.max_rounds - 1
     if protocol.panel is not None:
         return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM)
     verifier = protocol.verifier_index
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != protocol.undecided
-    exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
-    reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA, grade_BM, drawn)
     agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
+    exhausted_B = live_B & last_B & ~agent_done_BA[:, verifier]
+    reward_BA = _rewards(protocol, state, decision_B, decided_B | exhausted_B, turn_BA, grade_BM, drawn)
     if protocol.zero_knowledge is not None:
         if similarity_B is None:
             raise ValueError(f"protocol {protocol.name!r} pays for similarity: play it where all logits are seen (`play_rollout`)")
@@ -139,7 +143,7 @@ def _step(
         agent_done_BA, over_B = _two_ends(state, own_done, live_B, last_B)
     after = replace(
         state,
-        round_B=state.round_B + live_B.long(),
+        round_B=state.round_B + live_B,
         agent_done_BA=agent_done_BA,
         done_B=state.done_B | over_B,
         exhausted_B=state.exhausted_B | exhausted_B,
@@ -287,11 +291,10 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
 
 
 def _rewards(
-    protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor, grade_BM: Tensor | None, drawn: bool
+    protocol: Protocol, state: ProtocolState, decision_B: Tensor, over_B: Tensor, turn_BA: Tensor, grade_BM: Tensor | None, drawn: bool
 ) -> Tensor:
-    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted."""
+    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted, over_B says which copies ended."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
-    over_B = (decision_B != protocol.undecided) | exhausted_B
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
     if grade_BM is not None and protocol.payment.scoring != "linear" and protocol.force_guess is None:

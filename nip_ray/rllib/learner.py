@@ -41,7 +41,7 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
 from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
-from nip_ray.rllib.shared import scenario_of
+from nip_ray.rllib.shared import fixed_shapes, scenario_of
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.ppo import OnPolicySettings
 
@@ -122,6 +122,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
+        self.fixed = fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
 
     # ------------------------------------------------------------------------------------------------ for subclasses
 
@@ -193,6 +194,10 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Called after the last minibatch with the steps of all of them."""
 
+    def fixed_update(self, rollout: Rollout) -> tuple[Mapping[str, Metrics], Mapping[str, list[Step]]]:
+        """The update in fixed shapes (``runtime.static_shapes``): what is logged once, and the mean of all steps."""
+        raise NotImplementedError(f"{type(self).__name__} learns in no fixed shapes")
+
     def rounds_per_copy(self, rollout: Rollout) -> int:
         """Frames that a copy counts as, in ``minibatch_size``."""
         return rollout.num_rounds
@@ -222,6 +227,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             return self._results({}, {}, env_steps, iteration)
         for network in self.networks.values():
             learning_mode(network)
+        if self.fixed:
+            return self._results(*self.fixed_update(rollout), env_steps, iteration)
         prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
         minibatches = self.minibatches(rollout, iteration)
         if self._has_shard():

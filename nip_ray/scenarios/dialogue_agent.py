@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
@@ -114,7 +113,7 @@ class DialogueAgent(nn.Module):
         """The value (N,) of N turns; a central critic knows the label."""
         known = self._with_round(summary_NW, obs, self._heads.include_round_in_value)
         if self.critic_seat is not None:
-            known = torch.cat([known, F.one_hot(obs["label"], self.seat.verdicts).to(known.dtype)], 1)
+            known = torch.cat([known, round_one_hot(obs["label"], self.seat.verdicts - 1, known.dtype)], 1)
         return self.value_head(known).squeeze(-1)
 
     def head_groups(self, selector: nn.Module) -> list[ParameterGroup]:

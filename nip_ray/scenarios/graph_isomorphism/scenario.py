@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from nip_ray.networks import native
 from nip_ray.play.core import turn_masks
 from nip_ray.play.rollout import Dialogue
-from nip_ray.play.scenario import Scenario
+from nip_ray.play.scenario import Scenario, columns
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.graph_isomorphism.alone import solo_baseline, wl_bound
 from nip_ray.scenarios.graph_isomorphism.dataset import GraphPairs
 from nip_ray.scenarios.graph_isomorphism.fixed import ManualAgent, RandomAgent, allowed_nodes
 from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
+from nip_ray.scenarios.graph_isomorphism.stacked import GraphStack, fits
 from nip_ray.scenarios.seat import Seat, seat
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
@@ -90,7 +91,7 @@ class GraphIsomorphism(Scenario):
                     obs["state_linear_history"] = self._linear_history(said.linear, self.critic_seats[agent].reads)
         names_first_NL = obs["latest"][:, 0].amax(1) > 0
         writes = [at.reads.index(c) * self.message_size + m for c in at.writes for m in range(self.message_size)]
-        obs["answer_side"] = names_first_NL[:, writes].long()
+        obs["answer_side"] = names_first_NL[:, columns(writes)].long()
         if self.linear_symbols and said.linear is not None:
             obs["linear_history"] = self._linear_history(said.linear, at.reads)
         return obs
@@ -106,6 +107,10 @@ class GraphIsomorphism(Scenario):
                 return ManualAgent(settings, at, self.protocol.payment.wants_truth(agent))
             critic_seat = self.critic_seats[agent] if self.central_critic else None
             return GraphAgent(settings, at, self.shared_body, critic_seat, self.compiled and native.fits(settings))
+
+    def stacked(self, networks: Mapping[str, nn.Module], value: bool) -> GraphStack | None:
+        """Where all are learned and of equal widths."""
+        return GraphStack(networks, value) if fits(networks) else None  # type: ignore[arg-type]
 
     def legal_symbols(self, agent: str, obs: Mapping[str, Tensor]) -> Tensor:
         """See `allowed_nodes`."""
@@ -161,21 +166,21 @@ class GraphIsomorphism(Scenario):
     def _named(self, at: Seat, said: Dialogue, round_N: Tensor) -> tuple[Tensor, Tensor]:
         """(N, G, V, F) history and (N, G, V, L) latest messages of the channels that the seat `at` reads."""
         count, size = len(round_N), self.num_nodes
-        said_NXA = said.main[:, :, :, list(at.reads)].permute(0, 1, 3, 4, 2).reshape(count, at.history_features, said.main.shape[2])
+        main = said.main[:, :, :, columns(at.reads)]
+        said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
         one = torch.ones((), device=round_N.device).expand(said_NXA.shape)
-        spread_NXS.scatter_add_(2, torch.where(said_NXA < 0, 2 * size, said_NXA), one)
+        spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), one)  # nothing said, -1, lands in the last place
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
         latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
         return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()
 
     def _latest(self, named_NXGV: Tensor, rounds: int, latest_features: int, round_N: Tensor) -> Tensor:
         """(N, L, G, V): the slice of the round before; zero in round 0, where nothing was said yet."""
-        count, _, _, size = named_NXGV.shape
-        by_round = named_NXGV.view(count, rounds, latest_features, 2, size)
-        rows = torch.arange(count, device=round_N.device)
+        by_round = named_NXGV.unflatten(1, (rounds, latest_features))
         # in round 0 this reads round 0 itself, where nothing stands yet
-        return by_round[rows, (round_N - 1).clamp(0, rounds - 1)]
+        before_N1 = (round_N - 1).clamp(0, rounds - 1).view(-1, 1, 1, 1, 1).expand(-1, -1, *by_round.shape[2:])
+        return by_round.gather(1, before_N1).squeeze(1)
 
     def _linear_history(self, linear_NRACM: Tensor, reads: tuple[int, ...]) -> Tensor:
         said = linear_NRACM[:, :, :, list(reads)].permute(0, 1, 3, 4, 2).flatten(1, 3)
