@@ -17,6 +17,45 @@ PUBLISHED = {"nip": 0.9453, "debate": 0.6409, "adp": 0.6138, "mnip": 0.6646, "ra
 """On the training split, as published (Hammond and Adam-Day, ICLR 2025)."""
 BASELINE = (0.640, 0.609, 0.670)
 """What a classifier fitted to what the verifier sees alone reaches on that split, with its interval (n = 1,000)."""
+BEGINNING = """# Protocols compared on graph isomorphism
+
+Eleven ways to question provers, on equal terms: the published networks (a verifier of two message-passing layers, provers
+of five), the published test split of 1,000 pairs with none of its pairs in training, 307,200 steps of the environment a
+run, one question where a protocol has questions, and a learning rate found for each protocol on a validation split that
+shares no pair with either. The command, its settings and every recorded run are in the repository:
+
+<!-- not run: takes hours -->
+```sh
+python benchmarks/protocols_gi.py tune --test VALIDATION.npz
+python benchmarks/protocols_gi.py train --test PUBLISHED_TEST.npz   # or nip-ray sweep tune_configs/protocols_gi.yaml
+python benchmarks/protocols_gi.py page
+```
+
+Accuracy is of greedy play; a verifier that has not decided counts as wrong. The soundness error in the worst case is the share
+of false claims that are accepted over all messages that provers could send or, where these are too many to try, under
+the strongest attacker. Published figures (Hammond and Adam-Day, ICLR 2025) are of the training split.
+
+<!-- table: written by `python benchmarks/protocols_gi.py page` -->
+<!-- end of table -->
+
+![Accuracy and soundness error by protocol](results.svg)
+
+## Every run
+
+<!-- seeds: written by `python benchmarks/protocols_gi.py page` -->
+<!-- end of seeds -->
+
+"overlap" counts held-out pairs that occur in training, up to the names of nodes.
+
+## Tuning
+
+Held-out accuracy on the validation split after half of the steps, one seed that is none of the others, n = 1,000; the best is bold, and
+what the runs above were trained with.
+
+<!-- tuning: written by `python benchmarks/protocols_gi.py page` -->
+<!-- end of tuning -->
+"""
+"""The page before it is first written; what stands between its generated parts may then be added to by hand."""
 
 Row = Mapping[str, Any]
 
@@ -26,7 +65,7 @@ def write_page(record: Mapping[str, Sequence[Row]]) -> None:
     groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
     groups = {case: rows for case, rows in groups.items() if rows}
     parts = {"table": _table(groups), "seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
-    text = PAGE.read_text()
+    text = PAGE.read_text() if PAGE.exists() else BEGINNING
     for name, part in parts.items():
         begin, end = BEGIN.format(name), END.format(name)
         before, rest = text.split(begin, 1)

@@ -1,4 +1,5 @@
-"""How near training comes to an equilibrium, under every protocol, in haystacks of two places: exactly, from all dialogues.
+"""How near training comes to an equilibrium, under every protocol, in the smallest games: exactly, from all dialogues. They are haystacks
+of two places, and for the protocols that split a claim a claim of two steps.
 
     python benchmarks/equilibria.py [--seeds 3] [--iterations N] [--protocols NAME ...]
 
@@ -23,7 +24,8 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
 
-PLUGIN = str(Path(__file__).resolve().parents[1] / "examples" / "own_scenario.py")
+HERE = Path(__file__).resolve().parent
+PLUGINS = {"haystack": HERE.parent / "examples" / "own_scenario.py", "two_steps": HERE / "_two_steps.py"}
 ONCE: dict[str, Any] = dict(max_rounds=2, min_rounds=2, verifier_first=False)  # all provers speak, then the verdict
 GAMES: dict[str, dict[str, Any]] = {
     "nip": dict(name="nip", max_rounds=3, min_rounds=3),
@@ -37,6 +39,8 @@ GAMES: dict[str, dict[str, Any]] = {
     "open_consultancy": dict(name="open_consultancy", max_rounds=2),
     "helpful_sneaky": dict(name="helpful_sneaky"),
     "mnip": dict(name="mnip", **ONCE),
+    "bisection": dict(name="bisection", max_rounds=3),
+    "prover_estimator": dict(name="prover_estimator", max_rounds=4),
     "judge_panel": dict(name="judge_panel"),
     "solo_verifier": dict(name="solo_verifier"),
 }
@@ -44,19 +48,21 @@ ALGORITHM: dict[str, Any] = dict(name="ppo", lr=1e-2, minibatch_size=256)
 TWO_FACED = ("consultancy, one prover", "helpful_sneaky")
 """A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three of its four cases
 where it learns too fast, or explores too little."""
+SPLIT = ("bisection", "prover_estimator")
 SLOW: dict[str, Any] = dict(lr=2e-3, entropy_coefficient=0.05)
 
 
 def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
     """The config of one run."""
     slow = game in TWO_FACED
+    scenario = dict(name="two_steps") if game in SPLIT else dict(name="haystack", num_places=2, num_instances=1000)
     return dict(
         name="equilibria",
         seed=seed,
         iterations=iterations,
-        plugins=[PLUGIN],
+        plugins=[str(PLUGINS[scenario["name"]])],
         protocol=GAMES[game],
-        scenario=dict(name="haystack", num_places=2, num_instances=1000, agents=dict(_default=dict(activation="relu" if slow else "tanh"))),
+        scenario=dict(**scenario, agents=dict(_default=dict(activation="relu" if slow else "tanh"))),
         algorithm={**ALGORITHM, **(SLOW if slow else {})},
         play=dict(num_copies=256),
         evaluation=dict(interval=0),
@@ -65,9 +71,9 @@ def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
 
 
 def tree_of(scenario: Scenario, networks: dict[str, nn.Module], *, decisive: bool = False) -> GameTree:
-    """All dialogues about the training haystacks: equal ones once, as often as they occur."""
+    """All dialogues about the training instances: equal ones once, as often as they occur."""
     ids = scenario.ids("train")
-    content = scenario.hay_IP[ids]  # type: ignore[attr-defined]
+    content = getattr(scenario, "hay_IP", scenario.label_I[:, None])[ids]
     kinds, kind_I, count_K = torch.unique(content, dim=0, return_inverse=True, return_counts=True)
     first_K = torch.stack([ids[(kind_I == kind).nonzero()[0, 0]] for kind in range(len(kinds))])
     return grow(scenario, networks, first_K, count_K / len(ids), decisive=decisive)
@@ -82,7 +88,8 @@ def measured(game: str, seed: int, iterations: int | None = None) -> tuple[GameT
         networks = trained(made, newest_or(RunFolder.open(run), None, config))
     scenario = made.examination.scenario
     payment, agents = scenario.protocol.payment, scenario.protocol.agents
-    spans = [max(amounts) - min(amounts) for amounts in ([x for t in payment.tables(a) for row in t for x in row] for a in agents)]
+    tables = [[x for table in payment.tables(agent) for row in table for x in row] for agent in agents]
+    spans = [max(amounts) - min(amounts) + abs(payment.per_error.get(agent, 0)) for agent, amounts in zip(agents, tables)]
     equilibria = tree_of(scenario, networks, decisive=True).pure_equilibria(20_000_000)
     return tree_of(scenario, networks), equilibria, torch.tensor(spans, dtype=torch.float64)
 

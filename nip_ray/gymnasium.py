@@ -113,8 +113,9 @@ class Seat(gymnasium.Env[Arrays, Any]):
         scenario, ids = self.single.play.scenario, self.single.instances
         if scenario.protocol.verifier is None:
             raise UserError(f"label: got {label}, but instances of {scenario.name} have no label; leave it out")
-        if label not in (0, 1) or not len(kept := ids[scenario.label_I[ids] == label]):
-            raise UserError(f"label: got {label!r}, expected 0, 1 or none, and one that occurs among the instances")
+        known = range(len(scenario.protocol.verdicts))
+        if label not in known or not len(kept := ids[scenario.label_I[ids] == label]):
+            raise UserError(f"label: got {label!r}, expected {', '.join(map(str, known))} or none, and one that occurs among the instances")
         self.single.instances = kept
 
     def _play_on(self) -> None:

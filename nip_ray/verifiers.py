@@ -24,7 +24,7 @@ from nip_ray.play.dialogue import Chat, Dialogue, shape_chat
 from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.dialogues import Path as Branch
-from nip_ray.protocols import CONTINUE
+from nip_ray.protocols import Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
 require("verifiers", "verifiers")
@@ -169,7 +169,7 @@ def environment(source: Source) -> tuple[type[vf.Taskset], type[vf.Env], type[vf
         async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
             item = game.kind.read_item(task.data.item)
             for trace in episode.traces:
-                _pay(trace, dialogue_from_record(trace.info[INFO], item), game.scenario.protocol.verifier)
+                _pay(trace, dialogue_from_record(trace.info[INFO], item), game.scenario.protocol)
 
     return ProofTaskset, ProofEnv, OneCall
 
@@ -200,12 +200,13 @@ async def _played(game: Game, data: ProofData, agents: vf.Agents) -> tuple[Dialo
     return dialogue, [trace for seat in seats.values() for trace in seat.traces]
 
 
-def _pay(trace: vf.Trace, dialogue: Dialogue, verifier: str | None) -> None:
+def _pay(trace: vf.Trace, dialogue: Dialogue, protocol: Protocol) -> None:
     agent = trace.agent.name
     trace.record_reward("payment", dialogue.total(agent))
     turns = [turn for played in dialogue.rounds for turn in played if turn.agent == agent]
     trace.record_metrics({"rounds": len(dialogue.rounds), "unusable_replies": sum(turn.retries for turn in turns)})
-    if verifier is not None:
+    if protocol.verifier is not None:
         right = float(dialogue.verdict == dialogue.item.y)
-        trace.record_metrics({"accuracy": right, "undecided": float(dialogue.verdict == CONTINUE)})
-        trace.record_metric("completeness" if dialogue.item.y else "soundness", right)
+        trace.record_metrics({"accuracy": right, "undecided": float(dialogue.verdict == protocol.undecided)})
+        if protocol.two_verdicts:
+            trace.record_metric("completeness" if dialogue.item.y else "soundness", right)

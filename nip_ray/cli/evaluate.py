@@ -180,9 +180,8 @@ def _records(figures: Mapping[str, Any], prefix: str = "") -> Iterator[list[str]
 
 def _print_attack(figures: Mapping[str, Any]) -> None:
     """Who tried to fool the verifier, and how often it was right."""
-    for goal in ("soundness", "completeness", "refusal"):
-        table = figures.get("attack", {}).get(goal)
-        if table is None:
+    for goal, table in figures.get("attack", {}).items():
+        if not (isinstance(table, dict) and "attackers" in table):
             continue
         if goal == "refusal":
             typer.echo(f"if the prover refuses to help ({figures['refusal']['reason']}):")

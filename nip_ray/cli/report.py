@@ -83,12 +83,11 @@ def _paired(run_dirs: Sequence[Path], dataset: Path | None, as_json: bool) -> No
 
 
 def _print_pair(found: Mapping[str, Any]) -> None:
-    from nip_ray.evaluation.verbs.paired import FIGURES
-
     header = [f"{found['num_instances']} instances", "first", "second", "difference", "", "only first", "only second", "p (McNemar)"]
     rows = []
-    for name in FIGURES:
-        record = found[name]
+    for name, record in found.items():
+        if not (isinstance(record, dict) and "only_first" in record):
+            continue
         shares = [number(record[part]["estimate"]) for part in ("first", "second", "difference")]
         counts = [str(record["only_first"]), str(record["only_second"]), number(record["p"])]
         low, high = (number(record["difference"][end]) for end in ("lower", "upper"))

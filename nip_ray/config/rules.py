@@ -17,7 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
-from nip_ray.config.players import panel_of, players, playing, rounds_of, without_verifier
+from nip_ray.config.players import panel_of, players, playing, rounds_of, source_of, without_verifier
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
@@ -27,7 +27,7 @@ from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
 from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
-from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults
+from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults, num_labels
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
 from nip_ray.settings.protocol import PayoffEntries
 from nip_ray.settings.solo import SoloSettings
@@ -44,6 +44,8 @@ _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
+_MEASURE_ESTIMATES = ("state_tracking",)
+_TWO_LABELS = ("graph_isomorphism", "state_tracking", "code_validation")
 _ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
 
 
@@ -96,6 +98,12 @@ def protocol_name(config: ExperimentConfig) -> Iterator[str]:
     home = BOUND_TO_SCENARIO.get(name)
     if home is not None and home != scenario:
         yield f"scenario.name: got {scenario}, but the protocol {name} is played in {home} only"
+    if (
+        name in PROTOCOLS
+        and scenario not in (*_MEASURE_ESTIMATES, *ADDED["scenario"])
+        and table_of(name, config.protocol).payment.per_error
+    ):
+        yield f"scenario.name: got {scenario}, but {name} pays for estimates, which {', '.join(_MEASURE_ESTIMATES)} measures"
     bound = [other for other, place in BOUND_TO_SCENARIO.items() if place == scenario]
     if bound and home is None:
         yield f"protocol.name: got {name}, but {scenario} is played under the protocol {' or '.join(bound)} only"
@@ -107,7 +115,9 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
     amounts = {key: getattr(protocol, key) for key in _REWARDS}
     for agent, entries in protocol.payoff.items():
         tables = {"": entries, **{f"by_role.{role}.": own for role, own in entries.by_role.items()}}
-        amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for at, own in tables.items() for f in fields(PayoffEntries)}
+        for at, own in tables.items():
+            amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for f in fields(PayoffEntries) if f.name != "table"}
+            amounts |= {f"payoff.{agent}.{at}table[{y}][{v}]": x for y, row in enumerate(own.table or ()) for v, x in enumerate(row)}
         amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
     for key, value in amounts.items():
         if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX):
@@ -139,10 +149,24 @@ def scoring(config: ExperimentConfig) -> Iterator[str]:
     given, rule = table_of(config.protocol.name, config.protocol).payment.scoring, config.algorithm
     if given == "linear":
         return
-    if panel_of(config) is not None:
+    if len(config.protocol.verdicts) > 2:
+        yield f"protocol.verifier_scoring: got {given}, but it is defined for two verdicts, leave it out"
+    elif panel_of(config) is not None:
         yield f"protocol.verifier_scoring: got {given}, but votes of a panel of networks have no confidence, leave it out"
     elif rule.name not in ("ppo", "reinforce"):
         yield f"protocol.verifier_scoring: got {given}, but {rule.name} does not learn from it, use ppo or reinforce or leave it out"
+
+
+def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
+    """There are as many as labels."""
+    scenario, count = config.scenario, len(config.protocol.verdicts)
+    if isinstance(scenario, ImageClassificationSettings):
+        labels = num_labels(scenario.data)
+        if labels is not None and count != labels and (count > 2 or labels > 2):
+            made = f"scenario.data.binarisation {scenario.data.binarisation} makes {labels} labels"
+            yield f"protocol.verdicts: got {count}, but {made}, name as many"
+    elif count > 2 and scenario.name in _TWO_LABELS:
+        yield f"protocol.verdicts: got {count}, but {scenario.name} has two labels, leave them out"
 
 
 def panels(config: ExperimentConfig) -> Iterator[str]:
@@ -175,9 +199,18 @@ def chosen_sides(config: ExperimentConfig) -> Iterator[str]:
 
 
 def state_tracking(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
-    """Chains have the length that the protocol comes down to."""
-    if isinstance(config.scenario, ChainSettings):
-        yield from chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0)
+    """Chains have the length that the protocol comes down to, and a reply that holds one has room for it."""
+    if not isinstance(config.scenario, ChainSettings):
+        return
+    faults = list(chain_faults(config.scenario, config.protocol.name, rounds_of(config) or 0))
+    yield from faults
+    if faults or not isinstance(config, TextExperimentConfig) or config.protocol.name == "bisection":
+        return
+    for agent in table_of(config.protocol.name, config.protocol).provers[-1:]:
+        own, states = language_agents(config)[agent], config.scenario.length - 1
+        if own.reply_tokens < states:
+            place = f"scenario.agents.{source_of(config, agent)}.max_tokens"
+            yield f"{place}: room for {own.reply_tokens} tokens, but {agent} replies with {states} states, use at least {states + 1}"
 
 
 def games(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
@@ -427,6 +460,7 @@ def _module_exists(name: str) -> bool:
 _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
     protocol_name,
     protocol_parameters,
+    verdicts,
     games,
     state_tracking,
     agent_names,
@@ -436,6 +470,7 @@ _SHARED_RULES: tuple[Callable[[Any], Iterator[str]], ...] = (
 _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
+    verdicts,
     scoring,
     panels,
     zero_knowledge,

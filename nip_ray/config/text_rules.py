@@ -3,13 +3,14 @@
 What needs the environment or the network (keys, models, methods) is checked when a run starts, before money is spent.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nip_ray.config.experiment import TextExperimentConfig
-from nip_ray.config.keys import suggest
+from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.players import DEFAULT, deciding, panel_of, playing, source_of, without_verifier
 from nip_ray.errors import UserError
 from nip_ray.protocols.tables import PROTOCOLS, SHIPPED, table_of
@@ -18,7 +19,7 @@ from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.state_tracking import ChainSettings
-from nip_ray.settings.text_training import TextTrainingSettings
+from nip_ray.settings.text_training import FineTuningSettings, TextTrainingSettings
 
 if TYPE_CHECKING:
     from nip_ray.play.dialogue import Shape
@@ -137,10 +138,14 @@ def text_agents(config: TextExperimentConfig) -> Iterator[str]:
 def provider_options(config: TextExperimentConfig) -> Iterator[str]:
     """What providers say of their own options."""
     rule = config.algorithm
-    tuning = (rule.fine_tuning, rule.format_warmup_tuning) if isinstance(rule, TextTrainingSettings) else ()
+    tuning = {key: getattr(rule, key) for key in ("fine_tuning", "format_warmup_tuning") if isinstance(rule, TextTrainingSettings)}
     for name, provider in config.providers.items():
-        for fault in provider.faults({settings.batch_size or 8 for settings in tuning}):
+        for fault in provider.faults({settings.batch_size or 8 for settings in tuning.values()}):
             yield f"providers.{name}.{fault}"
+    for key in (key for key, settings in tuning.items() if settings.learning_rate is not None):
+        for name in sorted({own.provider for own in language_agents(config).values() if not own.frozen} & config.providers.keys()):
+            if not config.providers[name].takes_learning_rate:
+                yield f"algorithm.{key}.learning_rate: {name} takes none, set learning_rate_multiplier instead"
 
 
 def _request_members(place: str, settings: LanguageAgentSettings, provider: ProviderSettings) -> Iterator[str]:
@@ -252,9 +257,22 @@ def rule_settings(config: TextExperimentConfig) -> Iterator[str]:
     """They agree with each other, and are of use to the rule."""
     rule = config.algorithm
     yield from (f"algorithm.{fault}" for fault in rule.faults())
-    if isinstance(rule, TextTrainingSettings) and rule.guess_replacement and not rule.replaces_guesses:
-        given = f"got {rule.guess_replacement}, but {rule.name} learns from pairs and replaces no guesses, leave it out"
-        yield f"algorithm.guess_replacement: {given}"
+    if not isinstance(rule, TextTrainingSettings):
+        return
+    parts = {"": rule, "fine_tuning.": rule.fine_tuning, "format_warmup_tuning.": rule.format_warmup_tuning}
+    for place, part in parts.items():
+        for name, key in keys_of(type(part)).items():
+            value = getattr(part, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                yield f"algorithm.{place}{name}: got {value}, expected {key.expects}"
+        if isinstance(part, FineTuningSettings) and part.learning_rate is not None and part.learning_rate_multiplier is not None:
+            yield f"algorithm.{place}learning_rate_multiplier: learning_rate is given, which it would be a factor on, leave out either"
+    for key in ("beta", "min_examples"):
+        if getattr(rule.format_warmup_tuning, key) != keys_of(FineTuningSettings)[key].default:
+            yield f"algorithm.format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
+    for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not rule.replaces_guesses else ():
+        if (given := getattr(rule, key)) != keys_of(type(rule))[key].default:
+            yield f"algorithm.{key}: got {given}, but {rule.name} learns from pairs and replaces no guesses, leave it out"
 
 
 def tree_sizes(config: TextExperimentConfig) -> Iterator[str]:

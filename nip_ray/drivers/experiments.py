@@ -31,11 +31,11 @@ from nip_ray.drivers.contract import Agent, Scope, arrays
 from nip_ray.drivers.environments import Recipe
 from nip_ray.environments.single import refuse_scored
 from nip_ray.errors import UserError
+from nip_ray.evaluation.metrics import shares
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids
 from nip_ray.play.scenario import Scenario
 from nip_ray.progress import say
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.drivers import ExperimentAgentSettings, ExperimentEnvironmentSettings, RunnerSettings
@@ -162,13 +162,8 @@ class ProtocolCopies:
         if self.protocol.verifier is None:
             return {}
         verdict_B, y_B = self._play.decision_B.numpy(), self._play.state.y_B.numpy()
-        right_B = (verdict_B == y_B).astype(np.float64)
-        return {
-            "verifier/accuracy": right_B,
-            "verifier/completeness": np.where(y_B == ACCEPT, right_B, np.nan),
-            "verifier/soundness": np.where(y_B == REJECT, right_B, np.nan),
-            "verifier/undecided": (verdict_B == CONTINUE).astype(np.float64),
-        }
+        found = shares(self.protocol, verdict_B, y_B, self._play.state.seed_B.numpy())
+        return {f"verifier/{name}": np.where(of_B, hit_B.astype(np.float64), np.nan) for name, (hit_B, of_B) in found.items()}
 
     @torch.no_grad()
     def _play_again(self, said: Mapping[str, Tensor], r: int) -> None:

@@ -11,18 +11,25 @@ from nip_ray.play.scenario import Scenario
 
 @dataclass(frozen=True)
 class Layout:
-    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision or not."""
+    """How a turn is laid out: F message factors over S symbols, F linear factors over D symbols (0: none), a decision out of so many or
+    none (0).
+    """
 
     factors: int
     symbols: int
     linear_symbols: int
-    decides: bool
+    decisions: int
+
+    @property
+    def decides(self) -> bool:
+        """Whether a decision is part of it."""
+        return self.decisions > 0
 
     @property
     def sizes(self) -> list[int]:
         """Numbers of choices, factor by factor."""
         linear = [self.linear_symbols] * self.factors if self.linear_symbols else []
-        return [self.symbols] * self.factors + linear + ([3] if self.decides else [])
+        return [self.symbols] * self.factors + linear + ([self.decisions] if self.decides else [])
 
     def flatten(self, policy: Policy) -> Tensor:
         """(N, sum of sizes + factor masks): logits, then which message factors and whether the decision are in play."""
@@ -38,7 +45,7 @@ class Layout:
 
     def unflatten(self, inputs: Tensor) -> Policy:
         """The policy that `flatten` made flat."""
-        widths = [self.factors * self.symbols, self.factors * self.linear_symbols, 3 * self.decides, self.factors, int(self.decides)]
+        widths = [self.factors * self.symbols, self.factors * self.linear_symbols, self.decisions, self.factors, int(self.decides)]
         message, linear, decision, speaks, may_decide = inputs.split(widths, -1)
         return Policy(
             message=message.reshape(-1, self.factors, self.symbols),
@@ -70,4 +77,5 @@ class Layout:
 def layout_of(scenario: Scenario, agent: str) -> Layout:
     """How `agent`'s turns are laid out as flat actions."""
     factors = len(scenario.protocol.writes[agent]) * scenario.message_size
-    return Layout(factors, scenario.num_symbols, scenario.linear_symbols, agent in scenario.protocol.deciders)
+    decisions = scenario.protocol.undecided + 1 if agent in scenario.protocol.deciders else 0
+    return Layout(factors, scenario.num_symbols, scenario.linear_symbols, decisions)

@@ -19,7 +19,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.transcripts import transcript_records
 from nip_ray.play.core import BatchedPlay
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, NUM_DECISIONS, NUM_SEEDS, VERDICTS, Protocol
+from nip_ray.protocols import NUM_SEEDS, Protocol
 from nip_ray.protocols.batched_step import verdict_of
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -119,11 +119,12 @@ class SinglePlay:
         "verdict", "votes" of a panel, and "role" where one was drawn.
         """
         told = {"instance": int(self.play.id_B[0]), "turn": agent in self.turns, "illegal": agent in self.illegal}
+        words = self.protocol.verdict_words
         if self.play.finished and self.protocol.verifier is not None:
-            told |= {"label": int(self.play.state.y_B[0]), "verdict": VERDICTS[int(self.play.decision_B[0])]}
+            told |= {"label": int(self.play.state.y_B[0]), "verdict": words[int(self.play.decision_B[0])]}
             if self.protocol.panel is not None:
                 votes = verdict_of(self.play.state.grade_BM)[0].tolist()
-                told |= {"votes": {agent: VERDICTS[vote] for agent, vote in zip(self.protocol.verifiers, votes)}}
+                told |= {"votes": {agent: words[vote] for agent, vote in zip(self.protocol.verifiers, votes)}}
             told |= {"role": self.protocol.role_of(int(self.play.state.seed_B[0]))} if self.protocol.roles else {}
         return told
 
@@ -131,7 +132,7 @@ class SinglePlay:
         """The episode so far, a line each round."""
         rollout = self.play.rollout(self._turn_1RA, self._reward_1RA, torch.zeros_like(self._reward_1RA))
         (record,) = transcript_records(self.play.scenario, rollout, 1)
-        label = f", label {VERDICTS[record['label']]}" if "label" in record else ""
+        label = f", label {self.protocol.verdicts[record['label']]}" if "label" in record else ""
         role = f", role {record['role']}" if "role" in record else ""
         lines = [f"{self.protocol.name}, instance {record['instance']}{label}, episode seed {record['seed']}{role}"]
         lines += [f"round {part['round']}: {'; '.join(map(_said, part['turns']))}" for part in record["rounds"]]
@@ -163,7 +164,7 @@ class SinglePlay:
             found += [(_mask(layout.linear_symbols, in_play, 0), in_play) for in_play in speaks]
         if layout.decides:
             may_decide = bool(obs["may_decide"][0]) and not over
-            found.append((_mask(NUM_DECISIONS, may_decide, CONTINUE), may_decide))
+            found.append((_mask(layout.decisions, may_decide, self.protocol.undecided), may_decide))
         return found
 
     def checked(self, agent: str, actions: Mapping[str, Any]) -> np.ndarray[Any, Any]:

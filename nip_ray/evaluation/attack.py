@@ -10,6 +10,8 @@ Decisions that matter here:
   y = 1 that is no attack on completeness but a refusal to help, and stands under that name;
 - where the episode draws a role, episodes are those in which somebody is paid for the wrong verdict: it is told so, and the verifier is
   judged in these alone;
+- with more than two verdicts each is attacked on its own (``soundness/<verdict>``, by those who are paid for it, on the instances of all
+  other labels). Over all, an instance counts as right only if it was judged rightly whichever wrong verdict was argued for;
 - attackers of a panel are paid for its verdict. What each member's own vote is worth is measured against the same attackers, the one that
   counts being chosen for each member by its votes (`deciders_under_attack`);
 - where the tree of dialogues is small enough, all of it is computed (`every_message`): no prover whatever does better on these instances,
@@ -29,23 +31,26 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
+from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, Protocol
+from nip_ray.protocols import ACCEPT, REJECT, Protocol
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings
 
 LABELS = {"soundness": REJECT, "completeness": ACCEPT}
-"""The label of the instances that a goal is about, which is also the right verdict."""
+"""The label of the instances that a goal is about, which is also the right verdict, where there are two."""
 ENTRIES = {
     "soundness": ("soundness_error", "soundness_under_attack", "questions"),
     "completeness": ("completeness_under_attack",),
     "refusal": ("refusal",),
 }
 """Section of an attack -> what stands of it in `evaluation.json`, beside its table in "attack"."""
+
+_MEASURED = ("selection", "held_out")
 
 Fresh = Callable[[Sequence[str], int, int], dict[str, nn.Module]]
 """(agents, size, seed) -> untrained networks for them, their widths multiplied by size."""
@@ -82,7 +87,9 @@ def attacked(target: AttackTarget, settings: AttackSettings, report: Report | No
     details: dict[str, Any] = {**how}
     protocol = target.scenario.protocol
     wanted = attacked_goals(protocol, settings)
-    goals = [goal for goal in wanted if bool((target.scenario.label_I[target.held_out] == LABELS[goal]).any())]
+    label_I = target.scenario.label_I[target.held_out]
+    goals = [goal for goal in wanted if bool(_is_about(protocol, goal, label_I).any())]
+    parts: dict[str, Part] = {}
     for number, goal in enumerate(goals):
         before = number * num_iterations(protocol, settings) // len(wanted)
 
@@ -90,12 +97,16 @@ def attacked(target: AttackTarget, settings: AttackSettings, report: Report | No
             if report is not None:
                 report(before + iterations, f"{goal}: {what}")
 
-        record, table = _Attack(target, settings, goal).run(tell)
+        record, table, parts[goal] = _Attack(target, settings, goal).run(tell)
         document |= entries_of(protocol, goal, record, table)
         for who, (own, seen) in table.pop("by_member").items():
             by_member = document.setdefault("deciders_under_attack", {}).setdefault(who, {})
             by_member |= entries_of(protocol, goal, own, seen)
         details[section_of(protocol, goal)] = {**table, **how}
+    if not protocol.two_verdicts and parts:
+        record, table = _over_all(list(parts.values()), [details[goal] for goal in parts])
+        document |= entries_of(protocol, "soundness", record, table)
+        details["soundness"] = {**table, **how}
     return {**document, "attack": {**details, "seconds": time.perf_counter() - began}}
 
 
@@ -108,9 +119,27 @@ def refuse_unfit(protocol: Protocol) -> None:
 
 
 def attacked_goals(protocol: Protocol, settings: AttackSettings) -> tuple[str, ...]:
-    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for either."""
+    """What the settings ask for, or else the goals that some prover is paid for; soundness where nobody is paid for either. With more than
+    two verdicts: the soundness of each that some prover is paid for, of all where nobody is paid for any. Raises UserError for a goal that
+    there is not.
+    """
+    if not protocol.two_verdicts:
+        if settings.goals is not None and set(settings.goals) - {"soundness"}:
+            raise UserError("evaluation.attack.goals: got completeness, but of more than two verdicts the soundness of each is attacked")
+        codes = [code for code in range(len(protocol.verdicts)) if _paid(protocol, code)] or range(len(protocol.verdicts))
+        return tuple(f"soundness/{protocol.verdicts[code]}" for code in codes)
     paid = tuple(goal for goal, right in LABELS.items() if _paid(protocol, 1 - right))
     return settings.goals or paid or ("soundness",)
+
+
+def wanted_for(protocol: Protocol, goal: str) -> int:
+    """The verdict that those want who attack a goal."""
+    return 1 - LABELS[goal] if protocol.two_verdicts else protocol.verdicts.index(goal.removeprefix("soundness/"))
+
+
+def _is_about(protocol: Protocol, goal: str, y_I: Tensor) -> Tensor:
+    """(I,) bool: the instances of these labels on which a goal is attacked."""
+    return y_I != wanted_for(protocol, goal)
 
 
 def section_of(protocol: Protocol, goal: str) -> str:
@@ -125,17 +154,23 @@ def entries_of(protocol: Protocol, goal: str, record: Mapping[str, Any], table: 
     if section == "refusal":
         reason = f"no prover of {protocol.name} is paid for a rejection; one who wants it can always fail to prove"
         return {"refusal": {**record, "reason": reason}}
-    if goal != "soundness":
+    name, _, verdict = goal.partition("/")
+    if name != "soundness":
         return {f"{goal}_under_attack": record}
     chosen = next(row for row in table["attackers"] if row["chosen"])
     every = table.get("every_message_fooled")
     error = {**chosen["fooled"], "by": chosen["name"]} if every is None else {**every, "by": "every_message"}
-    return {"soundness_error": error, "soundness_under_attack": record, "questions": table.get("questions")}
+    found = {"soundness_error": error, "soundness_under_attack": record, "questions": table.get("questions")}
+    return {f"{key}/{verdict}": value for key, value in found.items()} if verdict else found
 
 
 def num_iterations(protocol: Protocol, settings: AttackSettings) -> int:
     """Training iterations of all attackers together."""
-    return len(attacked_goals(protocol, settings)) * settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
+    return len(attacked_goals(protocol, settings)) * _iterations_of_goal(settings)
+
+
+def _iterations_of_goal(settings: AttackSettings) -> int:
+    return settings.seeds * (len(settings.sizes) + settings.continued) * settings.iterations
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
@@ -147,7 +182,14 @@ def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
 
 def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
     """The provers who are paid for `wanted` where it is wrong, at least in some role."""
-    return tuple(agent for agent in protocol.provers if wanted in protocol.wanted_by(agent, 1 - wanted))
+    return tuple(agent for agent in protocol.provers if _roles_for(protocol, agent, wanted) is not None)
+
+
+def _roles_for(protocol: Protocol, agent: str, wanted: int) -> set[str] | None:
+    """The roles in which a prover is after `wanted` where it is wrong; None where it never is."""
+    labels = (label for label in range(len(protocol.verdicts)) if label != wanted)
+    found = [protocol.wanted_by(agent, label).get(wanted) for label in labels]
+    return None if all(roles is None for roles in found) else {role for roles in found for role in roles or ()}
 
 
 def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
@@ -155,8 +197,52 @@ def attacking_roles(protocol: Protocol, wanted: int) -> tuple[str, ...]:
     where an attacker chooses its own."""
     if protocol.chooser is not None:
         return ()
-    sought = {role for agent in protocol.provers for role in protocol.wanted_by(agent, 1 - wanted).get(wanted, ())}
+    sought = {role for agent in protocol.provers for role in _roles_for(protocol, agent, wanted) or ()}
     return tuple(role for role in protocol.roles if role in sought) or protocol.roles
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of several goals, by instances: right and fooled by the attacker that counts, and right against all; chances of the same whatever
+    is said, None where that was not computed. ids: which instances.
+    """
+
+    wanted: int
+    ids: Tensor
+    right_B: Tensor
+    fooled_B: Tensor
+    any_B: Tensor
+    every_B2: Tensor | None
+
+
+def _over_all(parts: Sequence[Part], tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(record, table) of all wrong verdicts together: an instance is judged rightly if it is whichever is argued for."""
+    ids = torch.cat([part.ids for part in parts]).unique()
+
+    def worst(values: Sequence[Tensor]) -> Tensor:
+        """(I,) the most over the parts that an instance is in."""
+        found_I = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+        for part, value_B in zip(parts, values, strict=True):
+            place_B = torch.searchsorted(ids, part.ids)
+            found_I[place_B] = torch.maximum(found_I[place_B], value_B.to(found_I))
+        return found_I
+
+    wrong, fooled, ever = (worst([part(one) for one in parts]) for part in (lambda p: ~p.right_B, lambda p: p.fooled_B, lambda p: ~p.any_B))
+    right = _share(wrong == 0).record()
+    row = {"name": "the chosen one for each verdict", "kind": "chosen", "size": None, "seed": None, "iterations": 0, "mode": ""}
+    row |= {"selection": dict.fromkeys(("estimate", "lower", "upper")) | {"n": 0}, "held_out": right, "fooled": _share(fooled > 0).record()}
+    every: dict[str, Any] = dict.fromkeys(("every_message", "every_message_fooled"))
+    if all(part.every_B2 is not None for part in parts):
+        fooled_I, wrong_I = (worst([part.every_B2[:, side] for part in parts]).cpu() for side in (0, 1))  # type: ignore[index]
+        every = {"every_message": _expected(1 - wrong_I), "every_message_fooled": _expected(fooled_I)}
+    table = {
+        "agents": sorted({agent for one in tables for agent in one["agents"]}),
+        "wanted": [one["wanted"] for one in tables],
+        "attackers": [{**row, "undecided": None, "curve": [], "chosen": True}],
+        "any_attacker": _share(ever == 0).record(),
+        **every,
+    }
+    return {**right, "attacker": row["name"], "undecided": None}, table
 
 
 class _Attack:
@@ -164,36 +250,47 @@ class _Attack:
 
     def __init__(self, target: AttackTarget, settings: AttackSettings, goal: str) -> None:
         self.target, self.settings, self.goal = target, settings, goal
-        self.label = LABELS[goal]
-        self.wanted = 1 - self.label
         scenario = target.scenario
+        self.wanted = wanted_for(scenario.protocol, goal)
         self.device = scenario.label_I.device
         self.seed = stable_seed(target.seed, "attack", goal)
         self.agents = attacking_agents(scenario.protocol, self.wanted)
         self.roles = attacking_roles(scenario.protocol, self.wanted)
         self.play = BatchedPlay(scenario, str(self.device))
-        self.held_out = self._measured(self._of_label(target.held_out.to(self.device)))
-        self.train, self.selection = self._divided(self._of_label(scenario.ids("train")))
+        self.every_B2: Tensor | None = None
+        self.held_out = self._measured(target.held_out.to(self.device))
+        self.train, self.selection = self._divided(self._concerned(scenario.ids("train")))
 
-    def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """(the record of the attacker that counts, the table of all)."""
-        tried = []
+    def run(self, tell: Callable[[int, str], None]) -> tuple[dict[str, Any], dict[str, Any], Part]:
+        """(the record of the attacker that counts, the table of all, what came of it by instance)."""
+        tried, strongest, least = [], None, math.inf
         for attacker in self._attackers(tell):
             chosen, selection = self._best_mode(attacker)
             tried.append((replace(chosen, networks={}), selection, self._verdicts(chosen, self.held_out)))
+            right = int(self._right(selection[VERDICT], self.selection).sum())
+            if attacker.kind not in ("random", "silent") and right < least:
+                strongest, least = chosen, right
+        if self.settings.search and strongest is not None:
+            tell(_iterations_of_goal(self.settings), "search")
+            tried.append(self._searched(strongest))
         protocol = self.target.scenario.protocol
         members = {who: self._seen_by(who, tried) for who in protocol.verifiers} if protocol.panel is not None else {}
         record, table = self._seen_by(VERDICT, tried)
-        return record, {**table, "by_member": members}
+        verdicts = [held_out[VERDICT] for _, _, held_out in tried]
+        chosen = verdicts[next(number for number, row in enumerate(table["attackers"]) if row["chosen"])]
+        right = [self._right(verdict_B, self.held_out) for verdict_B in verdicts]
+        own = right[next(number for number, row in enumerate(table["attackers"]) if row["chosen"])]
+        part = Part(self.wanted, self.held_out, own, chosen == self.wanted, torch.stack(right).all(0), self.every_B2)
+        return record, {**table, "by_member": members}, part
 
     def _seen_by(
         self, who: str, tried: Sequence[tuple[Attacker, Mapping[str, Tensor], Mapping[str, Tensor]]]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """`run` for the verdict, or for the vote of a member of a panel. tried: attacker, verdicts where it was chosen, and held out."""
-        rows, right = [], []
+        rows, right, protocol = [], [], self.target.scenario.protocol
         for chosen, selection, held_out in tried:
-            right.append(held_out[who] == self.label)
-            share = _share(selection[who] == self.label)
+            right.append(self._right(held_out[who], self.held_out))
+            share = _share(self._right(selection[who], self.selection))
             rows.append({**_described(chosen), **self._figures(held_out[who]), "selection": share.record(), "curve": list(chosen.curve)})
         winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], row))
         for number, row in enumerate(rows):
@@ -201,8 +298,8 @@ class _Attack:
         record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
         table = {
             "agents": list(self.agents),
-            "label": self.label,
-            "wanted": DECISIONS[self.wanted],
+            **({"label": 1 - self.wanted} if protocol.two_verdicts else {}),
+            "wanted": protocol.verdicts[self.wanted],
             **({"roles": list(self.roles)} if self.roles else {}),
             "attackers": rows,
             "any_attacker": _share(torch.stack(right).all(0)).record(),
@@ -250,8 +347,8 @@ class _Attack:
             if not settings.extensions:
                 return replace(attacker, iterations=length, curve=curve)
             mode, selection = self._best_mode(attacker)
-            right = int((selection[VERDICT] == self.label).sum())
-            held_out = _share(self._verdicts(mode, self.held_out)[VERDICT] == self.label)
+            right = int(self._right(selection[VERDICT], self.selection).sum())
+            held_out = _share(self._right(self._verdicts(mode, self.held_out)[VERDICT], self.held_out))
             budget.append(
                 {"iterations": length, "selection": proportion(right, len(self.selection)).record(), "held_out": held_out.record()}
             )
@@ -290,7 +387,7 @@ class _Attack:
         if attacker.kind in ("fresh", "continued", "own"):
             modes = [replace(attacker, greedy=True), replace(attacker, greedy=False)]
         found = [self._verdicts(mode, self.selection) for mode in modes]
-        best = min(range(len(modes)), key=lambda number: (_share(found[number][VERDICT] == self.label).estimate, number))
+        best = min(range(len(modes)), key=lambda number: (_share(self._right(found[number][VERDICT], self.selection)).estimate, number))
         return modes[best], found[best]
 
     def _verdicts(self, attacker: Attacker, id_B: Tensor) -> dict[str, Tensor]:
@@ -298,6 +395,26 @@ class _Attack:
         players = {**self._defenders("verdicts"), **attacker.players(self.seed, self.device)}
         rollout = stage_all(self.play, players, id_B, self._episode_seeds(len(id_B))).rollout
         return {who: seen.verdict_B for who, seen in judged(self.play.protocol, rollout).items()}
+
+    def _searched(self, start: Attacker) -> tuple[Attacker, dict[str, Tensor], dict[str, Tensor]]:
+        """(`start` with a search over messages at every instance, its verdicts on the instances kept back, and on the held-out ones)."""
+        most, sampled = self.settings.search, self.settings.verifier == "sampled"
+        search = MessageSearch(self.play, start.networks, lambda: self._defenders("search"), self.wanted, most, sampled=sampled)
+        measured = replace(search, defenders=lambda: self._defenders("verdicts"))
+        verdicts, wrong = [], []
+        for id_B in (self.selection, self.held_out):
+            seed_B = self._episode_seeds(len(id_B))
+            found = search.search(id_B, seed_B)
+            seen = judged(self.play.protocol, measured.said(found.plan_BP, id_B, seed_B).rollout)
+            verdicts.append({who: rollout.verdict_B for who, rollout in seen.items()})
+            wrong.append(found.wrong_B)
+        stops = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
+        curve = [
+            {"tries": stop, **{name: _share((wrong_B == 0) | (wrong_B > stop)).record() for name, wrong_B in zip(_MEASURED, wrong)}}
+            for stop in ([] if sampled else stops)
+        ]
+        searcher = Attacker("search", "search", {}, greedy=True, iterations=start.iterations, start=start.name, search=tuple(curve))
+        return searcher, *verdicts
 
     def _defenders(self, purpose: str) -> dict[str, Player]:
         """Everybody who does not attack: greedy or sampled as the settings say."""
@@ -309,8 +426,13 @@ class _Attack:
         return self.target.scenario.protocol.seeds_within(self.roles, drawn_B)
 
     def _figures(self, verdict_B: Tensor) -> dict[str, Any]:
-        shares = {"held_out": self.label, "fooled": self.wanted, "undecided": CONTINUE}
-        return {name: _share(verdict_B == verdict).record() for name, verdict in shares.items()}
+        found = {"held_out": self._right(verdict_B, self.held_out), "fooled": verdict_B == self.wanted}
+        found["undecided"] = verdict_B == self.target.scenario.protocol.undecided
+        return {name: _share(found_B).record() for name, found_B in found.items()}
+
+    def _right(self, verdict_B: Tensor, id_B: Tensor) -> Tensor:
+        """(B,) bool: where an instance is judged rightly."""
+        return verdict_B == self.target.scenario.label_I[id_B]
 
     def _every_message(self, who: str) -> dict[str, Any]:
         """Shares of held-out instances after the best of all answers, by `MessageTree`: `every_message` judged rightly,
@@ -319,6 +441,8 @@ class _Attack:
         too large, or does not say all that can be said."""
         names = ("every_message", "every_message_fooled", "every_message_sampled", "questions")
         value_BW2, ways = self._tree(None if who == VERDICT else who)
+        if who == VERDICT and self.settings.verifier in ways:
+            self.every_B2 = value_BW2[:, ways.index(self.settings.verifier)].double()  # type: ignore[index]
         if value_BW2 is None:
             return dict.fromkeys(names)
         found = {way: value_BW2[:, number].double().cpu() for number, way in enumerate(ways)}
@@ -345,7 +469,7 @@ class _Attack:
             network.eval()
         seed_B = self._episode_seeds(len(self.held_out))
         for ways in (WAYS, WAYS[:1]):
-            tree = MessageTree(scenario, self.target.networks, self.agents, self.wanted, self.label, ways, most, who=who)
+            tree = MessageTree(scenario, self.target.networks, self.agents, self.wanted, ways, most, who=who)
             try:
                 return tree.values(self.held_out, seed_B.to(self.device)), ways
             except TooManyNodes:
@@ -354,20 +478,24 @@ class _Attack:
 
     # -------------------------------------------------------------------------------------------------------- instances
 
-    def _of_label(self, id_I: Tensor) -> Tensor:
-        return id_I[self.target.scenario.label_I[id_I] == self.label]
+    def _concerned(self, id_I: Tensor) -> Tensor:
+        return id_I[_is_about(self.target.scenario.protocol, self.goal, self.target.scenario.label_I[id_I])]
 
     def _measured(self, id_I: Tensor) -> Tensor:
-        """All of them, or as many as the settings allow, drawn at random."""
-        most = self.settings.max_instances
-        if most is None or most >= len(id_I):
-            return id_I
-        return id_I[torch.randperm(len(id_I), generator=generator(self.seed, "measured"))[:most].to(id_I.device)]
+        """All of them that are concerned, or as many as the settings allow, drawn at random: for all wrong verdicts the same."""
+        two = self.target.scenario.protocol.two_verdicts
+        id_I, most = self._concerned(id_I) if two else id_I, self.settings.max_instances
+        if most is not None and most < len(id_I):
+            draw = generator(self.seed if two else stable_seed(self.target.seed, "attack"), "measured")
+            id_I = id_I[torch.randperm(len(id_I), generator=draw)[:most].to(id_I.device)]
+        return self._concerned(id_I)
 
     def _divided(self, id_I: Tensor) -> tuple[Tensor, Tensor]:
         """(to train on, kept back), at random."""
         if len(id_I) < 2:
-            raise UserError(f"--attack: {len(id_I)} training instances with y = {self.label} are too few to attack {self.goal}; give more")
+            protocol = self.target.scenario.protocol
+            which = f"with y = {1 - self.wanted}" if protocol.two_verdicts else f"that are not {protocol.verdicts[self.wanted]}"
+            raise UserError(f"--attack: {len(id_I)} training instances {which} are too few to attack {self.goal}; give more")
         kept = min(self.settings.selection_instances, len(id_I) // 2)
         id_I = id_I[torch.randperm(len(id_I), generator=generator(self.seed, "kept back")).to(id_I.device)]
         return id_I[kept:], id_I[:kept]
@@ -398,8 +526,10 @@ def _plain(settings: AttackSettings) -> dict[str, Any]:
 def _described(attacker: Attacker) -> dict[str, Any]:
     mode = "greedy" if attacker.greedy else "sampled"
     trained = {"size": attacker.size, "seed": attacker.seed, "iterations": attacker.iterations}
-    budget = {"budget": list(attacker.budget)} if attacker.budget else {}
-    return {"name": attacker.name, "kind": attacker.kind, **trained, **budget, "mode": mode}
+    more: dict[str, Any] = {"budget": list(attacker.budget)} if attacker.budget else {}
+    if attacker.kind == "search":
+        more = {"start": attacker.start, "search": list(attacker.search)}
+    return {"name": attacker.name, "kind": attacker.kind, **trained, **more, "mode": mode}
 
 
 def _share(right_B: Tensor) -> Proportion:

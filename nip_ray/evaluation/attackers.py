@@ -40,9 +40,10 @@ Report = Callable[[int, float], None]
 
 @dataclass(frozen=True)
 class Attacker:
-    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent or manual. size, seed: of a trained
-    one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them. budget: with
-    extensions, what it came to after each of them.
+    """Somebody who lies. networks: of the attacking agents. kind: fresh, continued, own, random, silent, manual or search. size, seed: of a
+    trained one. greedy: its most likely lies. iterations: how long it was trained. curve: its mean pay in each of them. budget: with
+    extensions, what it came to after each of them. start, search: of one who searches, from whom it goes on, and what it came to after so
+    many tries.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Attacker:
     iterations: int = 0
     curve: tuple[float, ...] = ()
     budget: tuple[dict[str, Any], ...] = ()
+    start: str = ""
+    search: tuple[dict[str, Any], ...] = ()
 
     def players(self, seed: int, device: torch.device) -> dict[str, Player]:
         """Its part in a play; `seed`: of what it draws."""
@@ -118,7 +121,7 @@ def train_attacker(
         for optimizer in optimizers.values():
             optimizer.set_learning_rate(settings.lr * (1 - (1 - _LAST_LR) * iteration / settings.iterations))
         played = _played(play, target, networks, settings, seed, iteration)
-        pay_BR = played.chance_BR3[:, :, target.wanted]
+        pay_BR = played.chance_BRD[:, :, target.wanted]
         for agent, network in networks.items():
             rows = own_rows(target.scenario, played.rollout, agent)
             if len(rows.copy_N):

@@ -4,6 +4,8 @@ Decisions that matter here:
 - what is graded is p, the verifier's probability of acceptance among its two verdicts, p(accept) / (p(accept) + p(reject)), at the turn in
   which it gave its verdict in greedy play. An episode without a verdict has none; their share is reported;
 - reliability is of acceptance: in a bin, how many of the instances are y = 1, beside the mean of p. A calibrated verifier has both equal;
+- with more than two verdicts, p is the probability of the verdict that was given, among the verdicts, and in place of y stands whether it
+  is right (Guo, Pleiss, Sun and Weinberger, "On calibration of modern neural networks", ICML 2017: of the predicted class);
 - Brier: the mean of (p - y)^2 (Brier, 1950). ECE: the mean over bins, by their instances, of |mean p - share of y = 1| (Naeini, Cooper and
   Hauskrecht, AAAI 2015). It is biased upwards, since every bin adds the size of its noise: a perfectly calibrated verifier has about 0.03
   after 1,000 instances. Perfect calibration can therefore never be shown, only that the error is below the upper end of its interval;
@@ -25,7 +27,7 @@ from nip_ray.evaluation.aggregates import Z95
 from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.evaluation.selective import selective
 from nip_ray.evaluation.staged import Staged
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
+from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.seeding import stable_seed
 
 NUM_BINS = 10
@@ -45,7 +47,7 @@ def calibration(staged: Staged, seed: int) -> dict[str, Any]:
         "brier": mean((graded_N - y_N) ** 2).record(),
         "ece": calibration_error(graded_N, y_N, seed).record(),
         "undecided": proportion(count - len(y_N), count).record(),
-        "selective": selective(graded_N, y_N, count),
+        "selective": selective(graded_N, y_N, count, staged.chance_BRD.shape[-1] > 3),
     }
     bin_N = _bins(graded_N)
     return {**found, "bins": [_bin(number, graded_N[bin_N == number], y_N[bin_N == number]) for number in sorted(set(bin_N.tolist()))]}
@@ -74,18 +76,23 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
 
 
 def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
-    """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one."""
-    rollout = staged.rollout
-    decided_B = rollout.verdict_B != CONTINUE
-    chance_BR3 = staged.chance_BR3
+    """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two verdicts: of the
+    verdict itself, and whether it is right.
+    """
+    rollout, chance_BRD = staged.rollout, staged.chance_BRD
+    decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1
     # the turn of the verdict is the verifier's last whose decision could count: it is asked nothing after it
-    counts_BR = chance_BR3.sum(-1) > 0
+    counts_BR = chance_BRD.sum(-1) > 0
     rounds_R = torch.arange(counts_BR.shape[1], device=counts_BR.device)
     last_B = torch.where(counts_BR, rounds_R, -1).amax(1)
     decided_B = decided_B & (last_B >= 0)
-    chance_N3 = chance_BR3[decided_B, last_B[decided_B]].double()
-    accept_N = chance_N3[:, ACCEPT] / (chance_N3[:, ACCEPT] + chance_N3[:, REJECT]).clamp_min(_TINY)
-    return accept_N.cpu().numpy(), rollout.y_B[decided_B].double().cpu().numpy()
+    chance_ND = chance_BRD[decided_B, last_B[decided_B]].double()
+    verdict_N, y_N = rollout.verdict_B[decided_B], rollout.y_B[decided_B]
+    if chance_ND.shape[1] > 3:
+        own_N = chance_ND.gather(1, verdict_N[:, None])[:, 0] / chance_ND[:, :-1].sum(1).clamp_min(_TINY)
+        return own_N.cpu().numpy(), (verdict_N == y_N).double().cpu().numpy()
+    accept_N = chance_ND[:, ACCEPT] / (chance_ND[:, ACCEPT] + chance_ND[:, REJECT]).clamp_min(_TINY)
+    return accept_N.cpu().numpy(), y_N.double().cpu().numpy()
 
 
 def _bins(graded_N: Array) -> npt.NDArray[np.int64]:

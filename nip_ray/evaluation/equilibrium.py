@@ -22,7 +22,7 @@ from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, NUM_DECISIONS, ProtocolState
+from nip_ray.protocols import CONTINUE, ProtocolState
 
 _MOST_CHOICES = 10_000  # of one turn
 
@@ -119,21 +119,20 @@ class GameTree:
         return total, self.levels[-1].luck_N
 
     def _strategies(self, a: int) -> Tensor:
-        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l."""
-        path: list[tuple[int, int, Tensor, Tensor]] = []  # (level, information set, leaves that pass it, what was chosen there)
+        """(S, L) float64: whether pure strategy s of agent number `a` may lead to leaf l. Those that differ only where their own choices
+        never lead are one.
+        """
+        path: list[tuple[Tensor, Tensor]] = []  # of an information set: leaves that pass it, what was chosen there
         up = torch.arange(len(self.levels[-1].luck_N))
         for number in range(len(self.levels) - 1, 0, -1):
             choice_L, up = self.levels[number].choice_NA[up, a], self.levels[number].parent_N[up]
             set_L = self.levels[number - 1].set_NA[up, a]
-            path += [(number, int(one), set_L == one, choice_L) for one in set_L.unique().tolist() if one >= 0]
-        options = [sorted(set(choice_L[passes_L].tolist())) for _, _, passes_L, choice_L in path]
-        rows = []
-        for chosen in product(*options):
-            agrees = torch.ones(len(up), dtype=torch.bool)
-            for (_, _, passes_L, choice_L), one in zip(path, chosen):
-                agrees &= ~passes_L | (choice_L == one)
-            rows.append(agrees)
-        return torch.stack(rows).double()
+            path += [(set_L == one, choice_L) for one in set_L.unique().tolist() if one >= 0]
+        found_SL = torch.ones(1, len(up), dtype=torch.bool)
+        for passes_L, choice_L in reversed(path):
+            agrees_OL = torch.stack([~passes_L | (choice_L == one) for one in choice_L[passes_L].unique()])
+            found_SL = torch.unique((found_SL[:, None] & agrees_OL).flatten(0, 1), dim=0)
+        return found_SL.double()
 
 
 @torch.no_grad()
@@ -204,8 +203,8 @@ def grow(
 def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(symbols (O, F), decisions (O,), which are possible (N, O), how likely each is (N, O)) of N turns."""
     count, factors, symbols = policy.message.shape
-    decisions = range(NUM_DECISIONS) if policy.decision is not None else (CONTINUE,)
-    if symbols**factors * NUM_DECISIONS > _MOST_CHOICES:
+    decisions = (CONTINUE,) if policy.decision is None else range(policy.undecided + 1)
+    if symbols**factors * len(decisions) > _MOST_CHOICES:
         raise UserError(f"a turn has {symbols**factors} messages; exact regrets are for games with a few")
     rows = torch.tensor(list(product(*[range(symbols)] * factors, decisions)))
     symbol_OF, decision_O = rows[:, :-1], rows[:, -1]
@@ -213,7 +212,7 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
     first_OF = symbol_OF == 0
     legal_NO = torch.where(policy.speaks[:, None], said_NOF, first_OF).all(-1)
     if policy.may_decide is not None:
-        undecided_O = decision_O == CONTINUE
+        undecided_O = decision_O == policy.undecided
         counts_O = ~undecided_O if decisive else torch.ones_like(undecided_O)
         legal_NO &= torch.where(policy.may_decide[:, None], counts_O, undecided_O)
     repeated = policy.rows(torch.arange(count).repeat_interleave(len(rows)))

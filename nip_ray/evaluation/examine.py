@@ -137,7 +137,7 @@ class Examination:
                 if value := message_value(self.play, networks, self.ids[place_K], seed_B[place_K], right_K, self.seed, who):
                     found["message_value"] = value
                 if rollouts:
-                    found["worst_case"] = worst_case([seen[who] for seen in sampled], self.scenario.group_I(), who)
+                    found["worst_case"] = worst_case(protocol, [seen[who] for seen in sampled], self.scenario.group_I(), who)
             made.append({**by.pop(VERDICT), **({"deciders": by} if by else {})})
         return made
 

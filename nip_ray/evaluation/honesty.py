@@ -11,27 +11,45 @@ Source: Sudhir, Kaunismaa and Panickssery, "A benchmark for scalable oversight p
 """
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.intervals import Mean
-from nip_ray.protocols import ACCEPT, REJECT, Protocol
+from nip_ray.protocols import Protocol
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 
 
 def sides(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Whole:
     """(B, A): 1 where the agent is an honest prover, -1 where it is a lying one, else 0. seed_B: episode seeds; y_B: labels."""
     side_BA = np.zeros((len(y_B), len(protocol.agents)), dtype=np.int64)
+    for prover, label, verdict, there_B in _wishes(protocol, seed_B, y_B):
+        column_B = side_BA[:, protocol.agents.index(prover)]
+        column_B[there_B] = 1 if verdict == label else np.where(column_B[there_B] == 1, 1, -1)
+    return side_BA
+
+
+def sought(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Flags:
+    """(B, V): which verdicts some prover is after in an episode; all of them where no prover ever is after any."""
+    sought_BV = np.zeros((len(y_B), len(protocol.verdicts)), dtype=bool)
+    for _, _, verdict, there_B in _wishes(protocol, seed_B, y_B):
+        sought_BV[there_B, verdict] = True
+    known = any(protocol.wanted_by(prover, label) for prover in protocol.provers for label in range(len(protocol.verdicts)))
+    return sought_BV if known else ~sought_BV
+
+
+def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str, int, int, Flags]]:
+    """(prover, label, a verdict that it is after there, (B,) the episodes of that label in which it is)."""
     place_B = seed_B % max(1, len(protocol.roles))
     for prover in protocol.provers:
-        for label in (REJECT, ACCEPT):
+        for label in range(len(protocol.verdicts)):
             for verdict, roles in protocol.wanted_by(prover, label).items():
                 drawn_B = np.isin(place_B, [protocol.roles.index(role) for role in roles] or [0])
-                side_BA[(y_B == label) & drawn_B, protocol.agents.index(prover)] = 1 if verdict == label else -1
-    return side_BA
+                yield prover, label, verdict, (y_B == label) & drawn_B
 
 
 def score_difference(return_BA: Array, side_BA: Whole, item_B: npt.ArrayLike | None = None) -> Mean:

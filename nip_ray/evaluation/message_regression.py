@@ -32,7 +32,7 @@ def message_regression(scenario: Scenario, rollout: Rollout, settings: MessageRe
     found = {}
     for agent in agents:
         said_NX, y_N = first_messages(scenario, rollout, agent)
-        score = _score(said_NX, y_N, settings, stable_seed(seed, "message regression", agent))
+        score = _score(said_NX, y_N, settings, stable_seed(seed, "message regression", agent), len(scenario.protocol.verdicts))
         if score is not None:
             found[agent] = score
     return found
@@ -61,25 +61,25 @@ def _one_hot(token_NCM: Tensor, num_symbols: int) -> Tensor:
     return nn.functional.one_hot(token_NCM.cpu() + 1, num_symbols + 1)[..., 1:].flatten(1).float()
 
 
-def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int) -> Proportion | None:
+def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> Proportion | None:
     """The share of the messages kept back whose label is read right; None where either part would be empty."""
     count = math.ceil(len(y_N) * settings.test_share)
     if count == 0 or count == len(y_N):
         return None
     order_N = torch.randperm(len(y_N), generator=generator(seed, "split"))
     kept, learned = order_N[:count], order_N[count:]
-    reader = _fitted(said_NX[learned], y_N[learned], settings, seed)
+    reader = _fitted(said_NX[learned], y_N[learned], settings, seed, labels)
     with torch.no_grad():
         right_N = reader(said_NX[kept]).argmax(-1) == y_N[kept]
     return proportion(int(right_N.sum()), count)
 
 
 @torch.enable_grad()
-def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int) -> nn.Module:
+def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> nn.Module:
     """A perceptron trained by cross-entropy and Adam to read labels off messages."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stable_seed(seed, "reader"))
-        reader = mlp(said_NX.shape[1], settings.hidden, 2, settings.num_layers, settings.activation)
+        reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
     parameters = list(reader.parameters())
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)
     for epoch in range(settings.num_epochs):

@@ -21,7 +21,7 @@ from nip_ray.evaluation.panels import panel_chances
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import CONTINUE, Protocol
+from nip_ray.protocols import Protocol
 
 WAYS = ("greedy", "sampled", "random questions", "best questions")
 """Likeliest words and verdicts; sampled ones; the likeliest verdict after questions drawn at random; after the best questions there are."""
@@ -48,7 +48,7 @@ def exact_for(protocol: Protocol) -> bool:
 class MessageTree:
     """The dialogues of `networks` (agent -> network, in evaluation mode) in which `attackers` say what they want.
 
-    wanted, right: verdicts. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote counts (none: the
+    wanted: a verdict. ways: of `WAYS`. max_nodes: of all instances together. who: the member of a panel whose vote counts (none: the
     verdict counts).
     """
 
@@ -56,7 +56,6 @@ class MessageTree:
     networks: Mapping[str, nn.Module]
     attackers: Sequence[str]
     wanted: int
-    right: int
     ways: Sequence[str] = WAYS
     max_nodes: int = 0
     nodes: int = 0
@@ -73,7 +72,8 @@ class MessageTree:
             before, here = self.nodes, slice(first, first + 16)
             play = BatchedPlay(self.scenario, str(self.scenario.label_I.device))
             play.reset(id_B[here], seed_B[here])
-            seeds = [seed_B[here]] if self.scenario.protocol.chooser is None else [seed_B[here] // 2 * 2 + side for side in (0, 1)]
+            protocol = self.scenario.protocol
+            seeds = [protocol.seeds_within((side,), seed_B[here]) for side in protocol.roles] if protocol.chooser else [seed_B[here]]
             sides = [self._values(id_B[here], seeds_B, play.main_BRACM, 0) for seeds_B in seeds]
             found.append(torch.stack(sides).amax(0))
             if first == 0 and self.nodes * len(id_B) / len(found[0]) > 2 * self.max_nodes:
@@ -112,13 +112,14 @@ class MessageTree:
         deciders = (self.who,) if self.who else protocol.verifiers
         chances = {who: self._chances(play, *asked[who]) for who in deciders if who in asked}
         if chances:
-            chance_NW3 = next(iter(chances.values()))
+            chance_NWD = next(iter(chances.values()))
             if protocol.panel is not None and not self.who:
                 last = torch.ones(count * len(self.ways), dtype=torch.bool, device=play.device)  # see `exact_for`
                 voted = torch.stack(list(chances.values()), 2).flatten(0, 1)
-                chance_NW3 = panel_chances(protocol.panel, voted, last).view(chance_NW3.shape)
-            on_NW = chance_NW3[:, :, CONTINUE].clone()
-            decided_NW2 = torch.stack([chance_NW3[:, :, self.wanted]] * 2, -1)
+                chance_NWD = panel_chances(protocol.panel, voted, last).view(chance_NWD.shape)
+            on_NW = chance_NWD[:, :, protocol.undecided].clone()
+            wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]
+            decided_NW2 = torch.stack([chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1)
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
         order = [*self.attackers, *(agent for agent in protocol.agents if agent not in self.attackers)]  # those who maximise first
         for agent in order:
@@ -127,16 +128,16 @@ class MessageTree:
         return decided_NW2, on_NW, children
 
     def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
-        """(all copies, W, 3) of one who decides: its chances of reject, accept and continue, which is certain where it has no turn."""
+        """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where it has no turn."""
         assert policy.decision is not None
         assert policy.may_decide is not None
-        chance_N3 = torch.softmax(policy.decision.double(), -1).float()
-        sure_N3 = torch.nn.functional.one_hot(policy.decision.argmax(-1), 3).float()
-        never = torch.tensor([0.0, 0.0, 1.0], device=play.device)
-        chance_NW3 = torch.stack([chance_N3 if way == "sampled" else sure_N3 for way in self.ways], 1)
-        found_NW3 = never.repeat(len(play.id_B), len(self.ways), 1)
-        found_NW3[copy_N] = torch.where(policy.may_decide[:, None, None], chance_NW3, never)
-        return found_NW3
+        chance_ND = torch.softmax(policy.decision.double(), -1).float()
+        sure_ND = torch.nn.functional.one_hot(policy.decision.argmax(-1), chance_ND.shape[1]).float()
+        never = torch.eye(chance_ND.shape[1], device=play.device)[policy.undecided]
+        chance_NWD = torch.stack([chance_ND if way == "sampled" else sure_ND for way in self.ways], 1)
+        found_NWD = never.repeat(len(play.id_B), len(self.ways), 1)
+        found_NWD[copy_N] = torch.where(policy.may_decide[:, None, None], chance_NWD, never)
+        return found_NWD
 
     def _say(self, children: "_Children", play: BatchedPlay, agent: str, copy_N: Tensor, policy: Policy) -> None:
         """Add one agent's words, symbol by symbol."""

@@ -4,6 +4,9 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
 
 - ``verifier/accuracy``, ``verifier/completeness`` (accepted, of y = 1), ``verifier/soundness`` (rejected, of y = 0),
   ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
+- with more than two verdicts, ``.../completeness/<verdict>`` and ``.../soundness/<verdict>`` of the claim that an instance is of that
+  class, and both over all claims: see `shares`. ``verifier/confusion/<label>=<verdict>``, of examinations: of the instances of a label,
+  how many got this verdict.
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
 - ``.../role=<role>`` behind accuracy, completeness, soundness, undecided and everybody's return: of the episodes that drew this role.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
@@ -28,12 +31,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nip_ray.evaluation.honesty import score_difference, sides
+from nip_ray.evaluation.honesty import Flags, Whole, score_difference, sides, sought
 from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import ACCEPT, REJECT, Protocol
 
 Array = npt.NDArray[np.generic]
 
@@ -43,10 +46,10 @@ def rollout_metrics(protocol: Protocol, rollout: Rollout, groups: Mapping[str, T
 
     groups: name -> (I,) integer labels by instance id, as `Scenario.group_I` gives them; {} for none.
     """
-    shares = {name: successes / n for name, (successes, n) in _counts(protocol, rollout, groups).items() if n}
+    found = {name: successes / n for name, (successes, n) in _counts(protocol, rollout, groups).items() if n}
     if (honesty := _score_difference(protocol, rollout).estimate) is not None:
-        shares["score_difference"] = honesty
-    return shares | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
+        found["score_difference"] = honesty
+    return found | {name: float(x_B.mean(dtype=np.float64)) for name, x_B in _episode_values(protocol, rollout).items() if len(x_B)}
 
 
 def evaluation_record(
@@ -57,10 +60,12 @@ def evaluation_record(
     Shares have exact intervals, means Student's (see `intervals`). They hold for instances drawn independently: play each
     instance once, because repeated plays of one instance are not independent trials.
     """
-    shares = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
+    found = {name: proportion(*count, level).record() for name, count in _counts(protocol, rollout, groups).items()}
+    if not protocol.two_verdicts:
+        found |= {name: proportion(*count, level).record() for name, count in _confusion(protocol, rollout).items()}
     if (honesty := _score_difference(protocol, rollout)).estimate is not None:
-        shares["score_difference"] = honesty.record()
-    return shares | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
+        found["score_difference"] = honesty.record()
+    return found | {name: mean(x_B, level).record() for name, x_B in _episode_values(protocol, rollout).items()}
 
 
 def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
@@ -69,10 +74,21 @@ def _counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor]) 
         return {}
     counts = {}
     for who, seen in judged(protocol, rollout).items():
-        counts |= verdict_counts(seen, groups, who)
+        counts |= verdict_counts(protocol, seen, groups, who)
         for role, role_B in _by_role(protocol, rollout).items():
-            counts |= {f"{name}/role={role}": count for name, count in verdict_counts(seen.copies(role_B), {}, who).items()}
+            own = verdict_counts(protocol, seen.copies(role_B), {}, who)
+            counts |= {f"{name}/role={role}": count for name, count in own.items() if name.count("/") == 1}
     return counts
+
+
+def _confusion(protocol: Protocol, rollout: Rollout) -> dict[str, tuple[int, int]]:
+    """Of the instances of each label, how many got each verdict."""
+    verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
+    found = {}
+    for label, name in enumerate(protocol.verdicts):
+        given = np.bincount(verdict_B[y_B == label], minlength=protocol.undecided + 1).tolist()
+        found |= {f"{VERDICT}/confusion/{name}={word}": (k, sum(given)) for word, k in zip(protocol.verdict_words, given)}
+    return found
 
 
 def _score_difference(protocol: Protocol, rollout: Rollout) -> Mean:
@@ -88,16 +104,46 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
     return {role: role_B == place for place, role in enumerate(protocol.roles)}
 
 
-def verdict_counts(rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, tuple[int, int]]:
+def shares(protocol: Protocol, verdict_B: Whole, y_B: Whole, seed_B: Whole | None = None) -> dict[str, tuple[Flags, Flags]]:
+    """Name -> ((B,) where it holds, (B,) the episodes that it is a share of).
+
+    With two verdicts there is one claim, that an instance is to be accepted: completeness is of y = 1, soundness of y = 0, and each is a
+    share of right verdicts. With more there is a claim for each verdict v, which counts in the episodes in which some prover is after v
+    (in all, where no prover is after any): ``completeness/v``, of the instances of this class, of right verdicts; ``soundness/v``, of the
+    others, of verdicts that are not v. Over all claims: of right verdicts, ``completeness`` where some prover is after the right one,
+    ``soundness`` where some prover is after a wrong one. Undecided counts as wrong in all of them. seed_B: episode seeds (None: whatever
+    provers are after, and then without what is over all claims, which would be the accuracy).
+    """
+    right_B, all_B, decided_B = verdict_B == y_B, np.ones(len(y_B), dtype=bool), verdict_B != protocol.undecided
+    if protocol.two_verdicts:
+        true_B, false_B = y_B == ACCEPT, y_B == REJECT
+        return {
+            "accuracy": (right_B, all_B),
+            "completeness": (right_B & true_B, true_B),
+            "soundness": (right_B & false_B, false_B),
+            "undecided": (~decided_B, all_B),
+        }
+    own_BV = y_B[:, None] == np.arange(len(protocol.verdicts))
+    claimed_BV = np.ones_like(own_BV) if seed_B is None else sought(protocol, seed_B, y_B)
+    true_BV, false_BV = claimed_BV & own_BV, claimed_BV & ~own_BV
+    found = {"accuracy": (right_B, all_B)}
+    if seed_B is not None:
+        true_B, false_B = true_BV.any(1), false_BV.any(1)
+        found |= {"completeness": (right_B & true_B, true_B), "soundness": (right_B & false_B, false_B)}
+    found["undecided"] = ~decided_B, all_B
+    for code, name in enumerate(protocol.verdicts):
+        found[f"completeness/{name}"] = right_B & true_BV[:, code], true_BV[:, code]
+        found[f"soundness/{name}"] = decided_B & (verdict_B != code) & false_BV[:, code], false_BV[:, code]
+    return found
+
+
+def verdict_counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, tuple[int, int]]:
     """Key -> (successes, trials) of every share; group values that do not occur have no key. who: the first part of every key."""
     verdict_B, y_B = rollout.verdict_B.cpu().numpy(), rollout.y_B.cpu().numpy()
     correct_B = verdict_B == y_B
-    count, positives = len(y_B), int(np.count_nonzero(y_B == ACCEPT))
     counts = {
-        f"{who}/accuracy": (int(np.count_nonzero(correct_B)), count),
-        f"{who}/completeness": (int(np.count_nonzero(correct_B & (y_B == ACCEPT))), positives),
-        f"{who}/soundness": (int(np.count_nonzero(correct_B & (y_B == REJECT))), count - positives),
-        f"{who}/undecided": (int(np.count_nonzero(verdict_B == CONTINUE)), count),
+        f"{who}/{name}": (int(np.count_nonzero(hit_B)), int(np.count_nonzero(of_B)))
+        for name, (hit_B, of_B) in shares(protocol, verdict_B, y_B, rollout.seed_B.cpu().numpy()).items()
     }
     for group, label_I in groups.items():
         label_B = label_I[rollout.id_B.to(label_I.device)].cpu().numpy()
@@ -166,7 +212,7 @@ def _variation(first_N: Tensor, second_N: Tensor) -> float:
     return float(counts.abs().sum()) / (2 * len(first_N))
 
 
-def worst_case(rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, Any]:
+def worst_case(protocol: Protocol, rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, Any]:
     """{"episodes": E, name: record} with the names of `verdict_counts`.
 
     An instance counts as right only if the verdict was right in *every* episode, with sampled actions and other episode seeds in each (what
@@ -180,7 +226,13 @@ def worst_case(rollouts: Sequence[Rollout], groups: Mapping[str, Tensor], who: s
     wrong_EB = verdict_EB != first.y_B
     # of an instance's episodes the first that went wrong; undecided ones are wrong, so they are found
     worst_B = verdict_EB.gather(0, wrong_EB.long().argmax(0)[None])[0]
-    counts = verdict_counts(replace(first, verdict_B=worst_B), groups, who)
-    undecided_B = (verdict_EB == CONTINUE).any(0)
+    counts = verdict_counts(protocol, replace(first, verdict_B=worst_B), groups, who)
+    if not protocol.two_verdicts:  # whose claims are made differs by episode: of all of them, a verdict that was ever given counts
+        counts = {name: count for name, count in counts.items() if name.startswith(f"{who}/accuracy")}
+        for code, name in enumerate(protocol.verdicts):
+            other_B = first.y_B != code
+            never_B = ((verdict_EB != code) & (verdict_EB != protocol.undecided)).all(0)
+            counts[f"{who}/soundness/{name}"] = int((never_B & other_B).sum()), int(other_B.sum())
+    undecided_B = (verdict_EB == protocol.undecided).any(0)
     counts[f"{who}/undecided"] = (int(undecided_B.sum()), len(undecided_B))
     return {"episodes": len(rollouts), **{name: proportion(*count).record() for name, count in counts.items()}}

@@ -11,11 +11,10 @@ from itertools import chain
 from typing import Any
 
 from nip_ray.evaluation.report.describe import paid
-from nip_ray.protocols.payment import NOTHING
 from nip_ray.protocols.spec import Protocol, ProtocolParams
 from nip_ray.protocols.tables import PROTOCOLS, table_of
 
-_MOST_ROUNDS = 9  # that are drawn
+_MOST_ROUNDS = 13  # that are drawn
 _WIDTH = 118
 
 
@@ -129,6 +128,16 @@ ENTRIES = (
         {"half_chosen_by": "verifier"},
     ),
     Entry(
+        "prover_estimator",
+        "What the prover is paid for errors the estimator pays. Where a part's truth is known the estimator does best to say it, and "
+        "then a false claim is split in two of which one is called impossible; one that says anything else of a claim is shown an error "
+        "of 1/2 at least by a prover that knows the truth. A verifier that looks at both is then right in equilibrium "
+        "(docs/state-tracking.md). The game is made for what nobody knows: an estimator that cannot tell where a long argument is wrong "
+        "need only give probabilities that the prover cannot tell from the truth, and then honest provers win if their argument stays "
+        "good under small changes of them (Brown-Cohen, Irving and Piliouras, 'Avoiding obfuscation with prover-estimator debate', arXiv "
+        "2506.13609, where estimates are numbers, claims have many parts, and wrong estimates of later claims cost more).",
+    ),
+    Entry(
         "judge_panel",
         "A judge that is paid for its own vote has one best vote, whatever the others do. Paid for the verdict it is "
         "indifferent wherever it is not pivotal, so that under a majority all may agree on the wrong side, and nobody gains by "
@@ -173,7 +182,8 @@ _SMALL = """
 rounds are few. Of it, `regrets()` is what each agent could gain by its best answer to the others (all 0 in a Nash
 equilibrium), and `pure_equilibria()` what agents are paid in every equilibrium in pure strategies.
 `benchmarks/equilibria.py` trains networks under each protocol in a haystack of two places, where the verifier is shown
-whether what a prover points at is the needle, and prints both: [results](../benchmarks/results.md#equilibria-of-small-games).
+whether what a prover points at is the needle, or about a claim of two steps (bisection, prover_estimator), where it is
+shown whether one of them holds, and prints both: [results](../benchmarks/results.md#equilibria-of-small-games).
 Most have equilibria in which the verifier heeds nobody, beside those in which it looks.
 """
 _LEGEND = """
@@ -190,7 +200,7 @@ def page() -> str:
 
 
 def drawing(protocol: Protocol) -> list[str]:
-    """The turn table: lines of text. Rounds beyond the ninth, in which the cycle goes on, are not drawn."""
+    """The turn table: lines of text. Rounds beyond the thirteenth, in which the cycle goes on, are not drawn."""
     rounds = min(protocol.max_rounds, _MOST_ROUNDS)
     lines = []
     for number, turns in enumerate(protocol.turns):
@@ -232,8 +242,9 @@ def _order(table: Protocol) -> str:
 
 
 def _shortened(cycle: Sequence[str]) -> Sequence[str]:
-    """A cycle that says the same two things again and again, said once."""
-    return [*cycle[:2], "...", cycle[-1]] if len(cycle) > 4 and cycle[:2] == cycle[2:4] else cycle
+    """A cycle that says the same two or three things again and again, said once."""
+    period = next((p for p in (2, 3) if len(cycle) > 2 * p and cycle[:p] == cycle[p : 2 * p]), None)
+    return cycle if period is None else [*cycle[:period], "...", cycle[-1]]
 
 
 def _hidden(table: Protocol) -> str:
@@ -258,9 +269,13 @@ def _wish(table: Protocol, agent: str, role: str) -> str:
     extra, payment = table.zero_knowledge, table.payment.of(role or None)
     if extra is not None and agent in (extra.adversary, extra.simulator):
         return "likeness" if agent == extra.simulator else "unlikeness"
-    (right, wrong, _), (missed, found, _) = payment.payoff.get(agent, NOTHING)
+    (right, wrong, _), (missed, found, _) = payment.table(agent)
     likes = (wrong > right) - (wrong < right), (found > missed) - (found < missed)  # acceptance of a false claim, of a true one
-    return {(-1, 1): "truth", (1, -1): "untruth", (1, 1): "acceptance", (-1, -1): "rejection"}.get(likes, "its table")
+    wish = {(-1, 1): "truth", (1, -1): "untruth", (1, 1): "acceptance", (-1, -1): "rejection"}.get(likes, "its table")
+    if error := payment.per_error.get(agent):
+        own = "wrong estimates" if error > 0 else "right estimates"
+        return f"{wish} and {own}" if any(map(any, payment.table(agent))) else own
+    return wish
 
 
 def _section(entry: Entry) -> Iterator[str]:

@@ -1,9 +1,10 @@
 """Risk against coverage: how often a verifier is wrong among the verdicts of which it is surest, where undecided counts as abstaining.
 
 Decisions that matter here:
-- how sure a verdict is: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`. Verdicts are taken in by falling sureness; coverage
-  is the share of all instances that are taken in, risk the share of wrong verdicts among them (El-Yaniv and Wiener, JMLR 11, 2010).
-  Verdicts that are equally sure are taken in together: of each the mean of all is counted, as if ties were broken at random;
+- how sure a verdict is: max(p, 1 - p), with the p of `nip_ray.evaluation.calibration`, or of more than two verdicts p itself. Verdicts
+  are taken in by falling sureness; coverage is the share of all instances that are taken in, risk the share of wrong verdicts among them
+  (El-Yaniv and Wiener, JMLR 11, 2010). Verdicts that are equally sure are taken in together: of each the mean of all is counted, as if
+  ties were broken at random;
 - the area under the curve is the mean risk over the coverages k/N that verdicts reach (Geifman and El-Yaniv, NeurIPS 2017). A verifier
   that is never sure enough to decide has fewer of them, so the area stands beside the coverage;
 - the area's interval is the normal one with the variance of its influence function: how much an instance moves the mean, by its own risk
@@ -28,16 +29,17 @@ _POINTS = 40
 Array = npt.NDArray[np.float64]
 
 
-def selective(graded_N: Array, y_N: Array, count: int) -> dict[str, Any]:
+def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False) -> dict[str, Any]:
     """{"area", "coverage" (records), "precision": {"0.8", "0.9"}, "curve": [{"coverage", "risk", "lower",
     "upper"}]} of the verdicts.
 
     graded_N: (N,) probabilities of acceptance of the instances with a verdict, y_N: (N,) their labels. count: of all instances. A precision
-    is None (of 0 instances) where fewer verdicts were given.
+    is None (of 0 instances) where fewer verdicts were given. of_verdict: `graded_N` is of the verdicts that were given instead, and `y_N`
+    is 1 where they are right.
     """
-    sure_N = np.maximum(graded_N, 1 - graded_N)
+    sure_N = graded_N if of_verdict else np.maximum(graded_N, 1 - graded_N)
     order_N = np.argsort(-sure_N, kind="stable")
-    wrong_N = ((graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
+    wrong_N = (y_N < 0.5 if of_verdict else (graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
     risk_N = _risks(sure_N[order_N], wrong_N)
     shown = np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else []
     return {

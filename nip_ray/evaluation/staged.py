@@ -4,7 +4,7 @@
 may be replaced before anybody hears it. Here the probabilities of the verifier's decisions are kept as well.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,7 +16,7 @@ from nip_ray.evaluation.panels import chances_of_panel, judged
 from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.protocols import NUM_DECISIONS, Protocol
+from nip_ray.protocols import Protocol
 from nip_ray.settings.dqn import DQNSettings
 
 BATCH = 512
@@ -25,22 +25,22 @@ BATCH = 512
 
 @dataclass(frozen=True)
 class Staged:
-    """rollout: what was played. chance_BR3: (B, R, 3) the verifier's probabilities of reject, accept and continue, 0 where no decision of
-    it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote.
+    """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0 where no decision
+    of it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote.
     """
 
     rollout: Rollout
-    chance_BR3: Tensor
+    chance_BRD: Tensor
     members: Mapping[str, Tensor] = field(default_factory=dict)
 
     def copies(self, index: slice | Tensor) -> "Staged":
         """Some copies."""
-        return Staged(self.rollout.copies(index), self.chance_BR3[index], {name: part[index] for name, part in self.members.items()})
+        return Staged(self.rollout.copies(index), self.chance_BRD[index], {name: part[index] for name, part in self.members.items()})
 
     def by(self, protocol: Protocol) -> dict[str, "Staged"]:
         """Who judges -> the same as judged by it; see `judged`."""
         seen = judged(protocol, self.rollout)
-        return {who: Staged(rollout, self.members.get(who, self.chance_BR3)) for who, rollout in seen.items()}
+        return {who: Staged(rollout, self.members.get(who, self.chance_BRD)) for who, rollout in seen.items()}
 
 
 def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor) -> Staged:
@@ -48,7 +48,7 @@ def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B
 
     Networks stay in the mode they are in.
     """
-    protocol, shape = play.protocol, (len(id_B), play.protocol.max_rounds, NUM_DECISIONS)
+    protocol, shape = play.protocol, (len(id_B), play.protocol.max_rounds, play.protocol.undecided + 1)
     chances = {agent: torch.zeros(shape, device=play.device) for agent in protocol.verifiers}
 
     def record(turn: Turn) -> None:
@@ -73,8 +73,13 @@ def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, se
         parts.append(stage(play, {agent: _part(player, here) for agent, player in players.items()}, id_B[here], seed_B[here]))
     for agent, player in players.items():
         player.network.train(mode[agent])
+    return joined(parts)
+
+
+def joined(parts: Sequence[Staged]) -> Staged:
+    """All copies of several, in order."""
     members = {name: torch.cat([part.members[name] for part in parts]) for name in parts[0].members}
-    return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BR3 for part in parts]), members)
+    return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BRD for part in parts]), members)
 
 
 def _part(player: Player, here: slice) -> Player:

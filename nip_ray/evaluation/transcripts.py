@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from nip_ray.evaluation.report.instances import INSTANCES, read_pictures
 from nip_ray.play.rollout import Dialogue, Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, DECISIONS, REJECT, VERDICTS
 
 _MAX_PICTURES = 500
 _NOBODY: Mapping[str, nn.Module] = {}
@@ -27,8 +26,8 @@ def transcript_records(
 ) -> Iterator[dict[str, Any]]:
     """The first `limit` copies of `rollout`, each as a mapping of plain JSON values:
 
-    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played), verdict ("accept",
-    "reject" or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over the episode), rounds: a
+    instance (id), label, seed (of the episode), role (that it drew, where roles are drawn), length (rounds played), verdict (its name,
+    or "undecided"), correct, votes (of a panel: member -> the same words), reward (agent -> sum over the episode), rounds: a
     list of {round, turns}, and turns:
     a list of {agent, channel, message} in the protocol's order. A turn has "linear" where the scenario has a second message; the first of
     a decider's turns in a round has "decision", what it said, whether or not it counted, and, where it could count and `networks`
@@ -37,13 +36,13 @@ def transcript_records(
     Nothing is raised; the rollout must be one of `scenario`.
     """
     rollout = rollout.copies(slice(0, max(limit, 0))).to("cpu")
-    chances_BRA3 = decision_probabilities(scenario, rollout, networks)
+    chances_BRAD, words = decision_probabilities(scenario, rollout, networks), scenario.protocol.verdict_words
     for copy in range(rollout.num_copies):
         label, verdict, length = (int(part[copy]) for part in (rollout.y_B, rollout.verdict_B, rollout.length_B))
         totals = rollout.reward_BRA[copy].sum(0).tolist()
-        judged = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+        judged = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
         if rollout.vote_BM is not None:
-            judged["votes"] = {agent: VERDICTS[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())}
+            judged["votes"] = {agent: words[vote] for agent, vote in zip(scenario.protocol.verifiers, rollout.vote_BM[copy].tolist())}
         yield {
             "instance": int(rollout.id_B[copy]),
             **({"label": label} if judged else {}),
@@ -52,16 +51,16 @@ def transcript_records(
             "length": length,
             **judged,
             "reward": {agent: round(total, 6) for agent, total in zip(scenario.protocol.agents, totals)},
-            "rounds": [{"round": r, "turns": _turns(scenario, rollout, chances_BRA3, copy, r)} for r in range(length)],
+            "rounds": [{"round": r, "turns": _turns(scenario, rollout, chances_BRAD, copy, r)} for r in range(length)],
             **_extras(scenario, rollout, copy, networks),
         }
 
 
 @torch.no_grad()
 def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mapping[str, nn.Module]) -> Tensor:
-    """(B, R, A, 3) on the CPU: what each decider gave reject, accept and continue where its decision could count, else NaN."""
+    """(B, R, A, D) on the CPU: what each decider gave each verdict and continuing where its decision could count, else NaN."""
     protocol = scenario.protocol
-    chances_BRA3 = torch.full((*rollout.turn_BRA.shape, 3), torch.nan)
+    chances_BRAD = torch.full((*rollout.turn_BRA.shape, protocol.undecided + 1), torch.nan)
     for a, agent in enumerate(protocol.agents):
         network = networks.get(agent)
         copy_N, round_N = rollout.turn_BRA[:, :, a].nonzero(as_tuple=True)
@@ -73,8 +72,8 @@ def decision_probabilities(scenario: Scenario, rollout: Rollout, networks: Mappi
         network.train(training)
         if policy.decision is not None and policy.may_decide is not None:
             may_N1 = policy.may_decide[:, None]
-            chances_BRA3[copy_N, round_N, a] = torch.where(may_N1, torch.softmax(policy.decision, -1), torch.nan).float().cpu()
-    return chances_BRA3
+            chances_BRAD[copy_N, round_N, a] = torch.where(may_N1, torch.softmax(policy.decision, -1), torch.nan).float().cpu()
+    return chances_BRAD
 
 
 def instance_pictures(scenario: Scenario, ids: Iterable[int]) -> dict[str, dict[str, Any]]:
@@ -111,8 +110,8 @@ def _extras(scenario: Scenario, rollout: Rollout, copy: int, networks: Mapping[s
     return scenario.record_extras(int(rollout.id_B[copy]), Dialogue(rollout.main_BRACM[copy : copy + 1].to(device), linear), networks)
 
 
-def _turns(scenario: Scenario, rollout: Rollout, chances_BRA3: Tensor, copy: int, r: int) -> list[dict[str, Any]]:
-    protocol = scenario.protocol
+def _turns(scenario: Scenario, rollout: Rollout, chances_BRAD: Tensor, copy: int, r: int) -> list[dict[str, Any]]:
+    protocol, words = scenario.protocol, scenario.protocol.decision_words
     table_AC = protocol.turn_table_SKAC[int(rollout.seed_B[copy]) % len(protocol.turns), r] & rollout.turn_BRA[copy, r, :, None]
     turns: list[dict[str, Any]] = []
     told: set[int] = set()
@@ -122,10 +121,10 @@ def _turns(scenario: Scenario, rollout: Rollout, chances_BRA3: Tensor, copy: int
         if rollout.linear_BRACM is not None:
             turn["linear"] = rollout.linear_BRACM[copy, r, a, c].tolist()
         if protocol.agents[a] in protocol.deciders and a not in told:
-            turn["decision"] = DECISIONS[int(rollout.decision_BRA[copy, r, a])]
-            chances = chances_BRA3[copy, r, a].tolist()
+            turn["decision"] = words[int(rollout.decision_BRA[copy, r, a])]
+            chances = chances_BRAD[copy, r, a].tolist()
             if chances[0] == chances[0]:  # not NaN
-                turn["probabilities"] = {DECISIONS[code]: round(chances[code], 4) for code in (REJECT, ACCEPT, CONTINUE)}
+                turn["probabilities"] = {word: round(chance, 4) for word, chance in zip(words, chances)}
             told.add(a)
         turns.append(turn)
     return turns

@@ -4,9 +4,10 @@ Decisions that matter here:
 - evaluations that follow one another are alike, so the interval of least squares as if they were independent is far too narrow. Their
   number n is replaced by n (1 - r) / (1 + r), with r the correlation of neighbouring residuals (Santer et al., "Statistical significance
   of trends and trend differences in layer-average atmospheric temperature time series", J. Geophys. Res. 105, 2000, equations 3 to 6);
-- fitting a line takes about (2 + 4 r) / n from that correlation, which is given back; a negative one counts as none;
-- with independent errors the interval holds the truth as often as it says; where neighbours are correlated by 0.6, in 92 of 100 runs with
-  20 evaluations and 94 with 50.
+- fitting a line takes about (2 + 4 r) / n from that correlation. (3 + 4 r) / n are given back, since an interval that is too narrow by
+  chance does more harm than one that is too wide; a negative correlation counts as none;
+- where neighbours are correlated by 0 to 0.6, the interval holds the truth in 94 to 97 of 100 runs with 40 evaluations or more; with 20 in
+  97 (correlation 0) to 92 (0.6).
 """
 
 import math
@@ -38,7 +39,7 @@ def slope(x_N: npt.ArrayLike, y_N: npt.ArrayLike) -> Mean:
     if n < _LEAST or squares <= _SMALL * max(1.0, float((y**2).sum())):
         return Mean(estimate, None, None, n)
     alike = float((left_N[1:] * left_N[:-1]).sum()) / squares
-    alike = max(0.0, alike + (2 + 4 * alike) / n)
+    alike = max(0.0, alike + (3 + 4 * alike) / n)
     free = n * (1 - alike) / (1 + alike) - 2
     if free <= 0.5:
         return Mean(estimate, None, None, n)

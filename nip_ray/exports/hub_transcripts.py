@@ -1,15 +1,17 @@
 """The transcripts of a run as a data set: a Parquet file for each split, one row an episode, columns of fixed types (`COLUMNS`)."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from nip_ray.config.yaml_text import parse_yaml
+from nip_ray.evaluation.report.describe import verdicts_of
 from nip_ray.protocols import DECISIONS
-from nip_ray.storage.folder import RunFolder, write_document
+from nip_ray.storage.folder import CONFIG, RunFolder, write_document
 
 _TURN = {
     "round": (pa.int64(), "from 0"),
@@ -17,7 +19,7 @@ _TURN = {
     "channel": (pa.string(), "where; empty where nothing was written"),
     "message": (pa.string(), "what was said; of networks the symbols, with spaces between them"),
     "symbols": (pa.list_(pa.int64()), "of networks: the symbols; null of language models"),
-    "decision": (pa.string(), f"of the verifier: {', '.join(DECISIONS)}, or undecided; else null"),
+    "decision": (pa.string(), f"of the verifier: {', '.join(DECISIONS)}, the name of another verdict, or undecided; else null"),
     "confidence": (pa.float64(), "of a language model's verdict: its probability of acceptance"),
     **{f"p_{name}": (pa.float64(), f"of a network's decision that could count: its probability of {name}") for name in DECISIONS},
     "reasoning": (pa.string(), "what a language model wrote for itself, which nobody was shown"),
@@ -27,8 +29,8 @@ _REWARD = pa.struct([("agent", pa.string()), ("reward", pa.float64())])
 COLUMNS: dict[str, tuple[pa.DataType, str]] = {
     "iteration": (pa.int64(), "after which it was played"),
     "instance": (pa.int64(), "number of the instance"),
-    "label": (pa.string(), "the right answer: accept or reject; null in a game without a verifier"),
-    "verdict": (pa.string(), "accept, reject or undecided"),
+    "label": (pa.string(), "the right answer: accept or reject, or the name of another verdict; null in a game without a verifier"),
+    "verdict": (pa.string(), "accept, reject, the name of another verdict, or undecided"),
     "correct": (pa.bool_(), "whether the verdict is the label"),
     "seed": (pa.int64(), "of the episode"),
     "length": (pa.int64(), "rounds that were played"),
@@ -47,10 +49,11 @@ def write_transcripts(folder: RunFolder, of_language: bool, target: Path) -> dic
     Raises UserError for a damaged file.
     """
     rows: dict[str, list[dict[str, Any]]] = {}
+    verdicts = verdicts_of(parse_yaml((folder.path / CONFIG).read_text(encoding="utf-8"), CONFIG))
     for name in folder.transcript_names():
         prefix, _, iteration = name.rpartition("-")
         split = "train" if of_language and not prefix else "test"
-        rows.setdefault(split, []).extend(_row(record, int(iteration)) for record in folder.read_transcripts(name))
+        rows.setdefault(split, []).extend(_row(record, int(iteration), verdicts) for record in folder.read_transcripts(name))
     rows = {split: found for split, found in sorted(rows.items()) if found}
     for split, found in rows.items():
         path = target / "data" / f"{split}.parquet"
@@ -72,12 +75,12 @@ def turn_columns() -> Iterator[tuple[str, dict[str, str]]]:
     return described(_TURN)
 
 
-def _row(record: Mapping[str, Any], iteration: int) -> dict[str, Any]:
+def _row(record: Mapping[str, Any], iteration: int, verdicts: Sequence[str]) -> dict[str, Any]:
     label = record.get("label")
     return {
         "iteration": iteration,
         **{name: record.get(name) for name in ("instance", "verdict", "correct", "seed", "length")},
-        "label": None if label is None else DECISIONS[label],
+        "label": None if label is None else verdicts[label],
         "rewards": [{"agent": agent, "reward": paid} for agent, paid in record.get("reward", {}).items()],
         "turns": [_turn(turn, played["round"]) for played in record.get("rounds", []) for turn in played["turns"]],
         "more": _rest(record, _KNOWN),
@@ -93,7 +96,7 @@ def _turn(turn: Mapping[str, Any], number: int) -> dict[str, Any]:
         "message": " ".join(map(str, said)) if isinstance(said, list) else said,
         "symbols": said if isinstance(said, list) else None,
         **{f"p_{name}": chances.get(name) for name in DECISIONS},
-        "more": _rest(turn, _KNOWN_OF_TURN),
+        "more": _rest(turn, _KNOWN_OF_TURN - (set() if chances.keys() <= set(DECISIONS) else {"probabilities"})),
     }
 
 

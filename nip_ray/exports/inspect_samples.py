@@ -16,6 +16,7 @@ import yaml
 from nip_ray.errors import require
 from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, VERDICTS, Protocol
+from nip_ray.protocols.spec import TWO_VERDICTS
 from nip_ray.scenarios.language import LanguageScenarioKind
 
 require("inspect_ai", "inspect")
@@ -46,7 +47,7 @@ def sample_parts(kind: LanguageScenarioKind, protocol: Protocol, item: Any, numb
     return {
         "id": item.id,
         "input": yaml.safe_dump(told, sort_keys=False, allow_unicode=True, width=10_000).strip(),
-        "target": "" if protocol.verifier is None else VERDICTS[item.y],
+        "target": "" if protocol.verifier is None else protocol.verdicts[item.y],
         "metadata": {GAME: {"item": record, "number": number}},
     }
 
@@ -71,27 +72,31 @@ def output_of(dialogue: Dialogue, protocol: Protocol, models: Mapping[str, str])
     if protocol.verifier is None:
         paid = ", ".join(f"{agent} {dialogue.total(agent):g}" for agent in protocol.agents)
         return ModelOutput.from_content(models.get(protocol.agents[0], ""), paid)
-    return ModelOutput.from_content(models.get(protocol.viewpoint, ""), VERDICTS[dialogue.verdict])
+    return ModelOutput.from_content(models.get(protocol.viewpoint, ""), protocol.verdict_words[dialogue.verdict])
 
 
 def outcome_of(dialogue: Dialogue, protocol: Protocol) -> dict[str, Any]:
-    """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier) and pay."""
-    judged = {"label": dialogue.item.y, "verdict": dialogue.verdict, "confidence": dialogue.confidence}
+    """All that scores are made of, as plain JSON values: label, verdict, confidence (none in a game without a verifier) and pay; with more
+    than two verdicts also their "verdicts", by name.
+    """
+    judged: dict[str, Any] = {"label": dialogue.item.y, "verdict": dialogue.verdict, "confidence": dialogue.confidence}
+    if not protocol.two_verdicts:
+        judged["verdicts"] = list(protocol.verdicts)
     return {**({} if protocol.verifier is None else judged), "pay": {agent: dialogue.total(agent) for agent in protocol.agents}}
 
 
 def verdict_score(outcome: Mapping[str, Any]) -> Score:
-    """Of a game with a verifier."""
+    """Of a game with a verifier. With more than two verdicts completeness is told of each: of the items of its class."""
     label, verdict, confidence = outcome["label"], outcome["verdict"], outcome["confidence"]
-    right = float(verdict == label)
-    values = {
-        "accuracy": right,
-        "completeness": right if label == ACCEPT else math.nan,
-        "soundness": right if label == REJECT else math.nan,
-        "undecided": float(verdict == CONTINUE),
-    }
-    sure = "" if confidence is None else f", probability of acceptance {confidence:g}"
-    return Score(value=values, answer=VERDICTS[verdict], explanation=f"verdict {VERDICTS[verdict]}{sure}; right is {VERDICTS[label]}")
+    verdicts = outcome.get("verdicts", TWO_VERDICTS)
+    words, right = (*verdicts, VERDICTS[CONTINUE]), float(verdict == label)
+    sides = {"completeness": ACCEPT, "soundness": REJECT}
+    if len(verdicts) > 2:
+        sides = {f"completeness/{name}": code for code, name in enumerate(verdicts)}
+    values = {"accuracy": right, **{name: right if label == code else math.nan for name, code in sides.items()}}
+    values["undecided"] = float(verdict == len(verdicts))
+    sure = "" if confidence is None or len(verdicts) > 2 else f", probability of acceptance {confidence:g}"
+    return Score(value=values, answer=words[verdict], explanation=f"verdict {words[verdict]}{sure}; right is {words[label]}")
 
 
 def pay_score(outcome: Mapping[str, Any]) -> Score:

@@ -5,8 +5,8 @@ Decisions that matter here:
   from log-probabilities and entropies, not merely constant;
 - sampling takes its noise from an explicit generator and draws the same number of random values whatever the masks, so that
   equal seeds give equal episodes on every path;
-- supervised learning of a decision takes all three decisions into the softmax: to continue is a wrong class, so that a trained agent
-  does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), with reject 0 for y = 0 and accept 1 for y = 1.
+- supervised learning of a decision takes all decisions into the softmax: to continue is a wrong class, so that a trained agent
+  does decide. Its loss is cross-entropy, the mean over rows of -log pi(y), the codes of verdicts being those of labels.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nip_ray.protocols.spec import CONTINUE
-
 Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
 
 
 @dataclass(frozen=True)
 class Policy:
     """Logits of N turns. message: (N, F, S) over S symbols for F (channel, position) factors; linear: (N, F, D) or None;
-    decision: (N, 3) or None. speaks: (N, F) bool, which factors are in play; may_decide: (N,) bool. Forbidden symbols have -1e9."""
+    decision: (N, V + 1) over V verdicts and, last, to continue, or None. speaks: (N, F) bool, which factors are in play; may_decide: (N,)
+    bool. Forbidden symbols have -1e9."""
 
     message: Tensor
     linear: Tensor | None
     decision: Tensor | None
     speaks: Tensor
     may_decide: Tensor | None
+
+    @property
+    def undecided(self) -> int:
+        """The code of the decision to continue."""
+        return _decision(self).shape[-1] - 1
 
     def rows(self, row_K: Tensor) -> "Policy":
         """Some turns."""
@@ -45,7 +49,7 @@ class Policy:
         """
         if self.may_decide is None:
             return self
-        decides = self.may_decide & (action["decision"] != CONTINUE)
+        decides = self.may_decide & (action["decision"] != self.undecided)
         return replace(self, speaks=self.speaks & ~decides[:, None])
 
     def log_prob(self, action: Action) -> Tensor:
@@ -90,12 +94,12 @@ class Policy:
     def sample(self, noise: Tensor | None) -> dict[str, Tensor]:
         """An action for each of N turns: by Gumbel noise (N, `noise_width`), or the most likely one where `noise` is None.
 
-        The decision is CONTINUE (2) where none can count.
+        The decision is to continue where none can count.
         """
         chosen = self if noise is None else self.perturbed(noise)
         parts = {name: logits.argmax(-1) for name, logits in chosen._logits().items()}
         if self.may_decide is not None:
-            parts["decision"] = torch.where(self.may_decide, parts["decision"], CONTINUE)
+            parts["decision"] = torch.where(self.may_decide, parts["decision"], self.undecided)
         return parts
 
     def choose(self, noise: torch.Generator | None, copy_N: Tensor, count: int) -> dict[str, Tensor]:
@@ -161,7 +165,7 @@ def gumbel_noise(shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
 
 
 def decision_loss(policy: Policy, y_N: Tensor) -> Tensor:
-    """Scalar: mean over N turns of the cross-entropy of the decision (N, 3) and the label `y_N` (N,) int64.
+    """Scalar: mean over N turns of the cross-entropy of the decision (N, V + 1) and the label `y_N` (N,) int64.
 
     Raises ValueError where the policy belongs to an agent that has no decision.
     """

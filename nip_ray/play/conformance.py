@@ -19,7 +19,7 @@ from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Dialogue, Rollout, own_rows
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import NUM_DECISIONS, Protocol
+from nip_ray.protocols import Protocol
 from nip_ray.seeding import generator, stable_seed
 
 _COPIES = 24
@@ -240,7 +240,7 @@ def _answer_faults(scenario: Scenario, agent: str, policy: Policy, value_N: Tens
     wanted: dict[str, tuple[Tensor | None, tuple[int, ...] | None]] = {
         "message": (policy.message, (count, factors, scenario.num_symbols)),
         "linear": (policy.linear, (count, factors, scenario.linear_symbols) if scenario.linear_symbols else None),
-        "decision": (policy.decision, (count, NUM_DECISIONS) if agent in scenario.protocol.deciders else None),
+        "decision": (policy.decision, (count, scenario.protocol.undecided + 1) if agent in scenario.protocol.deciders else None),
         "value": (value_N, (count,)),
     }
     for name, (found, shape) in wanted.items():

@@ -19,7 +19,6 @@ from nip_ray.play.rollout import Dialogue, Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import (
     ACCEPT,
-    CONTINUE,
     NUM_SEEDS,
     REJECT,
     Judgement,
@@ -51,8 +50,8 @@ class BatchedPlay:
         shape = (len(id_B), protocol.max_rounds, len(protocol.agents), len(protocol.channels), scenario.message_size)
         self.main_BRACM = torch.full(shape, -1, device=self.device)
         self.linear_BRACM = torch.full(shape, -1, device=self.device) if scenario.linear_symbols else None
-        self.decision_BRA = torch.full(shape[:3], CONTINUE, device=self.device)
-        self.decision_B = torch.full(shape[:1], CONTINUE, device=self.device)
+        self.decision_BRA = torch.full(shape[:3], protocol.undecided, device=self.device)
+        self.decision_B = torch.full(shape[:1], protocol.undecided, device=self.device)
         self.position = None if scenario.rules is None else scenario.rules.start(self.id_B)
         self.active_BAC = self._active()
 
@@ -93,13 +92,13 @@ class BatchedPlay:
         similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are scored, the probability
         that the verifier gave to acceptance, and whether it drew its decision from it.
         """
-        decision_BA = torch.full(self.active_BAC.shape[:2], CONTINUE, device=self.device)
+        decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
             self._write(agent, copy_N, action)
             if agent in self.protocol.deciders:
                 decision_BA[copy_N, self.protocol.agents.index(agent)] = action["decision"].to(self.device)
         self.decision_BRA[:, self.round] = decision_BA
-        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn)
+        self.state, outcome = step(self.protocol, self.state, decision_BA, self._judged(), similarity_B, grade_BM, drawn, self._error())
         self.decision_B = torch.where(outcome.decided_B, outcome.decision_B, self.decision_B)
         self.round += 1
         self.active_BAC = self._active()
@@ -123,6 +122,12 @@ class BatchedPlay:
             cut_B=self.state.exhausted_B if self.protocol.cuts else None,
             vote_BM=verdict_of(self.state.grade_BM) if self.protocol.panel else None,
         )
+
+    def _error(self) -> Tensor | None:
+        """What the scenario finds wrong in the estimates, in rounds that may be the last."""
+        if not self.protocol.payment.per_error or self.round < self.protocol.min_rounds - 1:
+            return None
+        return self.scenario.estimate_error(self.id_B, Dialogue(self.main_BRACM, self.linear_BRACM))
 
     def _judged(self) -> Judgement | None:
         if self.protocol.verifier is not None:

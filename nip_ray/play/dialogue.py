@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from nip_ray.protocols import CONTINUE, DECISIONS, Protocol
+from nip_ray.protocols import CONTINUE, Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
 Message = dict[str, str]
@@ -25,8 +25,9 @@ class Turn:
     """What one agent said in one round.
 
     agent: who. raw: the reply as it came, without reasoning. messages: channel -> what was written there (nothing after a decision).
-    decision: REJECT, ACCEPT or CONTINUE. confidence: of a decision, the probability in [0, 1] that the verifier gives to acceptance (1 or
-    0 on the scale accept/reject), None where it continues. retries: replies that could not be used before this one. truncated: the reply
+    decision: a code of the protocol: reject 0, accept 1, continue 2 where it has two verdicts. confidence: of a decision, the probability
+    in [0, 1] that the verifier gives to acceptance (1 or 0 on the scale accept/reject; 1 with more than two verdicts), None where it
+    continues. retries: replies that could not be used before this one. truncated: the reply
     reached its limit of tokens. invalid: no usable reply came; an empty message stands in its place. reasoning: what the model wrote for
     itself before its reply, which nobody is shown.
     """
@@ -48,8 +49,8 @@ class Dialogue:
 
     item: what it is about; scenarios know its type, everyone else its `id` and `y`. seed: of the episode, in [0, 65536); a role that
     an agent chose is in it. rewards: for
-    each round, agent -> what it was paid. verdict: REJECT or ACCEPT once decided, else CONTINUE. confidence: see `Turn`. ended: over,
-    with a verdict or because the rounds ran out.
+    each round, agent -> what it was paid. verdict: of one that has ended, its code, `Protocol.undecided` without one. confidence: see
+    `Turn`. ended: over, with a verdict or because the rounds ran out.
     """
 
     item: Any
@@ -79,10 +80,10 @@ def beginning(dialogue: Dialogue, rounds: int) -> Dialogue:
 
 @dataclass(frozen=True)
 class Parsed:
-    """A reply, read: see `Turn` for the fields."""
+    """A reply, read: see `Turn` for the fields. decision: None where it continues, or the code for that."""
 
     messages: Mapping[str, str] = field(default_factory=dict)
-    decision: int = CONTINUE
+    decision: int | None = None
     confidence: float | None = None
 
 
@@ -99,8 +100,8 @@ class Sided(typing.Protocol):
         ...
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for, None for a verifier. role: that the episode draws, where
-        the protocol draws one.
+        """The verdict, by its code, that `agent` argues for and is paid for, None for a verifier. role: that the episode draws, where the
+        protocol draws one.
         """
         ...
 
@@ -231,14 +232,14 @@ class LanguageScenario(ABC):
         """A random reply of the right form in the round about to be played. It depends on the arguments alone."""
 
     def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """The verdict (REJECT or ACCEPT) that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
+        """The verdict, by its code, that `agent` argues for and is paid for; None for a verifier, and where nothing is paid. role:
         that the episode draws, given under protocols that draw one.
         """
         return self.protocol.payment.of(role).goals.get(agent)
 
     def verdict_text(self, label: int) -> str:
-        """The reply that decides for `label` (REJECT or ACCEPT) with full confidence, as `parse` reads it."""
-        return DECISIONS[label]
+        """The reply that decides for `label` with full confidence, as `parse` reads it."""
+        return self.protocol.verdicts[label]
 
     def reply_schema(self, agent: str) -> dict[str, Any] | None:
         """The JSON schema of `agent`'s replies, None for one that replies in text."""
@@ -247,6 +248,10 @@ class LanguageScenario(ABC):
     def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
         """In a game without a verifier: what these turns of the dialogue's next round pay each agent, and whether the game is over."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
+
+    def estimate_error(self, dialogue: Dialogue) -> float:
+        """By how much the estimates in a whole dialogue were wrong, where the protocol pays for it (`Payment.per_error`)."""
+        raise NotImplementedError(f"{type(self).__name__} measures no estimates")
 
     def exact_figures(self, items: Sequence[Any], probabilities: Probabilities) -> dict[str, float]:
         """Figures that are computed instead of sampled, over these items, where the game is small enough."""

@@ -13,7 +13,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
 from nip_ray.play.dialogues import rulebook, verdict_of
-from nip_ray.protocols import CONTINUE, DECISIONS, VERDICTS
+from nip_ray.protocols import CONTINUE, VERDICTS
 
 FORMAT, VERSION = "nip_ray.dialogue", 1
 
@@ -32,7 +32,7 @@ def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any
         "verdict": dialogue.verdict,
         "confidence": dialogue.confidence,
         "ended": dialogue.ended,
-    }
+    } | ({} if scenario.protocol.two_verdicts else {"verdicts": scenario.protocol.undecided})
 
 
 def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
@@ -50,12 +50,13 @@ def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
             "read it with the data set that it was made with"
         )
     try:
+        most = _typed(record, "verdicts", int) if "verdicts" in record else CONTINUE
         return Dialogue(
             item=item,
             seed=_typed(record, "seed", int),
-            rounds=tuple(tuple(_turn(turn) for turn in turns) for turns in record["rounds"]),
+            rounds=tuple(tuple(_turn(turn, most) for turn in turns) for turns in record["rounds"]),
             rewards=tuple({str(agent): float(amount) for agent, amount in paid.items()} for paid in record["rewards"]),
-            verdict=_code(record, "verdict"),
+            verdict=_code(record, "verdict", most),
             confidence=_optional_float(record, "confidence"),
             ended=_typed(record, "ended", bool),
         )
@@ -70,8 +71,8 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
     has agent, channel ("" where nothing was written), message, and for the verifier decision; further confidence (of a verdict),
     reasoning, retries, truncated and invalid where there is something to say.
     """
-    label, verdict = dialogue.item.y, dialogue.verdict
-    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": VERDICTS[verdict], "correct": verdict == label}
+    label, verdict, words = dialogue.item.y, dialogue.verdict, scenario.protocol.verdict_words
+    judged: dict[str, Any] = {} if scenario.protocol.verifier is None else {"verdict": words[verdict], "correct": verdict == label}
     if votes := rulebook(scenario.protocol).votes(label, dialogue.rounds):
         judged["votes"] = {agent: VERDICTS[CONTINUE if grade is None else verdict_of(grade)] for agent, grade in votes.items()}
     return {
@@ -94,7 +95,7 @@ def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
     rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]
     if turn.agent in scenario.protocol.deciders:
-        rows[0]["decision"] = "undecided" if turn.confidence == 0.5 else DECISIONS[turn.decision]
+        rows[0]["decision"] = VERDICTS[CONTINUE] if turn.confidence == 0.5 else scenario.protocol.decision_words[turn.decision]
     if turn.confidence is not None:
         rows[0]["confidence"] = round(turn.confidence, 6)
     if turn.reasoning:
@@ -118,13 +119,13 @@ def _turn_record(turn: Turn) -> dict[str, Any]:
     } | ({"reasoning": turn.reasoning} if turn.reasoning else {})
 
 
-def _turn(record: Mapping[str, Any]) -> Turn:
+def _turn(record: Mapping[str, Any], most: int) -> Turn:
     messages = {str(channel): _text(message, "messages") for channel, message in record["messages"].items()}
     return Turn(
         agent=_typed(record, "agent", str),
         raw=_typed(record, "raw", str),
         messages=messages,
-        decision=_code(record, "decision"),
+        decision=_code(record, "decision", most),
         confidence=_optional_float(record, "confidence"),
         retries=_typed(record, "retries", int),
         truncated=_typed(record, "truncated", bool),
@@ -146,10 +147,10 @@ def _text(value: Any, key: str) -> str:
     return value
 
 
-def _code(record: Mapping[str, Any], key: str) -> int:
+def _code(record: Mapping[str, Any], key: str, most: int) -> int:
     value = _typed(record, key, int)
-    if value not in range(len(DECISIONS)):
-        raise ValueError(f"{key} must be one of 0, 1, 2, got {value}")
+    if not 0 <= value <= most:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, range(most + 1)))}, got {value}")
     return value
 
 

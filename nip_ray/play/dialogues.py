@@ -25,7 +25,7 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn, split_reasoning, stance_in
-from nip_ray.protocols import ACCEPT, CONTINUE, NUM_DECISIONS, NUM_SEEDS, REJECT, Ends, Protocol, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ _MOST_KEPT = 256
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a round paid and ended. rewards: agent -> amount. verdict: REJECT or ACCEPT where one counted, else CONTINUE.
+    """What a round paid and ended. rewards: agent -> amount. verdict: where one counted, else `Protocol.undecided`.
     confidence: of the verdict, None without one. ended: with a verdict, or because the rounds ran out.
     """
 
@@ -125,17 +125,23 @@ class Rulebook:
         """What the step function says of `round` for label `y` when the verifier's decision is `decision`, by the tables alone."""
         if stances not in self._outcomes:
             self._outcomes[stances] = _all_outcomes(self.protocol, stances)
-        seeds = self.protocol.seed_classes
-        return self._outcomes[stances][((round * seeds + seed % seeds) * 2 + y) * NUM_DECISIONS + decision]
+        seeds, count = self.protocol.seed_classes, self.protocol.undecided
+        return self._outcomes[stances][((round * seeds + seed % seeds) * count + y) * (count + 1) + decision]
 
-    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances) -> Outcome:
-        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide)."""
-        outcome = self._by_tables(round, seed, y, confidence, stances)
+    def settle(self, round: int, seed: int, y: int, confidence: float | None, stances: Stances, decision: int | None = None) -> Outcome:
+        """The outcome of `round` where the verifier gave acceptance this probability (None: it did not decide); with more than two
+        verdicts, where it decided this.
+        """
+        if self.protocol.two_verdicts:
+            outcome = self._by_tables(round, seed, y, confidence, stances)
+        else:
+            outcome = self.outcome(round, seed, y, self.protocol.undecided if decision is None else decision, stances)
         if self.protocol.payment.function is None or not outcome.ended:
             return outcome
-        given = certainty(torch.tensor([outcome.verdict])) if outcome.confidence is None else torch.tensor([outcome.confidence])
+        verdict_B = torch.tensor([outcome.verdict])
+        given = certainty(self.protocol, verdict_B) if outcome.confidence is None else torch.tensor([outcome.confidence])
         role_B = self.protocol.role_B(torch.tensor([seed]))
-        ends = Ends(torch.tensor([y]), torch.tensor([outcome.verdict]), given, torch.tensor([round + 1]), role_B)
+        ends = Ends(torch.tensor([y]), verdict_B, given, torch.tensor([round + 1]), role_B)
         more = function_pays(self.protocol, ends)[0].tolist()
         return replace(outcome, rewards={agent: paid + extra for (agent, paid), extra in zip(outcome.rewards.items(), more)})
 
@@ -183,13 +189,15 @@ def _speakers(protocol: Protocol, turns: tuple[tuple[str, str], ...]) -> dict[st
 def _all_outcomes(protocol: Protocol, stances: Stances) -> list[Outcome]:
     """Outcomes over (round, seed class, label, decision), the last varying fastest."""
     paid = replace(protocol, payment=replace(protocol.payment.arguing(dict(stances)), function=None))
-    axes = (range(protocol.max_rounds), range(protocol.seed_classes), (0, 1), range(NUM_DECISIONS))
+    none = protocol.undecided
+    axes = (range(protocol.max_rounds), range(protocol.seed_classes), range(none), range(none + 1))
     round_B, seed_B, y_B, decision_B = torch.cartesian_prod(*(torch.tensor(list(axis)) for axis in axes)).T
     state = replace(start(paid, y_B, seed_B), round_B=round_B)
     after, outcome = step(paid, state, decision_B[:, None].expand(-1, len(paid.agents)))
     rows = zip(outcome.reward_BA.tolist(), outcome.decision_B.tolist(), after.ended_B.tolist())
+    sure = [float(verdict) if protocol.two_verdicts else 1.0 for verdict in range(none)]
     return [
-        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == CONTINUE else float(verdict), ended)
+        Outcome(dict(zip(paid.agents, rewards)), verdict, None if verdict == none else sure[verdict], ended)
         for rewards, verdict, ended in rows
     ]
 
@@ -251,6 +259,15 @@ class Judges(typing.Protocol):
         ...
 
 
+@runtime_checkable
+class Measures(typing.Protocol):
+    """What the scenario of a protocol that pays for the error of estimates has besides."""
+
+    def estimate_error(self, dialogue: Dialogue) -> float:
+        """By how much the estimates in a whole dialogue were wrong."""
+        ...
+
+
 def start_dialogue(item: Any, seed: int) -> Dialogue:
     """A dialogue about `item` in which nothing was said yet. seed: any integer, taken modulo 65536 as in tensor play."""
     return Dialogue(item, seed % NUM_SEEDS)
@@ -289,16 +306,23 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
         )
     rules, stances, where = rulebook(protocol), _stances(scenario, dialogue), (len(dialogue.rounds), dialogue.seed, dialogue.item.y)
     if protocol.panel is None:
-        confidence = next((turn.confidence for turn in turns if turn.agent == protocol.verifier), None)
-        outcome = rules.settle(*where, confidence, stances)
+        decided = next((turn for turn in turns if turn.agent == protocol.verifier), None)
+        given = (None, protocol.undecided) if decided is None else (decided.confidence, decided.decision)
+        outcome = rules.settle(*where, given[0], stances, given[1])
     else:
         before, now = (rules.votes(dialogue.item.y, rounds) for rounds in (dialogue.rounds, (*dialogue.rounds, turns)))
         outcome = rules.settle_votes(*where, before, now, stances)
+    rewards = dict(outcome.rewards)
+    if outcome.ended and protocol.payment.per_error:
+        if not isinstance(scenario, Measures):
+            raise TypeError(f"protocol {protocol.name!r} pays for the error of estimates, so its scenario must measure it")
+        error = scenario.estimate_error(replace(dialogue, rounds=(*dialogue.rounds, turns)))
+        rewards |= {agent: rewards[agent] + amount * error for agent, amount in protocol.payment.per_error.items()}
     return replace(
         dialogue,
         seed=rules.seed_after(len(dialogue.rounds), dialogue.seed, turns),
         rounds=(*dialogue.rounds, turns),
-        rewards=(*dialogue.rewards, dict(outcome.rewards)),
+        rewards=(*dialogue.rewards, rewards),
         verdict=outcome.verdict,
         confidence=outcome.confidence,
         ended=outcome.ended,
@@ -366,7 +390,7 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
 
     attempt: how many answers of this turn could not be used before.
     """
-    channels = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent]
+    channels, going_on = rulebook(scenario.protocol).speakers(len(dialogue.rounds), dialogue.seed)[agent], scenario.protocol.undecided
     raw, truncated = "", answer.finish_reason == "length"
     if answer.content is not None and answer.finish_reason not in _UNUSABLE:
         inside, raw = split_reasoning(encodable(answer.content))
@@ -374,7 +398,7 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
         with suppress(InvalidReply):
             turn = read_turn(scenario, dialogue, agent, raw)
             return replace(turn, retries=attempt, truncated=truncated, reasoning=reasoning)
-    return Turn(agent, raw, dict.fromkeys(channels, ""), retries=attempt + 1, truncated=truncated, invalid=True)
+    return Turn(agent, raw, dict.fromkeys(channels, ""), going_on, retries=attempt + 1, truncated=truncated, invalid=True)
 
 
 def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
@@ -385,8 +409,15 @@ def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) 
     parsed = scenario.parse(dialogue, agent, raw)
     if not isinstance(parsed, Parsed):
         raise UserError(f"scenario: parse gives {parsed!r:.60} for a reply of {agent!r}, expected Parsed(...), or raise InvalidReply")
-    sure = parsed.confidence is None and parsed.decision != CONTINUE
-    return Turn(agent, raw, dict(parsed.messages), parsed.decision, float(parsed.decision) if sure else parsed.confidence)
+    protocol, confidence = scenario.protocol, parsed.confidence
+    decision = protocol.undecided if parsed.decision is None else parsed.decision
+    if not protocol.two_verdicts and confidence not in (None, 1.0):
+        raise UserError(
+            f"scenario: parse gives a verdict of {agent!r} the confidence {confidence:g}, which is for two verdicts, leave it out"
+        )
+    if confidence is None and decision != protocol.undecided:
+        confidence = float(decision) if protocol.two_verdicts else 1.0
+    return Turn(agent, raw, dict(parsed.messages), decision, confidence)
 
 
 def encodable(text: str) -> str:

@@ -99,9 +99,11 @@ class Rollout:
     """B complete episodes of at most R rounds with A agents, C channels and M symbols a message.
 
     id_B, seed_B, y_B: instance, episode seed, label. main_BRACM, linear_BRACM: tokens, -1 where nothing was said.
-    decision_BRA: what each agent that decides decided in each round (2 where it did not). turn_BRA: whose turn it was, in open copies.
+    decision_BRA: what each agent that decides decided in each round (`Protocol.undecided` where it did not).
+    turn_BRA: whose turn it was, in open copies.
     reward_BRA: rewards. log_prob_BRA: log-probability of what was done, 0 outside turns. length_B: rounds played.
-    verdict_B: the verifier's decision that counted, 2 if the copy ended undecided. simulation_BR2: under zero knowledge, how far the
+    verdict_B: the verifier's decision that counted, `Protocol.undecided` if the copy ended without one.
+    simulation_BR2: under zero knowledge, how far the
     simulator chose from the adversarial verifier, messages and decision (`choice_distances`), -1 where either had no turn; else None.
     cut_B: under a protocol that `cuts`, bool, the rounds ran out before the game was over; else None.
     vote_BM: int64, what each member of a panel voted, 2 where it did not; None without a panel.

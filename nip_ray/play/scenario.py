@@ -59,6 +59,12 @@ class Scenario(ABC):
         """Without a verifier and without `rules`: what the round `round_B`, whose moves stand in `said`, pays, and which games it ends."""
         raise NotImplementedError(f"{type(self).__name__} cannot judge a game without a verifier")
 
+    def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
+        """(B,) float32: by how much the estimates in these whole dialogues were wrong, where the protocol pays for it
+        (`Payment.per_error`); raises NotImplementedError in a scenario that cannot tell.
+        """
+        raise NotImplementedError(f"{type(self).__name__} measures no estimates")
+
     def group_I(self) -> Mapping[str, Tensor]:
         """Named integer labels by id (I,) over which evaluation also reports: a Weisfeiler-Leman score, a difficulty."""
         return {}

@@ -46,7 +46,7 @@ class StepOutcome:
     reward_BA: (B, A) float32, zero for copies that had ended before. decided_B: (B,) bool, the verifier gave its verdict in this very
     step, or a game without one came to its end. exhausted_B: (B,) bool, the rounds ran out in this very step, and the verifier had given
     none, or the game was cut off. decision_B: (B,) int64, the
-    verdict given in this step (CONTINUE where there was none).
+    verdict given in this step (`Protocol.undecided` where there was none).
     """
 
     reward_BA: Tensor
@@ -81,6 +81,7 @@ def step(
     similarity_B: Tensor | None = None,
     grade_BM: Tensor | None = None,
     drawn: bool = False,
+    error_B: Tensor | None = None,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Play one round.
 
@@ -90,10 +91,15 @@ def step(
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
-    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`.
+    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
+    wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing).
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn)
+    if error_B is not None:
+        amount_A = torch.tensor([protocol.payment.per_error.get(agent, 0.0) for agent in protocol.agents], device=error_B.device)
+        paid_BA = torch.where((outcome.decided_B | outcome.exhausted_B)[:, None], error_B[:, None] * amount_A, 0.0)
+        outcome = replace(outcome, reward_BA=outcome.reward_BA + paid_BA)
     if protocol.chooser is not None:
         seed_B = protocol.chosen(state.round_B, state.seed_B, decision_BA[:, protocol.agents.index(protocol.chooser)])
         after = replace(after, seed_B=torch.where(state.ended_B, state.seed_B, seed_B))
@@ -119,7 +125,7 @@ def _step(
         return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM)
     verifier = protocol.verifier_index
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
-    decided_B = decision_B != CONTINUE
+    decided_B = decision_B != protocol.undecided
     exhausted_B = live_B & ~state.agent_done_BA[:, verifier] & ~decided_B & last_B
     reward_BA = _rewards(protocol, state, decision_B, exhausted_B, turn_BA, grade_BM, drawn)
     agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
@@ -128,7 +134,7 @@ def _step(
             raise ValueError(f"protocol {protocol.name!r} pays for similarity: play it where all logits are seen (`play_rollout`)")
         reward_BA = pay(protocol, reward_BA, similarity_B * live_B)
         adversary = protocol.agents.index(protocol.zero_knowledge.adversary)
-        adversary_B = _counted(protocol, state, decision_BA, turn_BA, adversary) != CONTINUE
+        adversary_B = _counted(protocol, state, decision_BA, turn_BA, adversary) != protocol.undecided
         own_done = {verifier: decided_B, adversary: adversary_B}
         agent_done_BA, over_B = _two_ends(state, own_done, live_B, last_B)
     after = replace(
@@ -236,9 +242,9 @@ def _scored(protocol: Protocol, state: ProtocolState, paid_BA: Tensor, decision_
 
 
 def _counted(protocol: Protocol, state: ProtocolState, decision_BA: Tensor, turn_BA: Tensor, agent: int) -> Tensor:
-    """(B,) int64: what agent number `agent` decided in this round, CONTINUE where that does not count."""
+    """(B,) int64: what agent number `agent` decided in this round, `Protocol.undecided` where that does not count."""
     counts_B = turn_BA[:, agent] & (state.round_B >= protocol.min_rounds - 1)
-    return torch.where(counts_B, forced_decision(protocol, decision_BA[:, agent], state.y_B), CONTINUE)
+    return torch.where(counts_B, forced_decision(protocol, decision_BA[:, agent], state.y_B), protocol.undecided)
 
 
 def _two_ends(state: ProtocolState, own_done: Mapping[int, Tensor], live_B: Tensor, last_B: Tensor) -> tuple[Tensor, Tensor]:
@@ -260,7 +266,7 @@ def _judged_step(protocol: Protocol, state: ProtocolState, live_B: Tensor, judge
     last_B = state.round_B >= protocol.max_rounds - 1
     over_B = live_B & (judged.over_B if protocol.cuts else judged.over_B | last_B)
     cut_B = live_B & last_B & ~over_B
-    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, cut_B, torch.full_like(state.y_B, CONTINUE))
+    outcome = StepOutcome(judged.reward_BA * live_B[:, None], over_B, cut_B, torch.full_like(state.y_B, protocol.undecided))
     after = replace(
         state,
         round_B=state.round_B + live_B.long(),
@@ -283,9 +289,9 @@ def forced_decision(protocol: Protocol, decision_B: Tensor, y_B: Tensor) -> Tens
 def _rewards(
     protocol: Protocol, state: ProtocolState, decision_B: Tensor, exhausted_B: Tensor, turn_BA: Tensor, grade_BM: Tensor | None, drawn: bool
 ) -> Tensor:
-    """(B, A) float32 rewards of one step; decision_B is CONTINUE where no decision counted."""
+    """(B, A) float32 rewards of one step; decision_B is `Protocol.undecided` where no decision counted."""
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
-    over_B = (decision_B != CONTINUE) | exhausted_B
+    over_B = (decision_B != protocol.undecided) | exhausted_B
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
     if grade_BM is not None and protocol.payment.scoring != "linear" and protocol.force_guess is None:
@@ -315,14 +321,16 @@ def _with_more(
         for_turns_BA = (counts_BA[:, None] * turns_AA).sum(-1)
         reward_BA = reward_BA + torch.where(state.agent_done_BA, 0.0, for_turns_BA)
     if protocol.payment.function is not None:
-        given_B = certainty(decision_B) if confidence_B is None else confidence_B.nan_to_num(0.5)
+        given_B = certainty(protocol, decision_B) if confidence_B is None else confidence_B.nan_to_num(0.5)
         ends = Ends(state.y_B, decision_B, given_B, state.round_B + 1, protocol.role_B(state.seed_B))
         reward_BA = reward_BA + torch.where(over_B[:, None], function_pays(protocol, ends), 0.0)
     return reward_BA
 
 
-def certainty(decision_B: Tensor) -> Tensor:
-    """(B,) float32: the probability of acceptance that a verdict without a grade stands for."""
+def certainty(protocol: Protocol, decision_B: Tensor) -> Tensor:
+    """(B,) float32: the probability of acceptance that a verdict without a grade stands for; see `Ends`."""
+    if not protocol.two_verdicts:
+        return (decision_B != protocol.undecided).float()
     return torch.where(decision_B == CONTINUE, 0.5, decision_B.float())
 
 

@@ -2,16 +2,16 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.batched_step import start, step
+from nip_ray.protocols.batched_step import certainty, start, step
 from nip_ray.protocols.panel import RULES
 from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
-from nip_ray.protocols.spec import ACCEPT, CONTINUE, DECISIONS, NUM_DECISIONS, REJECT, Protocol, ZeroKnowledge
+from nip_ray.protocols.spec import TWO_VERDICTS, VERDICTS, Protocol, ZeroKnowledge
 
 _NUMBER = "must be a finite number within float32"
 
@@ -38,6 +38,25 @@ def check(protocol: Protocol) -> None:
         raise UserError(f"protocol {protocol.name!r}: " + "; ".join(faults))
 
 
+def refuse_labels(protocol: Protocol, scenario: str, labels: Iterable[int]) -> None:
+    """Raise UserError where the labels of a scenario's instances are not the codes of the protocol's verdicts.
+
+    The code after them is what "continue" is called, and -1 would be paid as the last.
+    """
+    count, found = len(protocol.verdicts), sorted(set(labels))
+    if protocol.verifier is None:
+        return
+    if other := [label for label in found if not 0 <= label < count]:
+        codes = "0 (to reject) or 1 (to accept)" if protocol.two_verdicts else f"0 to {count - 1}, in the order of protocol.verdicts"
+        raise UserError(
+            f"scenario.name: {scenario!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has "
+            f"{'two' if count == 2 else count} verdicts: label every instance {codes}"
+        )
+    if not protocol.two_verdicts and len(found) < count:
+        missing = ", ".join(name for code, name in enumerate(protocol.verdicts) if code not in found)
+        raise UserError(f"protocol.verdicts: no instance of {scenario} has the label of {missing}; name as many as there are labels")
+
+
 def _shape_faults(protocol: Protocol) -> list[str]:
     try:
         well_shaped = all(isinstance(a, str) and isinstance(c, str) for table in protocol.turns for turns in table for a, c in turns)
@@ -53,6 +72,7 @@ def _name_faults(protocol: Protocol) -> list[str]:
     for what, names in (("agents", protocol.agents), ("channels", protocol.channels)):
         if len(set(names)) != len(names) or not names:
             faults.append(f"{what} must be named, each once (got {list(names)})")
+    faults += _verdict_faults(protocol)
     faults += _panel_faults(protocol)
     if protocol.panel is None and protocol.verifier is not None and protocol.verifier not in protocol.agents:
         faults.append(f"the verifier {protocol.verifier!r} is not among the agents {list(protocol.agents)}")
@@ -66,6 +86,26 @@ def _name_faults(protocol: Protocol) -> list[str]:
         elif channel not in protocol.sees.get(agent, ()):
             faults.append(f"{agent!r} writes to {channel!r} but does not see it; add the channel to sees[{agent!r}]")
     return faults
+
+
+def _verdict_faults(protocol: Protocol) -> list[str]:
+    """Names are words; where there are more than two, what is defined for acceptance and rejection alone has no meaning."""
+    names, many = protocol.verdicts, len(protocol.verdicts) > 2
+    if not many and names != TWO_VERDICTS:
+        return [f"verdicts: two are called {' and '.join(TWO_VERDICTS)}, in this order (got {list(names)})"]
+    if len(set(names)) < len(names) or not all(isinstance(name, str) and re.fullmatch("[A-Za-z0-9_]+", name) for name in names):
+        return [f"verdicts must be names of letters, digits and _, each once (got {list(names)})"]
+    if taken := {"continue", VERDICTS[-1]} & set(names):
+        return [f"verdicts: {min(taken)!r} is what having none is called, choose another name"]
+    if protocol.payment.verdicts != len(names):
+        return [f"verdicts: has {len(names)}, but its payment is made for {protocol.payment.verdicts} (`Payment.verdicts`)"]
+    if many and protocol.panel is not None:
+        return ["verdicts: a panel's rule makes one of two of its votes; give it two verdicts"]
+    if many and protocol.verifier is None:
+        return ["verdicts: a game without a verifier has none; leave them out"]
+    if many and protocol.payment.scoring != "linear":
+        return [f"verifier_scoring {protocol.payment.scoring}: is defined for two verdicts (got {len(names)}); use linear"]
+    return []
 
 
 def _panel_faults(protocol: Protocol) -> list[str]:
@@ -96,15 +136,16 @@ def _limit_faults(protocol: Protocol) -> list[str]:
 
 
 def _payment_faults(protocol: Protocol) -> list[str]:
-    payment, faults = protocol.payment, []
+    payment, faults, count = protocol.payment, [], len(protocol.verdicts)
     for role in payment.by_role:
         faults += [f"by_role[{role!r}]: {fault}" for fault in _payment_faults(_in_role(protocol, role))]
     largest = torch.finfo(torch.float32).max
     for agent, table in payment.payoff.items():
         if agent not in protocol.agents:
             faults.append(f"payoff[{agent!r}]: no agent, expected some of {list(protocol.agents)} (is the verifier called otherwise?)")
-        elif [len(row) for row in table] != [NUM_DECISIONS, NUM_DECISIONS]:
-            faults.append(f"payoff[{agent!r}] must have a row for each label (reject, accept) of amounts for reject, accept, undecided")
+        elif [len(row) for row in table] != [count + 1] * count:
+            words = ", ".join(protocol.verdicts)
+            faults.append(f"payoff[{agent!r}] must have a row for each label ({words}) of amounts for {words}, undecided")
         else:
             amounts = [amount for row in table for amount in row]
             faults += [f"payoff[{agent!r}]: {_NUMBER} (got {a})" for a in amounts if not math.isfinite(a) or abs(a) > largest]
@@ -114,11 +155,17 @@ def _payment_faults(protocol: Protocol) -> list[str]:
                 faults.append(f"turns[{agent!r}][{speaker!r}] must name two agents of {list(protocol.agents)}")
             elif not math.isfinite(amount) or abs(amount) > largest:
                 faults.append(f"turns[{agent!r}][{speaker!r}]: {_NUMBER} (got {amount})")
+    for agent, amount in payment.per_error.items():
+        if agent not in protocol.agents or not math.isfinite(amount) or abs(amount) > largest:
+            faults.append(f"per_error[{agent!r}]: {_NUMBER}, for an agent of {list(protocol.agents)} (got {amount})")
+    if payment.per_error and (protocol.verifier is None or protocol.zero_knowledge is not None):
+        faults.append("per_error: estimates are paid for where a verifier decides, and not under zero knowledge")
     if protocol.force_guess not in (None, "zero", "one", "y"):
         faults.append(f"force_guess must be zero, one, y or None (got {protocol.force_guess!r})")
     for agent, goal in payment.goals.items():
-        if agent not in protocol.provers or goal not in (REJECT, ACCEPT):
-            faults.append(f"goals[{agent!r}] = {goal}: must map a prover to reject (0) or accept (1)")
+        if agent not in protocol.provers or goal not in range(count):
+            codes = " or ".join(f"{name} ({code})" for code, name in enumerate(protocol.verdicts))
+            faults.append(f"goals[{agent!r}] = {goal}: must map a prover to {codes}")
     if payment.scoring != "linear":
         for agent, ((reject, wrong, _), (missed, accept, _)) in () if faults else payment.payoff.items():
             if payment.wants_truth(agent) and abs((reject - wrong) - (accept - missed)) > 1e-9:
@@ -136,7 +183,7 @@ def _in_role(protocol: Protocol, role: str) -> Protocol:
     stakes = protocol.payment.by_role[role]
     goals = {agent: stake.goal for agent, stake in stakes.items() if stake.goal is not None}
     tables = {agent: stake.table for agent, stake in stakes.items()}
-    return replace(protocol, payment=Payment(tables, goals=goals, scoring=protocol.payment.scoring))
+    return replace(protocol, payment=Payment(tables, goals=goals, scoring=protocol.payment.scoring, verdicts=protocol.payment.verdicts))
 
 
 def _role_faults(protocol: Protocol) -> list[str]:
@@ -164,8 +211,8 @@ def _role_faults(protocol: Protocol) -> list[str]:
 
 def _chooser_faults(protocol: Protocol, chooser: str) -> list[str]:
     speaks = [{agent for agent, _ in turns} for turns in protocol.turns[0]]
-    if protocol.roles != DECISIONS[:2]:
-        return [f"chooser: roles must be {list(DECISIONS[:2])}, in this order (got {list(protocol.roles)})"]
+    if protocol.roles != protocol.verdicts:
+        return [f"chooser: roles must be {list(protocol.verdicts)}, in this order (got {list(protocol.roles)})"]
     if len(protocol.turns) > 1 or chooser not in protocol.provers or not any(chooser in said for said in speaks[: protocol.max_rounds]):
         return [f"chooser must be a prover, one of {list(protocol.provers)}, with a turn in the one table of turns (got {chooser!r})"]
     early = [r for r in range(protocol.min_rounds - 1, protocol.choice_round + 1) if speaks[r % len(speaks)] & {*protocol.verifiers}]
@@ -181,10 +228,13 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
     if protocol.verifier is None:
         return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
     roles = torch.arange(max(1, len(protocol.roles)))
-    axes = (torch.arange(2), torch.arange(3), torch.arange(5), torch.arange(protocol.min_rounds, protocol.max_rounds + 1), roles)
+    none, grades = protocol.undecided, 5 if protocol.two_verdicts else 1
+    rounds = torch.arange(protocol.min_rounds, protocol.max_rounds + 1)
+    axes = (torch.arange(none), torch.arange(none + 1), torch.arange(grades), rounds, roles)
     y_B, verdict_B, grade_B, rounds_B, role_B = torch.cartesian_prod(*axes).T
     graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
-    ends = Ends(y_B, verdict_B, torch.where(verdict_B == CONTINUE, 0.5, graded_B), rounds_B, role_B)
+    graded_B = torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
+    ends = Ends(y_B, verdict_B, graded_B, rounds_B, role_B)
     kept = [getattr(ends, field.name).clone() for field in fields(ends)]
     paid, again = function(ends), function(ends)
     if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
@@ -248,7 +298,7 @@ def _play_faults(protocol: Protocol) -> list[str]:
     if protocol.verifier is None:
         return []  # its scenario is the judge
     num_seeds = protocol.seed_classes
-    grid = torch.cartesian_prod(torch.arange(num_seeds), torch.arange(2), torch.arange(3))
+    grid = torch.cartesian_prod(torch.arange(num_seeds), *(torch.arange(count) for count in (protocol.undecided, protocol.undecided + 1)))
     state = start(protocol, grid[:, 1], grid[:, 0])
     decision_BA = grid[:, 2:].expand(-1, len(protocol.agents))
     alike_B = None if protocol.zero_knowledge is None else torch.full((len(grid),), 2.0)  # the most that anybody can be paid for

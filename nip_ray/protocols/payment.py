@@ -1,7 +1,8 @@
 """Who is paid for what, as data: a table for each agent over label and verdict, prices of turns, and a function where no table will do.
 
 Decisions that matter here:
-- a table has a row for each label (reject, accept) and in it an amount for each end: rejected, accepted, undecided when the rounds ran out;
+- a table has a row for each label and in it an amount for each end: every verdict, and undecided when the rounds ran out. Two labels and
+  verdicts (reject, accept) unless `Payment.verdicts` says otherwise;
 - the parameters of a config (`prover_reward`, `shared_reward` ...) are names for entries of these tables, so there is one way to pay;
 - whom a prover argues for (`goals`) is told beside the tables: prompts and attacks ask for it, and an item may give another side;
 - where the episode draws a role (`Protocol.roles`), `by_role` holds what it changes, and `Payment.of` gives the payment of one role.
@@ -19,24 +20,23 @@ from nip_ray.settings.protocol import PayoffEntries, PayoffSettings, ProtocolPar
 if TYPE_CHECKING:
     from torch import Tensor
 
-Row = tuple[float, float, float]
-Table = tuple[Row, Row]
-"""``table[label][verdict]``: what an agent is paid at the end; verdict 2 (CONTINUE) stands for an end without one."""
-NOTHING: Table = ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0))
+Row = tuple[float, ...]
+Table = tuple[Row, ...]
+"""``table[label][verdict]``: what an agent is paid at the end; the last column, of the code for continuing, is of an end without one."""
 Scoring = Literal["linear", "brier", "log"]
 LEAST = 0.001
 """The probability of the truth from which downwards the logarithmic score pays a wrong verdict's amount."""
 NO_ENTRIES = PayoffEntries()
-_ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0), "true_accept": (1, 1)}
+ENTRIES = {"true_reject": (0, 0), "false_accept": (0, 1), "false_reject": (1, 0), "true_accept": (1, 1)}
 
 
 @dataclass(frozen=True)
 class Ends:
     """B episodes at their ends, for a payment function.
 
-    y_B: (B,) int64 labels. verdict_B: (B,) int64, REJECT or ACCEPT; CONTINUE where the rounds ran out or neither side was favoured.
+    y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no side was favoured.
     confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
-    Of a panel both are the panel's, not a member's.
+    Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a verdict, 0 without.
     rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
     """
 
@@ -64,10 +64,11 @@ class Payment:
     """Who is paid for what.
 
     payoff: agent -> its table; who is left out gets nothing at the end. turns: agent -> speaker -> paid to the agent for each turn of the
-    speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict (REJECT or ACCEPT) that it
-    argues for; a prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those
-    who are paid for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent
-    -> what stands in episodes of that role in place of the agent's entries in payoff and goals.
+    speaker; of the verifier's turns those count that neither decide nor come last. goals: prover -> the verdict that it argues for; a
+    prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those who are paid
+    for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent -> what
+    stands in episodes of that role in place of the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit
+    of the error that the scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -76,6 +77,8 @@ class Payment:
     function: PaymentFunction | None = None
     scoring: Scoring = "linear"
     by_role: Mapping[str, Mapping[str, Stake]] = field(default_factory=dict)
+    per_error: Mapping[str, float] = field(default_factory=dict)
+    verdicts: int = 2
 
     @classmethod
     def from_params(
@@ -92,7 +95,8 @@ class Payment:
         its stake in it, which stands above that. Entries of
         `params.payoff` stand above all, those of a role above the agent's own.
         """
-        judged = for_being_right(params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty)
+        count = len(params.verdicts)
+        judged = for_being_right(params.verifier_reward, params.verifier_incorrect_penalty, params.verifier_terminated_penalty, count)
         deciders = (verifier,) if isinstance(verifier, str) else tuple(verifier)
         asking = dict.fromkeys(deciders, params.verifier_no_guess_reward) if params.verifier_no_guess_reward else {}
         payoff = dict.fromkeys(deciders, judged)
@@ -102,15 +106,19 @@ class Payment:
                 payoff[prover] = judged
                 turns |= {prover: asking} if asking else {}
             elif goal is not None:
-                payoff[prover] = for_verdict(goal, params.prover_reward)
+                payoff[prover] = for_verdict(goal, params.prover_reward, count)
         for agent, entries in params.payoff.items():
             if agent in (*goals, *deciders):
-                payoff[agent] = _laid_over(payoff.get(agent, NOTHING), entries)
+                payoff[agent] = _laid_over(payoff.get(agent, nothing(count)), entries)
                 if entries.turns:
                     turns[agent] = {**turns.get(agent, {}), **entries.turns}
         stated = {prover: goal for prover, goal in goals.items() if goal is not None}
         stakes = {role: _stakes(params, role, given, payoff, stated) for role, given in (by_role or {}).items()}
-        return cls(payoff, turns, stated, scoring=params.verifier_scoring, by_role=stakes)
+        return cls(payoff, turns, stated, scoring=params.verifier_scoring, by_role=stakes, verdicts=count)
+
+    def table(self, agent: str) -> Table:
+        """What an agent is paid at the end, whatever role is drawn."""
+        return self.payoff.get(agent) or nothing(self.verdicts)
 
     def of(self, role: str | None) -> Payment:
         """The payment in episodes of `role`; without what roles change for None (none is drawn, or it is not known)."""
@@ -124,14 +132,14 @@ class Payment:
 
     def tables(self, agent: str) -> tuple[Table, ...]:
         """All tables that an agent may have: one for each role, or the one."""
-        return tuple(self.of(role).payoff.get(agent, NOTHING) for role in self.by_role or (None,))
+        return tuple(self.of(role).table(agent) for role in self.by_role or (None,))
 
     def grants(self, agent: str, entries: PayoffSettings) -> bool:
         """Whether the agent is paid what these entries of a config say."""
         if entries.by_role.keys() - self.by_role.keys():
             return False
         for role in self.by_role or (None,):
-            table = self.of(role).payoff.get(agent, NOTHING)
+            table = self.of(role).table(agent)
             if _laid_over(_laid_over(table, entries), entries.by_role.get(role or "", NO_ENTRIES)) != table:
                 return False
         return entries.turns.items() <= self.turns.get(agent, {}).items()
@@ -147,9 +155,9 @@ class Payment:
             }
             return replace(self, by_role=stakes)
         turned = {
-            agent: (_mirrored(table[0]), _mirrored(table[1]))
+            agent: tuple(_exchanged(row, self.goals[agent], goals[agent]) for row in table)
             for agent, table in self.payoff.items()
-            if agent in goals and goals[agent] != self.goals.get(agent, goals[agent]) and table[0] == table[1]
+            if agent in goals and goals[agent] != self.goals.get(agent, goals[agent]) and len(set(table)) == 1
         }
         return replace(self, payoff={**self.payoff, **turned}, goals=dict(goals))
 
@@ -163,13 +171,12 @@ class Payment:
 
     def wants_truth(self, agent: str) -> bool:
         """Whether the right verdict pays this agent more than the wrong one, whatever the label."""
-        table = self.payoff.get(agent, NOTHING)
-        return all(table[label][label] > table[label][1 - label] for label in (0, 1))
+        return all(row[label] > max(row[:label] + row[label + 1 : -1]) for label, row in enumerate(self.table(agent)))
 
     def is_paid(self, agent: str) -> bool:
         """Whether anything that happens makes a difference to what this agent is paid."""
         several = any(len({amount for row in table for amount in row}) > 1 for table in self.tables(agent))
-        return several or any(self.turns.get(agent, {}).values()) or agent in self._of_function()
+        return several or any(self.turns.get(agent, {}).values()) or bool(self.per_error.get(agent)) or agent in self._of_function()
 
     def _of_function(self) -> Set[str]:
         """Whom the payment function names."""
@@ -185,22 +192,28 @@ class Payment:
         worse.
         """
         rows = [row for table in self.tables(agent) for row in table]
-        return (min(max(row[:2]) for row in rows) + max(min(row[:2]) for row in rows)) / 2
+        return (min(max(row[:-1]) for row in rows) + max(min(row[:-1]) for row in rows)) / 2
 
 
-def for_verdict(verdict: int, amount: float) -> Table:
+def nothing(verdicts: int = 2) -> Table:
+    """Nothing for whatever happens."""
+    return ((0.0,) * (verdicts + 1),) * verdicts
+
+
+def for_verdict(verdict: int, amount: float, verdicts: int = 2) -> Table:
     """`amount` for this verdict, right or wrong, and nothing for anything else."""
-    row = (0.0, float(amount), 0.0) if verdict else (float(amount), 0.0, 0.0)
-    return row, row
+    return (tuple(float(amount) if code == verdict else 0.0 for code in range(verdicts + 1)),) * verdicts
 
 
-def for_being_right(right: float, wrong: float, undecided: float) -> Table:
+def for_being_right(right: float, wrong: float, undecided: float, verdicts: int = 2) -> Table:
     """These amounts for a right verdict, a wrong one, and none."""
-    return (float(right), float(wrong), float(undecided)), (float(wrong), float(right), float(undecided))
+    codes = range(verdicts)
+    return tuple((*(float(right) if code == label else float(wrong) for code in codes), float(undecided)) for label in codes)
 
 
-def _mirrored(row: Row) -> Row:
-    return row[1], row[0], row[2]
+def _exchanged(row: Row, one: int, other: int) -> Row:
+    order = {one: other, other: one}
+    return tuple(row[order.get(code, code)] for code in range(len(row)))
 
 
 def _stakes(
@@ -212,17 +225,16 @@ def _stakes(
         if agent in given:
             stakes[agent] = replace(given[agent], table=_laid_over(given[agent].table, entries))
         if role in entries.by_role:
-            stake = stakes.get(agent) or Stake(payoff.get(agent, NOTHING), goals.get(agent))
+            stake = stakes.get(agent) or Stake(payoff.get(agent, nothing(len(params.verdicts))), goals.get(agent))
             stakes[agent] = replace(stake, table=_laid_over(stake.table, entries.by_role[role]))
     return stakes
 
 
 def _laid_over(table: Table, entries: PayoffEntries) -> Table:
-    rows = [list(row) for row in table]
-    for name, (label, verdict) in _ENTRIES.items():
+    rows = [list(map(float, row)) for row in (table if entries.table is None else entries.table)]
+    for name, (label, verdict) in ENTRIES.items():
         if (amount := getattr(entries, name)) is not None:
             rows[label][verdict] = float(amount)
     if entries.undecided is not None:
-        rows[0][2] = rows[1][2] = float(entries.undecided)
-    (a, b, c), (d, e, f) = rows
-    return (a, b, c), (d, e, f)
+        rows = [[*row[:-1], float(entries.undecided)] for row in rows]
+    return tuple(map(tuple, rows))

@@ -19,14 +19,16 @@ def solo_protocol(protocol: Protocol, agent: str) -> Protocol:
     writes = tuple(protocol.channels[c] for c in protocol.writes[agent]) or tuple(protocol.sees[agent])
     verifier, paid = agent if agent in protocol.verifiers else protocol.viewpoint, protocol.payment
     told, by_role = agent in protocol.told, {role: {} for role in protocol.roles}
-    judged, asking = paid.payoff.get(verifier, for_being_right(1, -1, -1)), paid.turns.get(verifier, {}).get(verifier, 0.0)
+    judged, asking = paid.payoff.get(verifier, for_being_right(1, -1, -1, paid.verdicts)), paid.turns.get(verifier, {}).get(verifier, 0.0)
     return replace(
         protocol,
         agents=(agent,),
         sees={agent: protocol.sees[agent]},
         turns=((tuple((agent, channel) for channel in writes),),),
         min_rounds=1,
-        payment=Payment({agent: judged}, {agent: {agent: asking}} if asking else {}, by_role=by_role if told else {}),
+        payment=Payment(
+            {agent: judged}, {agent: {agent: asking}} if asking else {}, by_role=by_role if told else {}, verdicts=paid.verdicts
+        ),
         verifier=agent,
         force_guess=None,
         zero_knowledge=None,

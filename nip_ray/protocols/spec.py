@@ -3,7 +3,8 @@
 Decisions that matter here:
 - who speaks when is data: ``turns[seed class][round mod period]`` lists (agent, channel) pairs. A copy's episode seed picks its
   seed class, so "which prover speaks" can be random without any code;
-- a verifier's turn carries both a message in each of its channels and a decision (reject 0, accept 1, continue 2);
+- a verifier's turn carries both a message in each of its channels and a decision: one of K verdicts, 0 to K - 1, or to continue, K
+  (`Protocol.undecided`). There are two unless a table says otherwise: reject 0, accept 1, continue 2, with constants of these names;
 - payment is data too: a table over label and verdict for each agent (`nip_ray.protocols.payment`);
 - a role is a property of the seed class as well: it has a name, may change who is paid for what, and is told to whom `told` says. All
   others see what they would see in any other role;
@@ -21,7 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from nip_ray.protocols.panel import Panel
-from nip_ray.protocols.payment import NOTHING, Payment
+from nip_ray.protocols.payment import Payment
 from nip_ray.settings.protocol import ProtocolParams
 
 if TYPE_CHECKING:
@@ -29,10 +30,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REJECT, ACCEPT, CONTINUE = 0, 1, 2
-DECISIONS = ("reject", "accept", "continue")
-"""The words for the three codes."""
-VERDICTS = ("reject", "accept", "undecided")
-"""The words for how an episode ended; CONTINUE stands for no decision."""
+TWO_VERDICTS = ("reject", "accept")
+DECISIONS = (*TWO_VERDICTS, "continue")
+"""The words for the three codes, where there are two verdicts."""
+VERDICTS = (*TWO_VERDICTS, "undecided")
+"""The words for how an episode ended, likewise; CONTINUE stands for no decision."""
 NUM_DECISIONS = 3
 NUM_SEEDS = 2**16  # an episode's seed is uniform in [0, NUM_SEEDS)
 
@@ -63,9 +65,10 @@ class ZeroKnowledge:
 
 @dataclass(frozen=True)
 class Protocol:
-    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds.
+    """One protocol, as data. Axes used throughout: B copies, A agents, C channels, R rounds, Y labels and V = Y verdicts.
 
-    name: its name in configs. agents, channels: names, in index order.
+    name: its name in configs. agents, channels: names, in index order. verdicts: names of what the verifier can say that an instance is,
+    in the order of the labels.
     sees: agent -> the channels that it reads (it may write only to these).
     turns: ``turns[seed % len(turns)][round % len(turns[.])]`` is the tuple of (agent, channel) pairs active in that round.
     max_rounds: an episode undecided after this many rounds is exhausted. min_rounds: a decision counts from round min_rounds - 1.
@@ -74,7 +77,7 @@ class Protocol:
     roles: names of the seed classes, where the episode draws who is what; () where it draws no more than turns. There is then one table of
     turns for all, or one for each. told: the agents that see the drawn role, in their observation ("told") or prompt.
     chooser: the prover whose decision in its first turn (`choice_round`) is the role, in place of the one that was drawn; to continue
-    leaves it at that. Roles are then "reject" and "accept", and those who are told see the role from the next round on.
+    leaves it at that. Roles are then the verdicts, and those who are told see the role from the next round on.
     force_guess: see `ProtocolParams`. cuts: in a game without a verifier, running out of rounds cuts it off instead of ending it: its value
     continues, and whoever learns bootstraps there. zero_knowledge: the two agents and the amounts that the wrapper adds, None without it.
     """
@@ -95,6 +98,27 @@ class Protocol:
     told: tuple[str, ...] = ()
     panel: Panel | None = None
     chooser: str | None = None
+    verdicts: tuple[str, ...] = TWO_VERDICTS
+
+    @property
+    def undecided(self) -> int:
+        """The code of the decision to continue, and of an end without a verdict: the one after those of the verdicts."""
+        return len(self.verdicts)
+
+    @property
+    def two_verdicts(self) -> bool:
+        """Whether the verifier accepts or rejects, so that there is a claim; else it names one of several classes."""
+        return len(self.verdicts) == 2
+
+    @property
+    def decision_words(self) -> tuple[str, ...]:
+        """The words for the codes of decisions."""
+        return (*self.verdicts, DECISIONS[CONTINUE])
+
+    @property
+    def verdict_words(self) -> tuple[str, ...]:
+        """The words for how an episode ended."""
+        return (*self.verdicts, VERDICTS[CONTINUE])
 
     @property
     def seed_classes(self) -> int:
@@ -129,8 +153,9 @@ class Protocol:
 
     def chosen(self, round_B: Tensor, seed_B: Tensor, decision_B: Tensor) -> Tensor:
         """(B,) int64: the episode seeds after a round in which the chooser decided this."""
-        chooses_B = (round_B == self.choice_round) & (decision_B != CONTINUE)
-        return seed_B.where(~chooses_B, seed_B - seed_B % 2 + decision_B)
+        chooses_B, count = (round_B == self.choice_round) & (decision_B != self.undecided), len(self.verdicts)
+        block_B = (seed_B // count).clamp(max=NUM_SEEDS // count - 1)
+        return seed_B.where(~chooses_B, block_B * count + decision_B)
 
     def decides_in(self, agent: str, round_N: Tensor) -> Tensor:
         """(N,) bool: whether what `agent` decides in a turn of this round counts."""
@@ -139,16 +164,17 @@ class Protocol:
     def wanted_by(self, prover: str, label: int) -> dict[int, tuple[str, ...]]:
         """The verdicts that `prover` is after on instances of `label` -> the roles in which it is (() where no roles are drawn).
 
-        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after the better paid.
+        It is after the verdict that it argues for. Where it argues for none and the role says what it is paid: after the best paid ones.
         """
         found: dict[int, tuple[str, ...]] = {}
         for role in self.roles or (None,):
             payment = self.payment.of(role)
-            wanted, amounts = payment.goals.get(prover), payment.payoff.get(prover, NOTHING)[label]
-            if wanted is None and role is not None and amounts[REJECT] != amounts[ACCEPT]:
-                wanted = int(amounts[ACCEPT] > amounts[REJECT])
-            if wanted is not None:
-                found[wanted] = (*found.get(wanted, ()), *([] if role is None else [role]))
+            goal, amounts = payment.goals.get(prover), payment.table(prover)[label][:-1]
+            wanted = [] if goal is None else [goal]
+            if goal is None and role is not None and min(amounts) < max(amounts):
+                wanted = [verdict for verdict, amount in enumerate(amounts) if amount == max(amounts)]
+            for verdict in wanted:
+                found[verdict] = (*found.get(verdict, ()), *([] if role is None else [role]))
         return found
 
     def seeds_within(self, roles: Collection[str], seed_B: Tensor) -> Tensor:
@@ -258,8 +284,9 @@ class Protocol:
         if found is None:
             import torch
 
-            tables = [self.payment.of(role).payoff for role in self.roles or (None,)]
-            payoff = [[[[t.get(agent, NOTHING)[y][v] for agent in self.agents] for v in range(3)] for y in range(2)] for t in tables]
+            parts = [self.payment.of(role) for role in self.roles or (None,)]
+            codes = range(self.undecided + 1)
+            payoff = [[[[part.table(a)[y][v] for a in self.agents] for v in codes] for y in codes[:-1]] for part in parts]
             turns = [[self.payment.turns.get(agent, {}).get(speaker, 0.0) for speaker in self.agents] for agent in self.agents]
             turns_AA = torch.tensor(turns, device=device) if any(map(any, turns)) else None
             found = self._amounts[device] = torch.tensor(payoff, device=device), turns_AA

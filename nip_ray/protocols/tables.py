@@ -10,8 +10,8 @@ from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.protocols.panel import Panel
-from nip_ray.protocols.payment import Payment, Stake, for_being_right, for_verdict
-from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolBuilder, ProtocolParams, Turn
+from nip_ray.protocols.payment import ENTRIES, Payment, Stake, for_being_right, for_verdict
+from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolBuilder, ProtocolParams, Turn
 from nip_ray.protocols.zero_knowledge import wrap
 from nip_ray.settings.protocol import ProtocolSettings
 
@@ -33,10 +33,10 @@ def adp(params: ProtocolParams) -> Protocol:
 
 
 def debate(params: ProtocolParams) -> Protocol:
-    """Two provers, one for each verdict, each with a channel of its own that all can read."""
-    names = ("prover0_channel", "prover1_channel")
-    sees = {"prover0": names, "prover1": names, "verifier": names}
-    return _two_provers("debate", params, sees, {"prover0": REJECT, "prover1": ACCEPT})
+    """A prover for each verdict, each with a channel of its own that all can read."""
+    goals = {f"prover{verdict}": verdict for verdict in range(len(params.verdicts))}
+    names = tuple(f"{prover}_channel" for prover in goals)
+    return replace(_some_provers("debate", params, dict.fromkeys((*goals, "verifier"), names), goals), verdicts=params.verdicts)
 
 
 def mnip(params: ProtocolParams) -> Protocol:
@@ -46,11 +46,11 @@ def mnip(params: ProtocolParams) -> Protocol:
         "prover1": ("prover1_channel",),
         "verifier": ("prover0_channel", "prover1_channel"),
     }
-    return _two_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
+    return _some_provers("mnip", params, sees, {"prover0": ACCEPT, "prover1": ACCEPT})
 
 
 def merlin_arthur(params: ProtocolParams) -> Protocol:
-    """One of two provers, picked by the episode seed (even: prover0), sends one message; then the verifier decides."""
+    """One of two provers (one for each verdict), drawn by the episode seed (even: prover0), sends one message; the verifier decides."""
     return _drawn_prover("merlin_arthur", params, False, 2, 1)
 
 
@@ -60,18 +60,21 @@ def helpful_sneaky(params: ProtocolParams) -> Protocol:
 
     Source: Kirchner et al., "Prover-verifier games improve legibility of LLM outputs", arXiv 2407.13692.
     """
-    wanted = {"helpful": for_being_right(params.prover_reward, 0, 0), "sneaky": for_being_right(0, params.prover_reward, 0)}
+    amount, count = params.prover_reward, len(params.verdicts)
+    wanted = {"helpful": for_being_right(amount, 0, 0, count), "sneaky": for_being_right(0, amount, 0, count)}
     by_role = {role: {"prover": Stake(table)} for role, table in wanted.items()}
     payment = Payment.from_params(replace(params, shared_reward=False), {"prover": None}, by_role=by_role)
-    return replace(adp(params), name="helpful_sneaky", payment=payment, roles=tuple(wanted), told=("prover",))
+    made = replace(adp(params), name="helpful_sneaky", payment=payment, roles=tuple(wanted), told=("prover",))
+    return replace(made, verdicts=params.verdicts)
 
 
 def consultancy(params: ProtocolParams) -> Protocol:
     """The verifier questions one of two provers, who argues for the side that it is given; the episode seed picks which (even: prover0).
 
-    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. With `one_prover` one
-    prover argues for both sides, as the episode draws and tells it: one network or model learns both. Source: Khan et al.,
-    "Debating with more persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv 2407.04622 (assigned consultancy).
+    prover0 argues for rejection, prover1 for acceptance, whatever the truth, and the verifier is not told who it is. With more verdicts
+    there is a prover for each. With `one_prover` one prover argues for all sides, as the episode draws and tells it: one network or model
+    learns them. Source: Khan et al., "Debating with more persuasive LLMs leads to more truthful answers", ICML 2024; Kenton et al., arXiv
+    2407.04622 (assigned consultancy).
     """
     return _drawn_prover("consultancy", params, params.verifier_first, *_limits(params, 8))
 
@@ -144,6 +147,30 @@ def bisection(params: ProtocolParams) -> Protocol:
     )
 
 
+def prover_estimator(params: ProtocolParams) -> Protocol:
+    """The prover splits its claim in two, the estimator says how likely each part is, the prover points at an estimate that it calls too
+    low or too high, and so on with that part; then the verifier judges what is left, and what the estimates were of.
+
+    k halvings take 3k + 1 rounds. The prover is paid for acceptance and for the error of the estimates, which the estimator pays. Source:
+    Brown-Cohen, Irving and Piliouras, "Avoiding obfuscation with prover-estimator debate", arXiv 2506.13609.
+    """
+    rounds = 13 if params.max_rounds is None else max(1, params.max_rounds // 3) * 3 + 1
+    agents = ("prover", "estimator", "verifier")
+    halving: tuple[Round, ...] = tuple(((agent, "main"),) for agent in ("prover", "estimator", "prover"))
+    payment = Payment.from_params(params, {"prover": ACCEPT, "estimator": None})
+    return Protocol(
+        name="prover_estimator",
+        agents=agents,
+        channels=("main",),
+        sees=dict.fromkeys(agents, ("main",)),
+        turns=(halving * (rounds // 3) + ((("verifier", "main"),),),),
+        max_rounds=rounds,
+        min_rounds=rounds,
+        payment=replace(payment, per_error={"prover": 1.0, "estimator": -1.0}),
+        force_guess=params.force_guess,
+    )
+
+
 def solo_verifier(params: ProtocolParams) -> Protocol:
     """The verifier alone, one round: the baseline that every proof has to beat."""
     return Protocol(
@@ -156,6 +183,7 @@ def solo_verifier(params: ProtocolParams) -> Protocol:
         min_rounds=1,
         payment=Payment.from_params(params, {}),
         force_guess=params.force_guess,
+        verdicts=params.verdicts,
     )
 
 
@@ -249,8 +277,8 @@ def hironaka(params: ProtocolParams) -> Protocol:
 
 
 _BUILDERS = (
-    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection, judge_panel,
-    solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
+    nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, bisection,
+    prover_estimator, judge_panel, solo_verifier, multi_channel_test, message_game, matrix_game, kuhn_poker, hironaka,
 )  # fmt: skip
 PROTOCOLS: dict[str, ProtocolBuilder] = {builder.__name__: builder for builder in _BUILDERS}
 SHIPPED = tuple(PROTOCOLS)
@@ -261,8 +289,11 @@ _LIMITS = ("max_rounds", "min_rounds")
 _LENGTHS = {
     "hironaka": "as many as scenario.max_rounds makes",
     "bisection": "an odd number (two for each halving, one for the verdict, such as 7 or 9)",
+    "prover_estimator": "three for each halving and one for the verdict (such as 7 or 13)",
 }
 """How many rounds there are, of protocols that have no one number."""
+_VERDICTS = ("solo_verifier", "debate", "consultancy", "open_consultancy", "merlin_arthur", "helpful_sneaky")
+"""Which shipped ones know more than two verdicts."""
 _ZERO_KNOWLEDGE = ("simulator_reward_coefficient", "aux_prover_reward_coefficient", "zero_knowledge_legacy")
 
 
@@ -317,7 +348,13 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     """What is set in `params` and changes nothing: `KEY: reason, remedy`, found by building the table with and without it."""
     build_table, defaults = PROTOCOLS[name], ProtocolParams()
     params = ProtocolParams(**_params(params))
+    yield from _verdict_faults(name, params)
+    params = replace(params, verdicts=TWO_VERDICTS) if len(params.verdicts) < 3 else params
     table = build_table(params)
+    if table.verdicts != params.verdicts:
+        known = ", ".join(_VERDICTS)
+        yield f"verdicts: {name} is defined for {' and '.join(TWO_VERDICTS)} alone, leave them out or use one of {known}"
+        return
     for key in _LIMITS:
         asked, own = getattr(params, key), getattr(table, key)
         if asked not in (None, own):
@@ -326,7 +363,7 @@ def parameter_faults(name: str, params: ProtocolParams) -> Iterator[str]:
     yield from _payoff_faults(name, params, table)
     for field in fields(ProtocolParams):
         key = field.name
-        if key in (*_LIMITS, "payoff") or getattr(params, key) == getattr(defaults, key):
+        if key in (*_LIMITS, "payoff", "verdicts") or getattr(params, key) == getattr(defaults, key):
             continue
         if table.verifier is not None and key == "zero_knowledge":
             continue
@@ -351,6 +388,20 @@ def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterat
         yield from (f"payoff.{agent}.by_role.{role}: no such role, {known}" for role in unknown)
         if agent in table.agents and not unknown and not table.payment.grants(agent, entries):
             yield f"payoff.{agent}: {name} has no use for it, leave it out"
+
+
+def _verdict_faults(name: str, params: ProtocolParams) -> Iterator[str]:
+    """Entries of tables that are named for two verdicts where there are more, and tables of another shape."""
+    count = len(params.verdicts)
+    if count < 3 and params.verdicts != TWO_VERDICTS:
+        yield f"verdicts: got {', '.join(params.verdicts) or 'none'}, expected {' and '.join(TWO_VERDICTS)}, or more than two"
+    for agent, entries in params.payoff.items():
+        by_role = {f"payoff.{agent}.by_role.{role}": own for role, own in entries.by_role.items()}
+        for key, own in {f"payoff.{agent}": entries, **by_role}.items():
+            if own.table is not None and [len(row) for row in own.table] != [count + 1] * count:
+                yield f"{key}.table: must have {count} rows (labels) of {count + 1} amounts (verdicts, then undecided)"
+            if count > 2 and (named := [entry for entry in ENTRIES if getattr(own, entry) is not None]):
+                yield f"{key}.{named[0]}: is for two verdicts, and {name} has {count} here; use table"
 
 
 def _params(settings: ProtocolParams) -> dict[str, Any]:
@@ -399,19 +450,20 @@ def _two_party(name: str, params: ProtocolParams, table: tuple[Round, ...], max_
 
 
 def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_rounds: int, min_rounds: int) -> Protocol:
-    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance. With
-    `one_prover` it picks the side of the only one.
+    """Verifier and a prover take turns in one channel; the episode seed picks the one who wants rejection (even), or acceptance, of as many
+    provers as there are verdicts. With `one_prover` it picks the side of the only one.
     """
+    verdicts = params.verdicts
     if params.one_prover:
         table: tuple[Round, ...] = ((("prover", "main"),), (("verifier", "main"),))
-        sides = {"reject": REJECT, "accept": ACCEPT}
-        shared = params.shared_reward
-        by_role = {side: {} if shared else {"prover": Stake(for_verdict(goal, params.prover_reward), goal)} for side, goal in sides.items()}
+        stakes = [Stake(for_verdict(goal, params.prover_reward, len(verdicts)), goal) for goal in range(len(verdicts))]
+        by_role = {side: {} if params.shared_reward else {"prover": stake} for side, stake in zip(verdicts, stakes)}
         one = _two_party(name, params, table[::-1] if verifier_first else table, max_rounds, min_rounds)
         payment = Payment.from_params(params, {"prover": None}, by_role=by_role)
-        return replace(one, payment=payment, roles=tuple(sides), told=("prover",))
-    agents, listen = ("prover0", "prover1", "verifier"), (("verifier", "main"),)
-    turns = tuple((((prover, "main"),), listen) for prover in agents[:2])
+        return replace(one, payment=payment, roles=verdicts, told=("prover",), verdicts=verdicts)
+    goals, listen = {f"prover{verdict}": verdict for verdict in range(len(verdicts))}, (("verifier", "main"),)
+    agents = (*goals, "verifier")
+    turns = tuple((((prover, "main"),), listen) for prover in goals)
     return Protocol(
         name=name,
         agents=agents,
@@ -420,23 +472,24 @@ def _drawn_prover(name: str, params: ProtocolParams, verifier_first: bool, max_r
         turns=tuple(table[::-1] for table in turns) if verifier_first else turns,
         max_rounds=max_rounds,
         min_rounds=min_rounds,
-        payment=Payment.from_params(params, {"prover0": REJECT, "prover1": ACCEPT}),
+        payment=Payment.from_params(params, goals),
         force_guess=params.force_guess,
+        verdicts=verdicts,
     )
 
 
-def _two_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
+def _some_provers(name: str, params: ProtocolParams, sees: Mapping[str, tuple[str, ...]], goals: Mapping[str, int]) -> Protocol:
     """Debate and mnip: the same four turn orders, other visibility and goals."""
-    ask: Round = (("verifier", "prover0_channel"), ("verifier", "prover1_channel"))
-    own: list[Turn] = [("prover0", "prover0_channel"), ("prover1", "prover1_channel")]
+    own: list[Turn] = [(prover, f"{prover}_channel") for prover in goals]
+    ask: Round = tuple(("verifier", channel) for _, channel in own)
     if params.sequential and not params.prover0_first:
         own.reverse()
-    answers: tuple[Round, ...] = ((own[0],), (own[1],)) if params.sequential else (tuple(own),)
+    answers: tuple[Round, ...] = tuple((turn,) for turn in own) if params.sequential else (tuple(own),)
     max_rounds, min_rounds = _limits(params, 8)
     return Protocol(
         name=name,
-        agents=("prover0", "prover1", "verifier"),
-        channels=("prover0_channel", "prover1_channel"),
+        agents=(*goals, "verifier"),
+        channels=tuple(f"{prover}_channel" for prover in goals),
         sees=sees,
         turns=((ask, *answers) if params.verifier_first else (*answers, ask),),
         max_rounds=max_rounds,

@@ -29,7 +29,8 @@ from nip_ray.evaluation.staged import players
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.runs.profiling import profiler
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint
-from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.files import cannot_write
+from nip_ray.storage.folder import METRICS, RunFolder
 from nip_ray.storage.identity import mark_finished, run_id
 from nip_ray.tracking import Tracker, open_trackers
 from nip_ray.tracking.base import RunInfo
@@ -130,7 +131,8 @@ class Session:
         counters = state.pop("counters")
         self.folder.sync()
         keep, mark = self.config.checkpoint.keep, run_fingerprint(self.config)
-        path = save_checkpoint(self.folder.checkpoints, self.iteration, {"training": state}, {"counters": counters}, mark, keep)
+        plain = {"counters": counters, "rows": self.folder.metrics_sum()}
+        path = save_checkpoint(self.folder.checkpoints, self.iteration, {"training": state}, plain, mark, keep)
         self.saved_at, self._saved_s = self.iteration, time.perf_counter() - began
         if self._tracker is not None:
             self._tracker.checkpoint(path, self.iteration)
@@ -184,19 +186,29 @@ class Session:
                 self._tracker = None
 
     def warn(self, text: str) -> None:
-        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody."""
+        """Say it on stderr, and keep it in `warnings.log`: what a trial says on another machine is heard by nobody. Raises UserError when
+        it cannot be kept.
+        """
         say(f"warning: {text}")
-        with (self.folder.path / WARNINGS).open("a", encoding="utf-8") as file:
-            file.write(f"{text}\n")
+        path = self.folder.path / WARNINGS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(f"{text}\n")
+        except OSError as error:
+            cannot_write(path, error)
 
     def newest(self) -> Checkpoint | None:
-        """The newest undamaged checkpoint of this run, if there is any; damaged ones are named by `warn`."""
+        """The newest undamaged checkpoint of this run, if there is any; damaged ones, and rows that were changed, are named by `warn`."""
         checkpoints = self.folder.checkpoints
         if not has_checkpoint(checkpoints):
             return None
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
             self.warn(f"{reason}; continuing from iteration {checkpoint.iteration}")
+        stated = checkpoint.state.get("rows")  # runs of earlier versions have none
+        if stated and self.folder.has_changed(checkpoint.iteration, stated):
+            path, number = self.folder.path / METRICS, checkpoint.iteration
+            self.warn(f"{path}: the rows up to iteration {number} are not as they were when that checkpoint was saved; do not rely on them")
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")

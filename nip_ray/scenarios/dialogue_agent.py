@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise, mlp, round_one_hot
-from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.heads import HeadSettings
 
@@ -53,12 +52,12 @@ class DialogueAgent(nn.Module):
         self.decider = self.linear_selector = None
         if seat.decides:
             num_in = width + (rounds if settings.include_round_in_decider else 0)
-            self.decider = mlp(num_in, settings.d_decider, NUM_DECISIONS, settings.num_decider_layers, activation)
+            self.decider = mlp(num_in, settings.d_decider, seat.decisions, settings.num_decider_layers, activation)
         if seat.linear_symbols:
             outputs = seat.num_factors * seat.linear_symbols
             layers = settings.num_linear_message_selector_layers
             self.linear_selector = mlp(width, settings.d_linear_message_selector, outputs, layers, activation)
-        num_in = width + (rounds if settings.include_round_in_value else 0) + (2 if self.critic_seat is not None else 0)
+        num_in = width + (rounds if settings.include_round_in_value else 0) + (seat.verdicts if self.critic_seat is not None else 0)
         self.value_head = mlp(num_in, settings.d_value, 1, settings.num_value_layers, activation)
         gain = settings.orthogonal_initialisation_gain if settings.use_orthogonal_initialisation else None
         for head in (selector, self.decider, self.linear_selector):
@@ -115,7 +114,7 @@ class DialogueAgent(nn.Module):
         """The value (N,) of N turns; a central critic knows the label."""
         known = self._with_round(summary_NW, obs, self._heads.include_round_in_value)
         if self.critic_seat is not None:
-            known = torch.cat([known, F.one_hot(obs["label"], 2).to(known.dtype)], 1)
+            known = torch.cat([known, F.one_hot(obs["label"], self.seat.verdicts).to(known.dtype)], 1)
         return self.value_head(known).squeeze(-1)
 
     def head_groups(self, selector: nn.Module) -> list[ParameterGroup]:

@@ -11,7 +11,8 @@ from nip_ray.scenarios.code_validation.files import load_splits
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.scenarios.matrix_games.language import ITEMS, Deal, build_language_game
-from nip_ray.scenarios.state_tracking.language import build_language_state_tracking, chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.items import chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.language import build_language_state_tracking
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
@@ -24,8 +25,9 @@ class LanguageScenarioKind:
     """All that is known of a scenario beside its name.
 
     settings: a frozen settings dataclass with `name` and `agents: dict[str, LanguageAgentSettings]`. build: (protocol, settings) -> the
-    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (0 or 1);
-    the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item makes of it.
+    scenario. items: (settings, seed) -> split ("train" and "test") -> items, each with `id` (unique within its split) and `y` (the
+    code of the right verdict); the same arguments give the same items. read_item: an item from the plain JSON mapping that write_item
+    makes of it.
     groups: name -> value of an item; accuracy is also told by these. held_out: whether no item of "test" is one of "train".
     """
 

@@ -19,7 +19,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Turn, beginning
 from nip_ray.play.dialogues import advance, read_turn, rulebook, start_dialogue
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import Protocol
 from nip_ray.scenarios.language import SPLITS, LanguageScenarioKind, language_kind
 from nip_ray.seeding import stable_seed
 
@@ -68,8 +68,8 @@ def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, 
     for split, found in items.items():
         if len({item.id for item in found}) < len(found) or not all(type(item.id) is int for item in found):
             yield f"the ids of {split} items must be integers, each once"
-        if not {item.y for item in found} <= {REJECT, ACCEPT}:
-            yield f"the labels y of {split} items must be {REJECT} or {ACCEPT}"
+        if not {item.y for item in found} <= set(range(len(protocol.verdicts))):
+            yield f"the labels y of {split} items must be {' or '.join(map(str, range(len(protocol.verdicts))))}"
         elif protocol.verifier is not None and len({item.y for item in found}) < 2:
             yield f"the {split} items all have one label, so there is nothing to decide"
     records = {split: [json.dumps({**kind.write_item(item), "id": 0}, sort_keys=True) for item in found] for split, found in items.items()}
@@ -87,8 +87,9 @@ def _item_faults(kind: LanguageScenarioKind, settings: Any, protocol: Protocol, 
 
 
 def _play_faults(scenario: LanguageScenario, items: list[Any]) -> Iterator[str]:
-    """Dialogues of invented replies about the first items of both labels."""
-    chosen = [item for y in (REJECT, ACCEPT) for item in [one for one in items if one.y == y][: _DIALOGUES // 2]]
+    """Dialogues of invented replies about the first items of all labels."""
+    labels = range(len(scenario.protocol.verdicts))
+    chosen = [item for y in labels for item in [one for one in items if one.y == y][: -(-_DIALOGUES // len(labels))]]
     said: dict[str, set[str]] = {agent: set() for agent in scenario.protocol.agents}
     for number in range(_DIALOGUES):
         dialogue = start_dialogue(chosen[number % len(chosen)], stable_seed(0, "conformance", number))
@@ -137,7 +138,7 @@ def _chat_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> 
         yield f"chat({agent!r}) tells others' raw replies, or what they wrote where it cannot read (protocol.sees); show `turn.messages`"
     if agent in scenario.protocol.verifiers:
         other = copy.copy(dialogue.item)
-        object.__setattr__(other, "y", 1 - other.y)
+        object.__setattr__(other, "y", (other.y + 1) % len(scenario.protocol.verdicts))
         if scenario.chat(replace(dialogue, item=other), agent) != chat:
             yield f"chat({agent!r}) tells the label to one who is to find it out"
 
@@ -179,7 +180,7 @@ def _word_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str, rep
 def _turn_faults(scenario: LanguageScenario, dialogue: Dialogue, turn: Turn, channels: tuple[str, ...]) -> Iterator[str]:
     if set(turn.messages) - set(channels):
         yield f"parse puts messages of {turn.agent!r} into {', '.join(turn.messages)}; its turn is in {', '.join(channels)}"
-    if turn.agent not in scenario.protocol.deciders and turn.decision != CONTINUE:
+    if turn.agent not in scenario.protocol.deciders and turn.decision != scenario.protocol.undecided:
         yield f"parse reads a decision from {turn.agent!r}, who has none to make"
     if scenario.invent(dialogue, turn.agent, 0) != scenario.invent(dialogue, turn.agent, 0):
         yield f"invent({turn.agent!r}) depends on more than its arguments; draw from Random(nip_ray.seeding.stable_seed(seed, ...))"
@@ -201,14 +202,14 @@ def _verdict_faults(scenario: LanguageScenario, dialogue: Dialogue, agent: str) 
     if (schema := scenario.reply_schema(agent)) is not None:
         json.dumps(schema)
     counts = agent in scenario.protocol.verifiers and len(dialogue.rounds) >= scenario.protocol.min_rounds - 1
-    for label in (REJECT, ACCEPT) if counts else ():
+    for label in range(len(scenario.protocol.verdicts)) if counts else ():
         text = scenario.verdict_text(label)
         try:
             turn = read_turn(scenario, dialogue, agent, text)
         except InvalidReply as error:
             yield f"parse refuses verdict_text({label}), {text!r:.60}: {error}"
             continue
-        if (turn.decision, turn.confidence) != (label, label):
+        if (turn.decision, turn.confidence) != (label, label if scenario.protocol.two_verdicts else 1):
             yield f"parse reads verdict_text({label}), {text!r:.60}, as decision {turn.decision} with confidence {turn.confidence}"
 
 
@@ -230,7 +231,8 @@ def _record_faults(scenario: LanguageScenario, dialogue: Dialogue) -> Iterator[s
 
 def _invalid_faults(scenario: LanguageScenario, dialogue: Dialogue, speakers: Any) -> Iterator[str]:
     """A round in which nobody gave a usable reply is played on, and nobody learns from it."""
-    turns = [Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), invalid=True) for agent, channels in speakers.items()]
+    going_on = scenario.protocol.undecided
+    turns = [Turn(agent, _GARBAGE, dict.fromkeys(channels, ""), going_on, invalid=True) for agent, channels in speakers.items()]
     following = advance(scenario, dialogue, turns)
     if following.ended:
         return

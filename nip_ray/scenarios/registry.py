@@ -12,6 +12,7 @@ from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rol
 from nip_ray.play.rollout import own_rows
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol, from_settings
+from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.protocols.solo import solo_protocol
 from nip_ray.scenarios.graph_isomorphism.build import build_graph_isomorphism
 from nip_ray.scenarios.graph_isomorphism.fixed import RandomAgent as RandomGraphAgent
@@ -53,12 +54,7 @@ def build_scenario(protocol: Protocol, settings: Any, dataset: str | None = None
     if dataset is not None and settings.name not in WITH_FILES:
         raise UserError(f"--dataset: the scenario {settings.name!r} of this run has no data sets; leave it out")
     made = SCENARIOS[settings.name](protocol, settings, *(() if dataset is None else (dataset,)))
-    # a label of 2 would be what "continue" is called, and one of -1 would be paid as 1 and never judged rightly
-    if protocol.verifier is not None and (other := made.label_I[(made.label_I != 0) & (made.label_I != 1)].unique().tolist()):
-        raise UserError(
-            f"scenario.name: {settings.name!r} has the labels {', '.join(map(str, other[:5]))}, but {protocol.name!r} has two verdicts: "
-            "label every instance 0 (to reject) or 1 (to accept)"
-        )
+    refuse_labels(protocol, settings.name, made.label_I.unique().tolist())
     return made
 
 

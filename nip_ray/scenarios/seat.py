@@ -15,7 +15,8 @@ class Seat:
     """What protocol and scenario say of one agent: R rounds, its visible channels and those that it ever writes to.
 
     index: its place among the agents. reads, writes: channel indices. message_size: M symbols a message.
-    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision. answers: whether it is
+    linear_symbols: size of the linear message alphabet, 0 for none. decides: whether its turns carry a decision. verdicts: how many there
+    are. answers: whether it is
     a prover, who must answer in the graph opposite to the latest message of a channel; the others name any node. told: features of what it
     is told of the episode's role, 0 where it is told none.
     """
@@ -30,6 +31,12 @@ class Seat:
     decides: bool
     answers: bool
     told: int = 0
+    verdicts: int = 2
+
+    @property
+    def decisions(self) -> int:
+        """How many choices a decision has: the verdicts, and to continue."""
+        return self.verdicts + 1
 
     @property
     def history_features(self) -> int:
@@ -61,6 +68,7 @@ def seat(protocol: Protocol, agent: str, message_size: int, linear_symbols: int)
         decides=agent in protocol.deciders,
         answers=agent in protocol.provers,
         told=len(protocol.roles) if agent in protocol.told else 0,
+        verdicts=len(protocol.verdicts),
     )
 
 

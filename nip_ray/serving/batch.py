@@ -10,6 +10,7 @@ Decisions that matter here:
   a reply is done, or at each token where somebody listens.
 """
 
+import inspect
 import json
 import threading
 from collections import OrderedDict, deque
@@ -67,6 +68,8 @@ class ContinuousBatch:
         """Raises UserError for a model that it cannot run."""
         _check_attention(model, chat.tokenizer.name_or_path)
         self.model, self.chat = model, chat
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model  # without adapters, which hide what it takes
+        self._cache_key = "cache" if "cache" in inspect.signature(base.forward).parameters else "past_key_values"
         self.waiting: deque[Row] = deque()
         self.rows: list[Row] = []
         self._ends = chat.ends | _ends_of(model)
@@ -190,9 +193,9 @@ class ContinuousBatch:
             input_ids=ids_BQ,
             attention_mask=mask,
             position_ids=seen_BQ,
-            past_key_values=self._slots.as_cache,
             use_cache=True,
             logits_to_keep=1,
+            **{self._cache_key: self._slots.as_cache},
         )
         return out.logits[:, -1]
 

@@ -16,7 +16,8 @@ import copy
 import math
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -99,8 +100,9 @@ class PolicyModel:
         return completion_tokens(chat, reply, self.chat)
 
     def sample(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
-        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does."""
-        made = self._batch.generate(requests)
+        """Replies, in the order of the requests. Raises as `ContinuousBatch.row` does, and UserError where memory runs out."""
+        with _enough_memory(f"providers.<provider>.max_batch_size: {self._settings.max_batch_size} replies at once"):
+            made = self._batch.generate(requests)
         return [replace(one, text=self.chat.opened + one.text) for one in made] if self.chat.opened else made
 
     def forget(self) -> None:
@@ -173,7 +175,7 @@ class PolicyModel:
         self._optimizer.zero_grad()
         total, figures, learners = 0.0, [], self._learners
         own = turns if learners is None else [turns[number] for number in shares(turns, learners.size)[learners.rank]]
-        try:
+        with _enough_memory(f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass"):
             parts = [*parts_of(own, settings.micro_batch_tokens)]
             others = learners.most(len(parts)) - len(parts) if learners is not None and learners.sharded else 0
             for part in parts:
@@ -182,12 +184,6 @@ class PolicyModel:
                 total += float(loss.detach())
                 figures.append(told)
             self._go_along(others, turns, loss_of)
-        except RuntimeError as error:
-            if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
-                raise
-            raise UserError(
-                f"algorithm.micro_batch_tokens: {settings.micro_batch_tokens} tokens in one pass need more memory than there is; lower it"
-            ) from None
         if learners is not None:
             if not learners.sharded:
                 learners.add_gradients([*self._learned.values()])
@@ -269,6 +265,17 @@ class PolicyModel:
 
     def close(self) -> None:
         """See `Policy.close`."""
+
+
+@contextmanager
+def _enough_memory(what: str) -> Iterator[None]:
+    """Say what to lower where there is not. what: the key, and what it asked for."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        raise UserError(f"{what} need more memory than there is; lower it") from None
 
 
 def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device, sharded: bool) -> tuple[Any, Any, Any]:

@@ -38,6 +38,12 @@ class AttackSettings:
         "Train each attacker `iterations` more while that fools more of the instances kept back, at most so often (0: never).",
         ge=0,
     )
+    search: int = option(
+        256,
+        "The best attacker also searches: about each instance it tries up to so many dialogues with the frozen verifier before it speaks "
+        "(0: it does not).",
+        ge=0,
+    )
     copies: int = option(256, "Episodes that an attacker plays in an iteration.", ge=2)
     lr: float = option(2e-3, "Learning rate of Adam, falling linearly to a tenth.", gt=0)
     num_epochs: int = option(3, "Passes over an iteration's turns.", ge=1)
@@ -54,7 +60,15 @@ class AttackSettings:
     )
     text_iterations: int | None = option(
         None,
-        "Iterations of a language model's attack: samplings with a fine-tuning of the prover between each two of them (none: 4); on a run "
-        "of policy gradient, iterations of that (none: 50).",
-        ge=2,
+        "Iterations of a language model's attack: samplings with a fine-tuning of the prover between each two of them (none: 4; 1: the "
+        "prover as it is); on a run of policy gradient, iterations of that (none: 50).",
+        ge=1,
     )
+    text_best_of: int = option(
+        1, "Language models: hold up to so many dialogues about each held-out item, until one fools the verifier (1: no such attack).", ge=1
+    )
+    text_prompts: tuple[str, ...] = option(
+        (), "Language models: instructions to the prover to be tried on training items; the best one is used on the held-out ones."
+    )
+    text_proposed_prompts: int = option(0, "Language models: how many further instructions the prover's own model is asked for.", ge=0)
+    text_prompt_items: int = option(20, "Language models: training items on which each instruction is tried.", ge=1)

@@ -40,7 +40,7 @@ SOURCES: dict[str, ImageSource] = {
 
 @dataclass(frozen=True)
 class ImageDataSettings:
-    """Images with classes, made into two labels. Splits, labels and what balancing leaves out are functions of the seeds here alone."""
+    """Images with classes, made into labels. Splits, labels and what balancing leaves out are functions of the seeds here alone."""
 
     __pydantic_config__ = FORBID_UNKNOWN
 
@@ -55,15 +55,19 @@ class ImageDataSettings:
         "The same of the held-out images (none: the source's own, the test files in the folder `train`, or a share of `train`).",
         meaning=FILE,
     )
-    num_train: int | None = option(None, "Keep so many training images, half of either label where balanced (none: all).", ge=2)
+    num_train: int | None = option(None, "Keep so many training images, as many of each label where balanced (none: all).", ge=2)
     num_test: int | None = option(None, "Keep so many held-out images, likewise.", ge=2)
     test_share: float = option(0.2, "Share that is held out where a source has no held-out images of its own.", gt=0, lt=1)
     seed: int = option(0, "Seed of splits and of which images are left out.", ge=0)
-    binarisation: Literal["merge", "select_two", "random"] = option(
-        "merge", "How classes become labels: half of the classes against the other half, one class against another, or by chance."
+    binarisation: Literal["merge", "select_two", "random", "classes"] = option(
+        "merge",
+        "How classes become labels: half of the classes against the other half, one class against another, by chance, or each has its own, "
+        "as many as protocol.verdicts.",
     )
     selected_classes: tuple[int, ...] | None = option(
-        None, "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1)."
+        None,
+        "The two classes of select_two, the first of which gets label 0 (none: 3 and 5 of cifar10, otherwise 0 and 1); those of classes "
+        "in the order of their labels (none: all).",
     )
     binarisation_seed: int | None = option(None, "Seed of merge and random (none: 2 for svhn, otherwise 0).", ge=0)
     balanced: bool = option(True, "Leave out images of the more frequent label until both are as frequent.")
@@ -85,18 +89,28 @@ def data_faults(data: ImageDataSettings) -> Iterator[str]:
             yield "test_share: counts where no held-out images are named only (test is), leave one of the two out"
         elif data.train is None and SOURCES[data.source].repository is not None:
             yield f"test_share: counts where a source has no held-out images of its own only ({data.source} has), leave it out"
-    if data.binarisation == "select_two" and data.binarisation_seed is not None:
-        yield "binarisation_seed: counts with merge and random only (binarisation is select_two), leave it out"
+    if data.binarisation in ("select_two", "classes") and data.binarisation_seed is not None:
+        yield f"binarisation_seed: counts with merge and random only (binarisation is {data.binarisation}), leave it out"
     yield from _class_faults(data)
+
+
+def num_labels(data: ImageDataSettings, num_classes: int | None = None) -> int | None:
+    """How many labels there are; None where only the files say. num_classes: of the source, where that is known better."""
+    if data.binarisation != "classes":
+        return 2
+    known = num_classes or SOURCES[data.source].num_classes
+    return known if data.selected_classes is None else len(data.selected_classes)
 
 
 def _class_faults(data: ImageDataSettings) -> Iterator[str]:
     chosen, count = data.selected_classes, SOURCES[data.source].num_classes
     if chosen is None:
         return
-    if data.binarisation != "select_two":
-        yield f"selected_classes: counts with select_two only (binarisation is {data.binarisation}), leave it out"
-    if len(chosen) != 2 or chosen[0] == chosen[1]:
+    if data.binarisation not in ("select_two", "classes"):
+        yield f"selected_classes: counts with select_two and classes only (binarisation is {data.binarisation}), leave it out"
+    if data.binarisation == "classes" and (len(chosen) < 2 or len(set(chosen)) < len(chosen)):
+        yield f"selected_classes: got {list(chosen)}, expected two classes or more, each once, in the order of their labels"
+    elif data.binarisation != "classes" and (len(chosen) != 2 or chosen[0] == chosen[1]):
         yield f"selected_classes: got {list(chosen)}, expected two classes, that of label 0 first"
     wrong = [number for number in chosen if number < 0 or (count is not None and number >= count)]
     if wrong:
@@ -137,7 +151,7 @@ class ImageAgentSettings(HeadSettings):
 
 @dataclass(frozen=True)
 class ImageClassificationSettings:
-    """The task: to which of two groups of classes does an image belong?"""
+    """The task: to which of two groups of classes does an image belong? Or with labels of their own: to which class?"""
 
     __pydantic_config__ = FORBID_UNKNOWN
 

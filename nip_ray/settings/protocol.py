@@ -17,6 +17,9 @@ class PayoffEntries:
     true_reject: float | None = option(None, "Paid for the rejection of a false claim.")
     false_reject: float | None = option(None, "Paid for the rejection of a true claim.")
     undecided: float | None = option(None, "Paid when the rounds run out without a verdict.")
+    table: tuple[tuple[float, ...], ...] | None = option(
+        None, "The whole table: for each label a row of amounts, for each verdict in order, and for none; the others stand above it."
+    )
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ class ProtocolParams:
     prover0_first: bool = option(True, "prover0 speaks before prover1 in sequential order (debate, mnip).")
     half_chosen_by: Literal["opponent", "verifier"] = option(
         "opponent", "Who keeps a half of what is in dispute: prover0, or the verifier, who then faces one prover (bisection)."
+    )
+    verdicts: tuple[str, ...] = option(
+        ("reject", "accept"),
+        "Names of the verdicts, one for each label in order. More than two (which digit?) with solo_verifier, debate, consultancy, "
+        "open_consultancy, merlin_arthur and helpful_sneaky.",
+        min_length=2,
     )
     prover_reward: float = option(1.0, "Paid to a prover whose goal the verifier's decision meets.")
     verifier_reward: float = option(1.0, "Paid to the verifier for a correct decision.")
@@ -95,5 +104,5 @@ class ProtocolSettings(ProtocolParams):
     name: str = option(
         "nip",
         "One that ships (nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, "
-        "bisection, judge_panel, solo_verifier) or one that a plugin registers.",
+        "bisection, prover_estimator, judge_panel, solo_verifier) or one that a plugin registers.",
     )

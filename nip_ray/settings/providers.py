@@ -42,6 +42,8 @@ class ProviderSettings:
     """Models are folders on this cluster, or `default`."""
     fine_tunes: ClassVar[bool] = False
     """There is a `FineTuneBackend`."""
+    takes_learning_rate: ClassVar[bool] = True
+    """Of fine-tuning jobs, itself; else a multiplier on the provider's own."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
     sees_whole_distribution: ClassVar[bool] = True
@@ -100,6 +102,7 @@ class OpenAIProvider(ProviderSettings):
     """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
 
     fine_tunes = True
+    takes_learning_rate = False
     takes_extra_body = True
     holds_schemas = True
     base_url_variable = "OPENAI_BASE_URL"

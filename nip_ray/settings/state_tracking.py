@@ -15,7 +15,7 @@ class ChainSettings:
 
     __pydantic_config__ = FORBID_UNKNOWN
 
-    length: int = option(16, "Moves of a chain; under bisection 2 to the power of its halvings.", ge=2, le=64)
+    length: int = option(16, "Moves of a chain; under bisection and prover_estimator 2 to the power of its halvings.", ge=2, le=64)
     num_generators: int = option(4, "Different moves, each a permutation of the states; the first two generate all 120.", ge=2, le=8)
     num_train: int = option(20_000, "Training chains.", ge=2)
     num_test: int = option(500, "Held-out chains.", ge=2)
@@ -42,7 +42,9 @@ class StateTrackingSettings(ChainSettings):
 
     name: Literal["state_tracking"] = option("state_tracking", "The task.")
     item_seed: int = option(0, "Seed of the chains.", ge=0)
-    num_exact: int = option(64, "Held-out chains whose worst case evaluations compute (bisection, nip with one question; 0: none).", ge=0)
+    num_exact: int = option(
+        64, "Held-out chains whose worst case evaluations compute (bisection, prover_estimator, nip with one question; 0: none).", ge=0
+    )
     agents: dict[str, StateAgentSettings] = option(dict, "Agent -> its network; `_default` serves the agents not named.")
 
 
@@ -56,7 +58,7 @@ class LanguageStateTrackingSettings(ChainSettings):
     agents: dict[str, LanguageAgentSettings] = option(dict, "Settings by agent name; `_default` stands for all that are not named.")
 
 
-PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisection")
+PROTOCOLS = ("solo_verifier", "adp", "nip", "helpful_sneaky", "debate", "bisection", "prover_estimator")
 """Those under which chains are argued about."""
 
 
@@ -64,8 +66,8 @@ def chain_faults(settings: ChainSettings, protocol: str, max_rounds: int) -> Ite
     """What is wrong with chains of this length under a protocol of so many rounds; each fault begins with its key."""
     if protocol not in PROTOCOLS:
         yield f"protocol.name: got {protocol}, but state_tracking is played under {', '.join(PROTOCOLS[:-1])} or {PROTOCOLS[-1]} only"
-    elif protocol == "bisection" and settings.length != 2 ** (max_rounds // 2):
+    elif (turns := {"bisection": 2, "prover_estimator": 3}.get(protocol)) and settings.length != 2 ** (max_rounds // turns):
         yield (
-            f"scenario.length: got {settings.length}, but bisection in {max_rounds} rounds comes down to one move of "
-            f"{2 ** (max_rounds // 2)}, make it so or set protocol.max_rounds to 2 log2(length) + 1"
+            f"scenario.length: got {settings.length}, but {protocol} in {max_rounds} rounds comes down to one move of "
+            f"{2 ** (max_rounds // turns)}, make it so or set protocol.max_rounds to {turns} log2(length) + 1"
         )

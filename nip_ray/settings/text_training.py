@@ -1,7 +1,7 @@
 """How language agents learn: expert iteration and MALT, and what the two have in common."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar, Literal
 
 from nip_ray.settings.options import FORBID_UNKNOWN, option
@@ -91,6 +91,15 @@ class ExpertIterationSettings(TextTrainingSettings):
     weighting_minimum: float | None = option(None, "Reward that gets weight zero (weighted_sampling; none: the smallest that occurred).")
     weighting_with_replacement: bool = option(True, "A dialogue may be drawn more than once (weighted_sampling).")
     weighting_epsilon: float = option(0.01, "Weight spread evenly over all dialogues (weighted_sampling).", ge=0)
+
+    def faults(self) -> Iterator[str]:
+        """Settings of the other selection, and of preferences."""
+        unset, drawn = ExpertIterationSettings(), [field.name for field in fields(self) if field.name.startswith(("sample_", "weighting_"))]
+        for key in drawn if self.selection == "threshold" else ["reward_threshold"]:
+            if getattr(self, key) != getattr(unset, key):
+                yield f"{key}: is not for selection {self.selection}, leave it out"
+        if self.fine_tuning.beta is not None:
+            yield "fine_tuning.beta: is for preferences (DPO), and expert iteration learns from examples, leave it out"
 
 
 @dataclass(frozen=True)

@@ -23,13 +23,14 @@ import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile, cannot_write, make_parents, sync, write_atomically
+from nip_ray.storage.files import LineFile, cannot_write, make_parents, sum_of, sync, write_atomically
 from nip_ray.storage.files import lock as lock_file
 from nip_ray.version import __version__
 
@@ -79,7 +80,7 @@ class RunFolder:
         run = cls(path, lock(path))
         try:
             if only_begun(path):  # another process may have made one before we got the lock
-                same = (path / CONFIG).read_bytes() == config_yaml.encode()
+                same = run.config_yaml() == config_yaml
                 for name in _BEFORE_THE_FIRST_ITERATION - ({"run.json"} if same else set()):
                     (path / name).unlink(missing_ok=True)
             _refuse_run(path)
@@ -190,6 +191,23 @@ class RunFolder:
         """Force the rows written so far to disk: before a checkpoint is saved that relies on them."""
         if self._metrics is not None:
             self._metrics.sync()
+
+    def metrics_sum(self) -> str:
+        """The SHA-256 sum of `metrics.jsonl`, "" where there is none. Raises UserError when it cannot be read."""
+        path = self.path / METRICS
+        try:
+            return sum_of(path) if path.is_file() else ""
+        except OSError as error:
+            raise UserError(f"{path} cannot be read ({error.strerror})") from None
+
+    def has_changed(self, iteration: int, stated: str) -> bool:
+        """Whether the rows up to `iteration` are all there, and not those of the file whose `metrics_sum` was `stated`. That some are
+        missing is `mend_metrics`' to tell.
+        """
+        kept = [(row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
+        kept = [(number, line) for number, line in kept if number <= iteration]
+        is_whole = [number for number, _ in kept] == list(range(1, iteration + 1))
+        return is_whole and sha256(b"".join(line for _, line in kept)).hexdigest() != stated
 
     def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.

@@ -466,6 +466,11 @@ def _absence(metric: str, prefix: str, rest: str, config: AnyConfig) -> str | No
         roles = table_of(protocol, config.protocol).roles
         if role not in roles:
             return suggest(role, roles) if roles else f"but {protocol} draws no role by episode, leave role={role} out"
+    who, _, claim = rest.rpartition("/")
+    if who in ("verifier/completeness", "verifier/soundness") and "=" not in claim:
+        verdicts = table_of(protocol, config.protocol).verdicts
+        if claim not in verdicts or len(verdicts) == 2:
+            return suggest(claim, verdicts) if len(verdicts) > 2 else f"but {protocol} has two verdicts here, name {prefix}/{who}"
     if rest == "score_difference":
         table = table_of(protocol, config.protocol)
         if not any(table.wanted_by(prover, REJECT) for prover in table.provers):

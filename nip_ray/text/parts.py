@@ -30,6 +30,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.protocols import from_settings
+from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.hangs import ActorWatch
@@ -147,7 +148,6 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     import_plugins(config.plugins)
     kind = language_kind(config.scenario)
     scenario = kind.build(from_settings(config.protocol), config.scenario)
-    check_words(config, scenario)
     _check_schemas(config, scenario)
     items = stored_items(run_dir, kind) if run_dir is not None else None
     if items is None:
@@ -155,6 +155,9 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
         asked, there = config.algorithm.num_test_items, len(items["test"])
         if asked is not None and asked > there:
             raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
+    refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
+    check_words(config, scenario, items["train"])
+    _check_examples(config, scenario, items["train"][0])
     return Prepared(kind, scenario, items)
 
 
@@ -166,6 +169,18 @@ def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> 
                 f"scenario.agents.{agent}.frozen: {config.scenario.name} holds its replies to a schema, under which tokens are not drawn "
                 "from its own distribution, set it to true or choose another algorithm"
             )
+
+
+def _check_examples(config: TextExperimentConfig, scenario: LanguageScenario, item: Any) -> None:
+    """Raise UserError where the warm-up is to show the scenario's own examples, and the scenario has none. item: any."""
+    rule = config.algorithm
+    steps = rule.format_warmup if isinstance(rule, TextTrainingSettings) else rule.warmup_steps
+    asked = rule.warmup_agents
+    agents = [agent for agent, own in language_agents(config).items() if not own.frozen] if asked is None else asked
+    without = [agent for agent in agents if steps and scenario.warm_example(item, agent, 0) is None]
+    if without and (asked is not None or len(without) == len(agents)):
+        key, right = ("warmup_steps", "set it to 0") if asked is None else ("warmup_agents", "leave out")
+        raise UserError(f"algorithm.{key}: {config.scenario.name} has no examples of its own for {', '.join(without)}, {right}")
 
 
 class Parts:

@@ -120,6 +120,7 @@ def started(runs: str, folder: Path, faults: dict[str, str]) -> Counter[str]:
             process.wait()
         output.seek(0)
         if code != 0:
+            shutil.rmtree(temporary, ignore_errors=True)
             raise RuntimeError(f"exit code {code}: {output.read()[-3000:]}")
     logs = [path.read_text(errors="replace") for path in temporary.glob("session_2*/logs/*") if path.is_file()]
     shutil.rmtree(temporary, ignore_errors=True)
@@ -146,9 +147,11 @@ def check(seed: int, folder: Path) -> str:
     case, began = draw(seed), time.monotonic()
     calm, disturbed = folder / f"calm-{case.runs}", folder / f"seed-{seed}"
     told = f"{case}: again by `python -m tests.chaos.network {seed}`"
-    if not calm.exists():
-        started(case.runs, calm, {})
     try:
+        if not (calm / "over").exists():
+            shutil.rmtree(calm, ignore_errors=True)
+            started(case.runs, calm, {})
+            (calm / "over").touch()
         found = started(case.runs, disturbed, case.environment())
     except RuntimeError as error:
         raise AssertionError(f"{told}: {error}") from error

@@ -111,6 +111,7 @@ SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
         ({**MESSAGE_GAME, "protocol": {"name": "message_game", "min_rounds": 3}}, "protocol.min_rounds", "message_game always has 8"),
         (protocol("mnip") | {"scenario": {"name": "state_tracking"}}, "protocol.name", "state_tracking is played under solo_verifier"),
         (protocol("bisection") | {"scenario": {"name": "state_tracking", "length": 8}}, "scenario.length", "one move of 16"),
+        (protocol("prover_estimator"), "scenario.name", "prover_estimator pays for estimates, which state_tracking measures"),
         (protocol("bisection", max_rounds=8), "protocol.max_rounds", "an odd number (two for each halving"),
         # agents
         (agents(provr={}), "scenario.agents.provr", "did you mean prover?"),
@@ -245,7 +246,10 @@ def test_rules_refuse_what_build_refuses(name: str) -> None:
             params = orders | {"max_rounds": longest, "min_rounds": first}
             if name == "message_game" and first is not None:
                 continue  # whose table takes its own min_rounds whatever it is given
-            config = config_from_dict(protocol(name, **params) | gi(name=BOUND_TO_SCENARIO.get(name, "graph_isomorphism")))
+            config = config_from_dict(
+                protocol(name, **params)
+                | gi(name={**BOUND_TO_SCENARIO, "prover_estimator": "state_tracking"}.get(name, "graph_isomorphism"))
+            )
             faults = [*protocol_name(config), *protocol_parameters(config)]
             try:
                 build(name, **params)

@@ -32,17 +32,17 @@ def test_without_correlation_it_is_the_interval_of_two_samples() -> None:
     wilson = [stats.binomtest(k, 40).proportion_ci(method="wilson") for k in (32, 20)]
     below = np.hypot(0.8 - wilson[0].low, wilson[1].high - 0.5)
     above = np.hypot(wilson[0].high - 0.8, 0.5 - wilson[1].low)
-    assert (found.lower, found.upper) == pytest.approx((0.3 - below, 0.3 + above))
+    assert (found.lower, found.upper) == pytest.approx((0.3 - below, 0.3 + above), abs=1e-9)
 
 
 def test_a_paired_interval_covers_the_truth_as_often_as_it_says() -> None:
-    random, covered, trials = np.random.default_rng(0), 0, 600
-    for _ in range(trials):
+    random, covered = np.random.default_rng(0), 0
+    for _ in range(2000):
         first = random.random(60) < 0.85
         second = np.where(random.random(60) < 0.2, random.random(60) < 0.4, first)
         found = paired_difference(first, second)
         covered += found.lower <= 0.85 - (0.8 * 0.85 + 0.2 * 0.4) <= found.upper
-    assert 0.92 < covered / trials <= 1
+    assert 0.94 <= covered / 2000 <= 0.97
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 33])

@@ -84,6 +84,10 @@ def test_every_message_finds_what_training_did_not() -> None:
     assert found["attack"]["soundness"]["every_message"]["estimate"] == 0
     assert found["soundness_error"]["estimate"] == 1
     assert "refusal" not in found
+    searched = by_name(found, "soundness")["search"]
+    assert searched["chosen"]
+    assert searched["held_out"]["estimate"] == 0
+    assert (searched["search"][0]["tries"], searched["search"][0]["held_out"]["estimate"]) == (1, 1), "as whom it goes on from"
     off = attacked(attack_target(Gullible()), replace(QUICK, iterations=1, max_nodes=0, goals=("soundness",)))
     assert off["attack"]["soundness"]["every_message"] is None
 
@@ -161,7 +165,7 @@ def test_every_protocol_can_be_attacked(protocol: str, zero_knowledge: bool) -> 
     assert ("completeness_under_attack" in found) == paid, "where some prover is paid for a rejection"
     assert found["soundness_error"]["n"] == 3
     for table in (found["attack"][goal] for goal in ("soundness", "completeness")[: 1 + paid]):
-        assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent"]
+        assert [row["kind"] for row in table["attackers"]] == ["fresh", "continued", "own", "random", "silent", "search"]
         assert table["every_message"] is None or table["every_message"]["estimate"] <= table["any_attacker"]["estimate"]
     assert set(found.get("deciders_under_attack", {})) == set(scenario.protocol.panel.members if scenario.protocol.panel else ())
 

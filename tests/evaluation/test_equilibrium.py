@@ -15,7 +15,9 @@ from nip_ray.learning.policy import Policy
 from nip_ray.play.core import BatchedPlay, play_rollout
 from nip_ray.protocols import ACCEPT, REJECT, build
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
+from _two_steps import TwoSteps, TwoStepsSettings
 from own_scenario import Haystack, HaystackSettings
 
 KINDS = torch.tensor([0.5, 0.25, 0.25])  # without a needle, at the first place, at the second
@@ -125,6 +127,17 @@ def test_what_equilibria_pay(name: str, params: dict[str, Any], returns: set[tup
     networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
     found = grow(scenario, networks, ids, KINDS, decisive=True).pure_equilibria(1_000_000)
     assert {tuple(round(one, 6) + 0.0 for one in row) for row in found.tolist()} == returns
+
+
+@pytest.mark.parametrize(("name", "rounds"), [("bisection", 3), ("prover_estimator", 4)])
+def test_a_claim_of_two_steps(name: str, rounds: int) -> None:
+    """Nobody is heeded, and one verdict is given to all; or the verifier looks, and is always right: half of the claims are true."""
+    scenario = TwoSteps(build(name, max_rounds=rounds), TwoStepsSettings())
+    networks = {agent: scenario.build_agent(agent, 0) for agent in scenario.protocol.agents}
+    found = grow(scenario, networks, torch.arange(2), torch.full((2,), 0.5), decisive=True).pure_equilibria(20_000_000)
+    other = name == "bisection"  # who is paid for rejection, where an estimator is paid for nothing but its estimates
+    paid = {(0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.5, 1.0)} if other else {(0.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.5, 0.0, 1.0)}
+    assert {tuple(round(one, 6) + 0.0 for one in row) for row in torch.unique(found, dim=0).tolist()} == paid
 
 
 def test_what_is_refused() -> None:

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import nn
 
+from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Player, Turn
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
-from tests.builders import graph_scenario, one_thread
+from tests.builders import graph_scenario, one_thread, spread_heads
 
 
 @pytest.mark.parametrize(("protocol", "attackers"), [("nip", ["prover"]), ("debate", ["prover1"]), ("mnip", ["prover0", "prover1"])])
@@ -24,7 +25,7 @@ def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[s
         networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
         id_B = torch.arange(len(scenario.label_I))
         seed_B = torch.arange(len(id_B))
-        tree = MessageTree(scenario, networks, attackers, ACCEPT, REJECT, WAYS[:1], max_nodes=100_000)
+        tree = MessageTree(scenario, networks, attackers, ACCEPT, WAYS[:1], max_nodes=100_000)
         found = tree.values(id_B, seed_B)[:, 0]
         best = torch.zeros(len(id_B), 2)
         turns = [
@@ -35,11 +36,11 @@ def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[s
         ]
         for said in product(range(-1, scenario.num_symbols), repeat=len(turns)):
             verdict_B = played(scenario, networks, attackers, dict(zip(turns, said, strict=True)), id_B, seed_B)
-            best = torch.maximum(best, torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
+            best = torch.maximum(best, torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float())
     assert (found >= best).all(), "scripts do not hear the others, so the tree may know more"
     if protocol == "nip":
         assert found.equal(best)
-        assert 0 < best[:, 0].mean() <= best[:, 1].mean()
+        assert 0 < best[:, 1].mean() < best[:, 0].mean(), "true claims are rightly accepted"
 
 
 @pytest.mark.parametrize("rule", ["majority", "unanimous", "veto"])
@@ -61,10 +62,10 @@ def test_of_a_panel_and_its_members_values_are_those_of_all_messages(rule: str) 
             by = staged.by(scenario.protocol)
             for who in best:
                 verdict_B = by[who or "verifier"].rollout.verdict_B
-                best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float())
-            sampled = torch.maximum(sampled, staged.chance_BR3[:, 1, ACCEPT])
+                best[who] = torch.maximum(best[who], torch.stack([verdict_B == ACCEPT, verdict_B != scenario.label_I[id_B]], 1).float())
+            sampled = torch.maximum(sampled, staged.chance_BRD[:, 1, ACCEPT])
         for who, expected in best.items():
-            tree = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, WAYS[:2], max_nodes=100_000, who=who)
+            tree = MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS[:2], max_nodes=100_000, who=who)
             found = tree.values(id_B, id_B)
             assert found[:, 0].equal(expected)
             if who is None:
@@ -99,7 +100,7 @@ def test_sampled_values_are_what_plays_come_to_on_average() -> None:
         scenario = graph_scenario(build("nip", max_rounds=3, min_rounds=3))
         networks: dict[str, nn.Module] = {agent: scenario.build_agent(agent, 5).eval() for agent in scenario.protocol.agents}
         id_B, seed_B = torch.arange(len(scenario.label_I)), torch.zeros(len(scenario.label_I), dtype=torch.int64)
-        silent = MessageTree(scenario, networks, [], ACCEPT, REJECT, max_nodes=100_000)  # nobody attacks: the prover is sampled as well
+        silent = MessageTree(scenario, networks, [], ACCEPT, max_nodes=100_000)  # nobody attacks: the prover is sampled as well
         expected_B = silent.values(id_B, seed_B)[:, WAYS.index("sampled"), 0]
         noise, repeats = torch.Generator().manual_seed(0), 400
         players = {agent: Player(network, noise) for agent, network in networks.items()}
@@ -107,17 +108,51 @@ def test_sampled_values_are_what_plays_come_to_on_average() -> None:
         accepted_B = stage_all(BatchedPlay(scenario), players, many_B, seed_B.repeat(repeats)).rollout.verdict_B == ACCEPT
         share_B = accepted_B.view(repeats, -1).float().mean(0)
         assert ((share_B - expected_B).abs() < 4 * (expected_B * (1 - expected_B) / repeats).sqrt() + 1e-3).all()
-        attacked = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, max_nodes=100_000).values(id_B, seed_B)
+        attacked = MessageTree(scenario, networks, ["prover"], ACCEPT, max_nodes=100_000).values(id_B, seed_B)
     by_way = dict(zip(WAYS, attacked.unbind(1), strict=True))
     assert (by_way["sampled"][:, 0] >= expected_B - 1e-6).all()
     for way in ("greedy", "random questions"):
         assert (by_way["best questions"] <= by_way[way] + 1e-6).all()
 
 
+@pytest.mark.parametrize(
+    ("protocol", "rules", "attackers"),
+    [
+        ("nip", dict(max_rounds=5, min_rounds=5), ["prover"]),
+        ("mnip", dict(max_rounds=3, min_rounds=1), ["prover0", "prover1"]),
+        ("debate", dict(max_rounds=3, min_rounds=3), ["prover1"]),
+        ("open_debate", dict(max_rounds=3), ["prover0"]),
+        ("judge_panel", {}, ["prover"]),
+    ],
+)
+def test_a_search_with_tries_enough_finds_what_the_tree_does_and_never_more(
+    protocol: str, rules: dict[str, int], attackers: list[str]
+) -> None:
+    with one_thread():
+        scenario = graph_scenario(build(protocol, **rules))  # type: ignore[arg-type]
+        networks = {agent: spread_heads(scenario.build_agent(agent, 3).eval()) for agent in scenario.protocol.agents}
+        id_B = (scenario.label_I == REJECT).nonzero().flatten()
+        tree = MessageTree(scenario, networks, attackers, ACCEPT, WAYS[:1], max_nodes=100_000).values(id_B, id_B)[:, 0]
+        own = {agent: networks[agent] for agent in attackers}
+        others = {agent: Player(network) for agent, network in networks.items() if agent not in attackers}
+        play = BatchedPlay(scenario)
+        before = tree + 1
+        for tries in (1, 4, 20, 1000):
+            search = MessageSearch(play, own, lambda: others, ACCEPT, tries)
+            found = search.search(id_B, id_B)
+            verdict_B = search.said(found.plan_BP, id_B, id_B).rollout.verdict_B
+            reached = torch.stack([verdict_B == ACCEPT, verdict_B != REJECT], 1).float()
+            assert reached.equal(torch.stack([found.fooled_B > 0, found.wrong_B > 0], 1).float())
+            assert int(torch.maximum(found.fooled_B, found.wrong_B).max()) <= tries
+            assert bool((reached <= tree).all())
+            before = reached
+    assert before.equal(tree)
+
+
 def test_a_tree_that_is_too_large_is_not_walked() -> None:
     scenario = graph_scenario(build("nip", max_rounds=7))
     networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
-    tree = MessageTree(scenario, networks, ["prover"], ACCEPT, REJECT, max_nodes=50)
+    tree = MessageTree(scenario, networks, ["prover"], ACCEPT, max_nodes=50)
     with pytest.raises(TooManyNodes):
         tree.values(torch.arange(6), torch.zeros(6, dtype=torch.int64))
     assert tree.nodes < 1000

@@ -41,19 +41,19 @@ def test_in_play_of_several_rounds() -> None:
         id_B = scenario.ids("test").repeat(60)
         players = {agent: Player(network, generator(1, agent)) for agent, network in networks.items()}
         staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
-    rollout, chance_BR3 = staged.rollout, staged.chance_BR3
+    rollout, chance_BRD = staged.rollout, staged.chance_BRD
     assert rollout.vote_BM is not None
     first, second = (staged.members[judge] for judge in ("judge0", "judge1"))
-    assert torch.allclose(chance_BR3[:, 1, 1], first[:, 1, 1] * second[:, 1, 1], atol=1e-6), "accepted at once if both accept"
-    assert torch.allclose(chance_BR3[:, 1, 2], 1 - (1 - first[:, 1, 2]) * (1 - second[:, 1, 2]), atol=1e-6)
+    assert torch.allclose(chance_BRD[:, 1, 1], first[:, 1, 1] * second[:, 1, 1], atol=1e-6), "accepted at once if both accept"
+    assert torch.allclose(chance_BRD[:, 1, 2], 1 - (1 - first[:, 1, 2]) * (1 - second[:, 1, 2]), atol=1e-6)
     voted_B = (rollout.decision_BRA[:, 1, 1] == 0) & (rollout.decision_BRA[:, 1, 2] == CONTINUE)
     assert bool(voted_B.any())
-    assert torch.allclose(chance_BR3[voted_B, 3, 0], torch.ones(int(voted_B.sum()))), "one has rejected, whatever the other does"
+    assert torch.allclose(chance_BRD[voted_B, 3, 0], torch.ones(int(voted_B.sum()))), "one has rejected, whatever the other does"
     over_B = rollout.length_B == 2
     assert bool(over_B.any())
-    assert not bool(chance_BR3[over_B, 2:].any())
+    assert not bool(chance_BRD[over_B, 2:].any())
     drawn = (rollout.verdict_B[:, None] == torch.arange(3)).float().mean(0)
-    expected = chance_BR3[:, 1].mean(0)[:2] + chance_BR3[:, 3].mean(0)[:2]
+    expected = chance_BRD[:, 1].mean(0)[:2] + chance_BRD[:, 3].mean(0)[:2]
     assert torch.allclose(drawn[:2], expected, atol=4 * 0.5 / math.sqrt(len(id_B)))
     grades, labels = graded_verdicts(staged)
     assert len(grades) == len(labels) == int((rollout.verdict_B != CONTINUE).sum())

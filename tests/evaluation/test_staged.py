@@ -54,17 +54,17 @@ def test_batches_make_no_difference() -> None:
     whole, small = (stage_all(play, players, ids, seeds, batch) for batch in (512, 4))
     assert torch.equal(whole.rollout.main_BRACM, small.rollout.main_BRACM)
     assert torch.equal(whole.rollout.verdict_B, small.rollout.verdict_B)
-    assert torch.allclose(whole.chance_BR3, small.chance_BR3, atol=1e-5)
+    assert torch.allclose(whole.chance_BRD, small.chance_BRD, atol=1e-5)
 
 
 def test_chances_are_the_verifiers_where_its_decision_counts() -> None:
     play, networks, ids, seeds = parts(build("nip", max_rounds=5, min_rounds=3))
     found = stage(play, {agent: Player(network) for agent, network in networks.items()}, ids, seeds)
-    sums_BR = found.chance_BR3.sum(-1)
+    sums_BR = found.chance_BRD.sum(-1)
     verifier = play.protocol.verifier_index
     counts_BR = found.rollout.turn_BRA[:, :, verifier] & (torch.arange(5) >= 2)
     assert torch.allclose(sums_BR, counts_BR.float())
-    likeliest_BR = found.chance_BR3.argmax(-1)
+    likeliest_BR = found.chance_BRD.argmax(-1)
     assert torch.equal(likeliest_BR[counts_BR], found.rollout.decision_BRA[:, :, verifier][counts_BR])
 
 

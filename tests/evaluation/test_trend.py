@@ -30,13 +30,15 @@ def test_what_says_nothing_of_its_spread_has_no_interval() -> None:
     assert slope(np.arange(12), np.abs(np.arange(12) - 6.0)).lower is None, "one bend is no twelve observations"
 
 
-@pytest.mark.parametrize(("alike", "least"), [(0.0, 0.94), (0.4, 0.92)])
-def test_the_interval_covers_as_often_as_it_says(alike: float, least: float) -> None:
-    random, held = np.random.default_rng(0), 0
+@pytest.mark.parametrize("alike", [0.0, 0.6])
+def test_the_interval_covers_as_often_as_it_says(alike: float) -> None:
+    random, held, given = np.random.default_rng(0), 0, 0
     for _ in range(2000):
         noise_N = random.normal(size=40)
         for i in range(1, 40):
             noise_N[i] = alike * noise_N[i - 1] + np.sqrt(1 - alike**2) * noise_N[i]
         found = slope(np.arange(40), 0.05 * np.arange(40) + noise_N)
-        held += found.lower is not None and found.upper is not None and found.lower <= 0.05 <= found.upper
-    assert least <= held / 2000 <= 0.97
+        if found.lower is not None and found.upper is not None:
+            held, given = held + (found.lower <= 0.05 <= found.upper), given + 1
+    assert given > 1980, "some are so alike that they say nothing"
+    assert 0.94 <= held / given <= 0.97

@@ -12,6 +12,7 @@ from nip_ray.evaluation.metrics import worst_case
 from nip_ray.evaluation.staged import Staged, stage_all
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.rollout import Rollout
+from nip_ray.protocols import build
 from tests.builders import graph_scenario, one_thread
 
 
@@ -33,7 +34,7 @@ def rollout(verdicts: list[int], labels: list[int], rounds: int = 1) -> Rollout:
 def test_an_instance_counts_if_it_was_right_every_time() -> None:
     labels = [1, 1, 0, 0, 0]
     episodes = [rollout(verdicts, labels) for verdicts in ([1, 1, 0, 0, 2], [1, 0, 0, 2, 2], [1, 1, 0, 0, 0])]
-    found = worst_case(episodes, {"kind": torch.tensor([7, 8, 7, 8, 8, 8])})
+    found = worst_case(build("nip"), episodes, {"kind": torch.tensor([7, 8, 7, 8, 8, 8])})
     shares = {name: (record["estimate"], record["n"]) for name, record in found.items() if name != "episodes"}
     assert found["episodes"] == 3
     assert shares == {
@@ -100,8 +101,8 @@ def test_the_interval_of_the_calibration_error_holds_the_truth_as_often_as_it_sa
 
 def test_the_undecided_have_no_grade() -> None:
     staged = graded(np.array([0.1, 0.6, 0.9]), np.array([0.0, 1.0, 1.0]))
-    staged = Staged(replace(staged.rollout, verdict_B=torch.tensor([0, 2, 1])), staged.chance_BR3)
+    staged = Staged(replace(staged.rollout, verdict_B=torch.tensor([0, 2, 1])), staged.chance_BRD)
     found = calibration(staged, 0)
     assert (found["brier"]["n"], found["undecided"]["estimate"], found["undecided"]["n"]) == (2, pytest.approx(1 / 3), 3)
-    nobody = calibration(Staged(replace(staged.rollout, verdict_B=torch.tensor([2, 2, 2])), staged.chance_BR3), 0)
+    nobody = calibration(Staged(replace(staged.rollout, verdict_B=torch.tensor([2, 2, 2])), staged.chance_BRD), 0)
     assert (nobody["brier"]["n"], nobody["bins"]) == (0, [])

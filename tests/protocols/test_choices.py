@@ -98,7 +98,7 @@ def test_an_attacker_takes_the_better_side() -> None:
     scenario = graph_scenario(protocol)
     networks = {agent: spread_heads(network).eval() for agent, network in graph_agents(scenario).items()}
     ids, seeds = copies(scenario, 6)
-    values = MessageTree(scenario, networks, ("prover",), ACCEPT, REJECT, max_nodes=100_000).values(ids, seeds)
+    values = MessageTree(scenario, networks, ("prover",), ACCEPT, max_nodes=100_000).values(ids, seeds)
     found = []
     for side in (REJECT, ACCEPT):  # by hand: every node or silence, on either side
         play = BatchedPlay(scenario)

@@ -69,7 +69,7 @@ def test_in_play(greedy: bool) -> None:
     decided_B = rollout.verdict_B != CONTINUE
     assert bool(decided_B.any()) or greedy
     last_B = rollout.length_B - 1
-    chance_B3 = staged.chance_BR3[torch.arange(len(id_B)), last_B]
+    chance_B3 = staged.chance_BRD[torch.arange(len(id_B)), last_B]
     stated_B = chance_B3[:, ACCEPT] / chance_B3[:, :2].sum(1)
     truth_B = torch.where(rollout.y_B == ACCEPT, stated_B, 1 - stated_B)
     share_B = 1 - (1 - truth_B) ** 2

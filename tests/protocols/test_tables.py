@@ -5,9 +5,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import PROTOCOLS, Payment, Protocol, ProtocolParams, build, for_being_right, for_verdict, register
+from nip_ray.protocols import (
+    PROTOCOLS,
+    Payment,
+    Protocol,
+    ProtocolParams,
+    build,
+    check,
+    for_being_right,
+    for_verdict,
+    register,
+    start,
+    step,
+)
 from nip_ray.settings.protocol import PayoffSettings
 
 
@@ -43,6 +56,25 @@ def test_names_limits_goals_and_amounts(name: str, agents: str, channels: str, l
     assert protocol.payment == Payment(payoff, goals=goals)
     assert protocol.provers == tuple(agent for agent in agents.split() if agent != "verifier")
     assert protocol.agents[protocol.verifier_index] == "verifier"
+
+
+def test_prover_and_estimator_bet_on_the_error() -> None:
+    protocol = build("prover_estimator", max_rounds=7)
+    assert [turns[0][0] for turns in protocol.turns[0]] == ["prover", "estimator", "prover"] * 2 + ["verifier"]
+    assert (protocol.min_rounds, protocol.payment.goals) == (7, {"prover": 1})
+    state = start(protocol, torch.tensor([0, 1, 1]), torch.zeros(3, dtype=torch.int64))
+    decisions = torch.tensor([[2, 2, 1], [2, 2, 1], [2, 2, 2]])
+    error_B = torch.tensor([0.5, -0.25, 1.0])
+    for _ in range(6):
+        state, outcome = step(protocol, state, decisions, error_B=error_B)
+        assert not outcome.reward_BA.any(), "only the end pays"
+    _, outcome = step(protocol, state, decisions, error_B=error_B)
+    assert outcome.reward_BA.tolist() == [[1.5, -0.5, -1.0], [0.75, 0.25, 1.0], [1.0, -1.0, -1.0]]
+    assert all(map(protocol.payment.is_paid, protocol.agents))
+    with pytest.raises(UserError, match="per_error: estimates are paid for where a verifier decides, and not under zero knowledge"):
+        build("prover_estimator", zero_knowledge=True)
+    with pytest.raises(UserError, match=r"per_error\['x'\]: must be a finite number"):
+        check(replace(protocol, payment=replace(protocol.payment, per_error={"x": 1.0})))
 
 
 def test_reward_mid_points() -> None:
@@ -83,6 +115,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("solo_verifier", {"shared_reward": True}, "shared_reward"),
     ("adp", {"verifier_first": False}, "verifier_first"),
     ("merlin_arthur", {"verifier_first": False}, "verifier_first"),
+    ("prover_estimator", {"max_rounds": 9}, "max_rounds: got 9, but prover_estimator always has three for each halving"),
     *(("bisection", {"max_rounds": rounds}, f"max_rounds: got {rounds}, but bisection always has an odd number") for rounds in (1, 4)),
     ("bisection", {"min_rounds": 3}, "min_rounds: got 3, but bisection always has 9"),
     ("debate", {"half_chosen_by": "verifier"}, "half_chosen_by: debate has no use"),

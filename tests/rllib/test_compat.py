@@ -26,7 +26,7 @@ def owners() -> Any:
         "EnvRunnerGroup": algorithm.env_runner_group,
         "Learner": learner,
         "LearnerGroup": algorithm.learner_group,
-        "TorchDistribution": distribution_class(Layout(1, 2, 0, False)),
+        "TorchDistribution": distribution_class(Layout(1, 2, 0, 0)),
     }
     algorithm.stop()
 

@@ -123,16 +123,24 @@ def test_a_process_that_is_stopped_is_replaced_or_waited_for(
 
 
 @pytest.mark.crash
-def test_a_trial_that_is_stopped_is_started_again(ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("deed", "timeout_s"), [(STOPS_ONCE, 20.0), (STOPS_HALF_A_MINUTE, 120.0)], ids=["for ever", "for 30 s"])
+def test_a_trial_that_is_stopped_is_started_again_or_waited_for(
+    ray_session: None, tmp_path: Path, capfd: pytest.CaptureFixture[str], deed: str, timeout_s: float
+) -> None:
     run(tmp_path, (0, 0))
-    plugin, struck = write_plugin(tmp_path, TRIAL, 3, STOPS_ONCE)
-    content = config(iterations=4, plugins=[str(plugin)], fault_tolerance=limits(hang_timeout_s=20.0))
+    plugin, struck = write_plugin(tmp_path, TRIAL, 3, deed)
+    content = config(iterations=4, plugins=[str(plugin)], fault_tolerance=limits(hang_timeout_s=timeout_s))
+    began = time.monotonic()
     run_sweep(parse_sweep({**content, "sweep": {"seeds": [0], "max_failures": 3}}), tmp_path / "sweep", quiet=True)
+    seconds = time.monotonic() - began
     assert struck.exists()
     [trial] = [path for path in (tmp_path / "sweep" / "trials").iterdir() if path.is_dir()]
     assert figures(trial) == figures(tmp_path / "run")
     assert weights(trial) == weights(tmp_path / "run")
-    assert "gave no sign of life for 20 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
+    ended = "gave no sign of life for 20 s (fault_tolerance.hang_timeout_s) and is ended" in capfd.readouterr().err
+    assert ended == (deed == STOPS_ONCE)
+    assert seconds < SOON_S
+    assert ended or seconds > 29.0, "it was stopped, and went on"
 
 
 @pytest.mark.crash

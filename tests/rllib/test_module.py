@@ -14,7 +14,7 @@ from nip_ray.rllib.protocol_env import ProtocolEnv
 from nip_ray.rllib.shared import networks_of, scenario_of
 from tests.rllib.experiments import experiment, message_game
 
-LAYOUTS = [Layout(1, 5, 0, True), Layout(1, 5, 0, False), Layout(2, 14, 3, True), Layout(4, 6, 2, False)]
+LAYOUTS = [Layout(1, 5, 0, 3), Layout(1, 5, 0, 0), Layout(2, 14, 3, 3), Layout(4, 6, 2, 0)]
 COUNT = 50
 
 

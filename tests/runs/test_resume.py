@@ -55,7 +55,7 @@ def outcome(path: Path) -> dict[str, Any]:
             "transcripts": {name: folder.read_transcripts(name) for name in folder.transcript_names()},
             "checkpoints": sorted(entry.name for entry in folder.checkpoints.iterdir()),
             "skipped": found.skipped,
-            "counters": found.state,
+            "counters": found.state["counters"],
             "training": plain(found.tensors["training"]),
             "config": folder.config_yaml(),
             "left over": sorted(entry.name for entry in path.rglob(".*") if entry.name != ".lock"),

@@ -66,6 +66,18 @@ def test_a_restart_goes_on_from_the_newest_undamaged_checkpoint(tmp_path: Path, 
     assert rows(tmp_path / "run") == calm(tmp_path / "calm")
 
 
+def test_rows_that_were_changed_are_told_of(tmp_path: Path) -> None:
+    with opened(tmp_path / "run") as session:
+        session.step()
+        session.step()
+        assert session.newest() is not None
+        file = session.folder.path / "metrics.jsonl"
+        assert not (session.folder.path / WARNINGS).exists()
+        file.write_text(file.read_text().replace('"iteration": 1', '"iteration":  1', 1))
+        session.newest()
+        assert "metrics.jsonl: the rows up to iteration 2 are not as they were" in (session.folder.path / WARNINGS).read_text()
+
+
 def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers hear of every iteration once all the same."""
     tracker = Mock()

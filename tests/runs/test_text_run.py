@@ -1,6 +1,7 @@
 """Runs of language agents: where dialogues are held, Tune, base runs, judges, the command line, and what is refused at the start."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -212,10 +213,26 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
         ({"algorithm": {"name": "malt", "warmup_agents": ["verifier"]}}, "warmup_agents: format_warmup is 0"),
         ({"algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["provr"]}}, "warmup_agents: no agent 'provr' of nip, did"),
         ({"algorithm": {"name": "malt", "test_scheme": "none", "test_while_fine_tuning": True}}, "test_while_fine_tuning: test_scheme"),
+        ({"algorithm": {"name": "malt", "guess_replacement_rate": 0.2}}, "guess_replacement_rate: got 0.2, but malt learns from pairs"),
+        ({"algorithm": {"name": "malt", "reward_threshold": math.nan}}, "algorithm.reward_threshold: got nan, expected number or null"),
+        ({"algorithm": {"fine_tuning": {"learning_rate": math.inf}}}, "algorithm.fine_tuning.learning_rate: got inf, expected number > 0"),
+        ({"algorithm": {"fine_tuning": {"learning_rate": 1, "learning_rate_multiplier": 1}}}, "fine_tuning.learning_rate_multiplier: l"),
+        ({"algorithm": {"fine_tuning": {"beta": 1}}}, "algorithm.fine_tuning.beta: is for preferences"),
+        ({"algorithm": {"format_warmup": 1, "format_warmup_tuning": {"beta": 1}}}, "format_warmup_tuning.beta: not for the warm-up"),
+        ({"algorithm": {"sample_size_factor": 1}}, "algorithm.sample_size_factor: is not for selection threshold"),
+        ({"algorithm": {"selection": "weighted_sampling", "reward_threshold": 1}}, "reward_threshold: is not for selection weighted"),
         ({"base_run": {"run_dir": "/no/run"}}, "base_run.run_dir"),
         ({"scenario__agents": {"_default": {"provider": "l", "model": "/no/model"}}, "providers": {"l": {"name": "local"}}}, "model"),
         ({**HOSTED, "providers": {"o": {"name": "openai", "fine_tuning": False}}}, "frozen"),
         ({**HOSTED, "providers": {"o": {"name": "openai"}}, "budget": {"usd": 1}}, "prices"),
+        (
+            {**HOSTED, "providers": {"o": {"name": "openai"}}, "algorithm": {"name": "malt", "fine_tuning": {"learning_rate": 1e-4}}},
+            "algorithm.fine_tuning.learning_rate: o takes none",
+        ),
+        (
+            {"scenario": {"name": "state_tracking", "agents": {"_default": {**ALONE, "max_tokens": 2}}}, "protocol": {"name": "nip"}},
+            "scenario.agents._default.max_tokens: room for 2 tokens, but prover replies with 15 states, use at least 16",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_by_name(tmp_path: Path, change: dict[str, Any], named: str) -> None:

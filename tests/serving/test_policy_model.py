@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -146,6 +147,22 @@ def test_a_base_is_held_once(make: Make) -> None:
     assert abs(metrics["kl"]) < 1e-9, "adapters begin at nothing"
     assert models[0].step(turns, replace(SETTINGS, kl_coefficient=0.1), 4)["kl"] > 1e-6
     assert models[1].logprobs(turns) == models[2].logprobs(turns), "and what one learns does not reach the others"
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("can't allocate memory")])
+def test_where_memory_runs_out_the_key_to_lower_is_named(make: Make, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    model = make()
+    turns, before = play(model), model.weights()
+
+    def full(*args: Any, **kwargs: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(model._model, "forward", full)
+    with pytest.raises(UserError, match=r"algorithm\.micro_batch_tokens: 16384 tokens in one pass need more memory"):
+        model.step(turns, SETTINGS, 4)
+    with pytest.raises(UserError, match=r"max_batch_size: 5 replies at once need more memory"):
+        model.sample([GenerationRequest([7, 8, 9], 2, 1.0, seed=1)])
+    assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
 
 
 def test_what_cannot_be_learned(make: Make) -> None:

@@ -10,7 +10,8 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.protocols import build
-from nip_ray.scenarios.state_tracking.language import build_language_state_tracking, chain_items
+from nip_ray.scenarios.state_tracking.items import chain_items
+from nip_ray.scenarios.state_tracking.language import build_language_state_tracking
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.model_folder import load_model
 from nip_ray.serving.training_data import completion_tokens

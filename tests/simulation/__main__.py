@@ -20,6 +20,8 @@ from typing import Any
 PROCESSES = 2
 CHUNK = 1000
 ENOUGH = 10_000
+OFTEN = 200
+"""A place that only disturbed runs come to, and so many of them do, has to be reached too."""
 FAILURES = 5
 """After so many the rest is not played."""
 
@@ -33,6 +35,7 @@ def play(seeds: list[int]) -> dict[str, Any]:
     struck: Counter[str] = Counter()
     happened: Counter[str] = Counter()
     failed: dict[int, str] = {}
+    late: Counter[str] = Counter()
     for seed in seeds:
         try:
             played = world.simulate(seed)
@@ -41,6 +44,9 @@ def play(seeds: list[int]) -> dict[str, Any]:
             continue
         struck.update(f"{played.plan.variant}: {' '.join(place)}: {action}" for place, action in played.struck)
         happened.update(played.happened)
+        variant = played.plan.variant
+        extra = [place for place in played.places if place not in world.reference(variant).places]
+        late.update(f"{variant}: {' '.join(place)}: {action}" for place in extra for action in world.actions(place))
         happened.update(f"provider: {name}" for name in played.provider.seen)
         for job in played.provider.state.jobs.values():
             happened["provider: job fails"] += job.fate == "job_failed"
@@ -50,7 +56,7 @@ def play(seeds: list[int]) -> dict[str, Any]:
         f"{variant}: {' '.join(place)}: {action}" for variant in world.VARIANTS for place, action in world.reference(variant).points()
     ]
     faults = [f"provider: {name}" for name in world.FAULTS]
-    made = {"points": points, "struck": struck, "happened": happened, "failed": failed, "faults": faults}
+    made = {"points": points, "struck": struck, "happened": happened, "failed": failed, "faults": faults, "late": late}
     os.write(output, json.dumps(made).encode())
     return made
 
@@ -75,6 +81,7 @@ def many(seeds: list[int]) -> int:
     chunks = [seeds[start : start + size] for start in range(0, len(seeds), size)]
     running: dict[subprocess.Popen[bytes], list[int]] = {}
     struck: Counter[str] = Counter()
+    late: Counter[str] = Counter()
     happened: Counter[str] = Counter()
     failed: dict[str, str] = {}
     points: list[str] = []
@@ -93,14 +100,17 @@ def many(seeds: list[int]) -> int:
         made = json.loads(told)
         points, faults, played = made["points"], made["faults"], played + len(chunk)
         struck.update(made["struck"])
+        late.update(made["late"])
         happened.update(made["happened"])
         failed |= made["failed"]
         for seed, what in made["failed"].items():
             print(f'FAILED seed {seed}: {what}\n       make simulate ARGS="--seed {seed}"', flush=True)
-    missing = [*(point for point in points if not struck[point]), *(fault for fault in faults if not happened[fault])]
-    total = len(points) + len(faults)
+    places = [*points, *(point for point, worlds in late.items() if worlds >= OFTEN or struck[point])]
+    missing = [*(point for point in places if not struck[point]), *(fault for fault in faults if not happened[fault])]
+    total = len(places) + len(faults)
     print(f"{played} seeds in {time.monotonic() - began:.0f} s, {len(failed)} failed")
-    print(f"{total - len(missing)} of {total} places and faults reached ({(total - len(missing)) / max(total, 1):.1%})")
+    beside = f"{len(places) - len(points)} of them at places that only disturbed runs come to"
+    print(f"{total - len(missing)} of {total} places and faults reached ({(total - len(missing)) / max(total, 1):.1%}), {beside}")
     print(", ".join(f"{name} {count}" for name, count in sorted(happened.items())))
     if missing and played >= ENOUGH:
         print("not reached: " + "; ".join(missing))

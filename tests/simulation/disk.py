@@ -36,6 +36,7 @@ ACTIONS: dict[str, tuple[str, ...]] = {
     "unlink": ("before", "after", "input/output error"),
     "mkdir": ("before", "after", *ERRORS),
     "rmdir": ("before", "after"),
+    "read": ("input/output error",),
 }
 """Operation -> what can happen at it: the process ends before or after, or in the middle of a write ("torn"); a write takes a part only
 ("short"); or the operation fails."""
@@ -246,7 +247,11 @@ class _Raw(io.FileIO):
 def _sim_open(file: Any, mode: str = "r", buffering: int = -1, encoding: Any = None, errors: Any = None, newline: Any = None,
               closefd: bool = True, opener: Any = None) -> Any:  # fmt: skip
     disk = Disk.current
-    path = None if disk is None or not set(mode) & set("wax+") else disk.below(file)
+    path = None if disk is None else disk.below(file)
+    if disk is not None and path is not None and not set(mode) & set("wax+"):
+        if os.path.isfile(file):
+            disk.begin("read", path)
+        path = None
     if disk is None or path is None:
         return _open(file, mode, buffering, encoding, errors, newline, closefd, opener)
     is_new = not os.path.lexists(file)

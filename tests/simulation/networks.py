@@ -3,8 +3,7 @@
 Decisions that matter here:
 - in the place of learning stands a sum that depends on all iterations before it: a wrong checkpoint or a lost iteration gives other
   numbers to the end. Evaluation and report are a line of text each;
-- damage is any of: a changed byte, zeros, a lost end, a lost file; in up to three files at once. In `metrics.jsonl` a byte is never just
-  changed: that another digit stands there is seen by nobody, here as in any file without sums;
+- damage is any of: a changed byte, zeros, a lost end, a lost file; in up to three files at once;
 - the model that watches knows the bytes of every checkpoint from the moment in which it got its name. When a process goes on from one, it
   has to be the newest that has them still.
 """
@@ -71,6 +70,8 @@ class Witness:
         self.honest = self.complete = True
         self._saved: dict[int, dict[str, bytes]] = {}
         self._newest: int | None = None
+        self._unread = False
+        self.warned: list[str] = []
         _watching[:] = [self]
 
     def written(self, path: str, what: str) -> None:
@@ -82,18 +83,23 @@ class Witness:
     def begins(self) -> None:
         """A process begins: what it has to go on from is what is whole now."""
         there = {number: self.run / "checkpoints" / f"{number:06d}" for number in self._saved}
+        self._unread = False
         self._newest = max((number for number, folder in there.items() if _bytes(folder) == self._saved[number]), default=None)
 
     def loaded(self, iteration: int) -> None:
         """A process goes on from this checkpoint."""
-        if iteration != self._newest:
+        if iteration != self._newest and not self._unread:
             self.violate(f"it goes on from {iteration}, and the newest whole checkpoint is of {self._newest}")
         self._newest = None
 
     def trained(self, iteration: int) -> None:
         """A process has done an iteration."""
-        if self._newest is not None:
+        if self._newest is not None and not self._unread:
             self.violate(f"iteration {iteration} is done without the checkpoint of {self._newest}, which is whole")
+
+    def unreadable(self, kind: str) -> None:
+        """A file of this kind cannot be read: of a checkpoint it is as good as damage."""
+        self._unread |= "checkpoints" in kind
 
     def ended(self, now: float, *, could_write: bool) -> None:
         """A process is no more."""
@@ -127,7 +133,7 @@ def damage(run: Path, dice: random.Random, files: int) -> list[str]:
     told = []
     for path in dice.sample(there, min(files, len(there))):
         data = path.read_bytes()
-        how = dice.choice([kind for kind in DAMAGE if kind != "changed" or path.name != "metrics.jsonl"])
+        how = dice.choice(DAMAGE)
         at = dice.randrange(len(data)) if data else 0
         made = {
             "changed": data[:at] + bytes([data[at] ^ 1 << dice.randrange(8)]) + data[at + 1 :] if data else b"",
@@ -181,7 +187,13 @@ def install() -> None:
         self.last_evaluation = figures
         return figures
 
-    Session._trained, Session._evaluate = trained, evaluate
+    warn = Session.warn
+
+    def warned(self: Any, text: str) -> None:
+        _watching[0].warned.append(text)
+        warn(self, text)
+
+    Session._trained, Session._evaluate, Session.warn = trained, evaluate, warned
     Session._examination = lambda self: _Examination()
     nip_ray.runs.session.players = lambda config, networks: networks
     nip_ray.rllib.cluster.build_algorithm = lambda config: Learning()

@@ -70,6 +70,9 @@ class Witness:
     def begins(self) -> None:
         """A process begins."""
 
+    def unreadable(self, kind: str) -> None:
+        """A file of this kind cannot be read."""
+
     def ended(self, now: float, *, could_write: bool) -> None:
         """The process is no more. could_write: the disk took all that it wrote."""
         if could_write:

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nip_ray.evaluation.intervals import mean, proportion
@@ -83,3 +84,15 @@ def test_a_mean_over_seeds_has_students_interval_within_what_a_share_can_be() ->
     assert (found.estimate, found.lower) == pytest.approx((exact.estimate, exact.lower), abs=1e-9)
     assert (found.upper, found.n) == (1.0, 3)
     assert pooled([]) is None
+
+
+def test_a_cells_interval_covers_as_often_as_it_says() -> None:
+    """Seeds whose verifiers differ, each asked about 500 instances; what counts is the mean over endlessly many seeds."""
+    random, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        found = pooled([Figure(hits / 500) for hits in random.binomial(500, random.normal(0.8, 0.05, 5))])
+        assert found is not None
+        assert found.lower is not None
+        assert found.upper is not None
+        held += found.lower <= 0.8 <= found.upper
+    assert 0.94 <= held / 2000 <= 0.97

@@ -213,11 +213,15 @@ def documented_keys() -> list[str]:
     page = page.partition("## evaluation.json")[0]
     found = re.findall(r"`((?:train|eval|eval_sampled|learn|time)/[A-Za-z0-9_/<>=-]+)`", page)
     named = {"<agent>": "verifier", "<group>": "wl_score", "<value>": "3", "<state>": "CC", "<number>": "3"}
-    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky", "<member>": "judge0"}
+    named |= {"<host>": "own", "<k>": "2", "<figure>": "accuracy", "<role>": "sneaky", "<member>": "judge0", "<verdict>": "nine"}
     return sorted({re.sub("<[a-z]+>", lambda match: named[match[0]], key) for key in found if not key.endswith("/")})
 
 
 ROLES: dict[str, Any] = {"protocol": {"name": "helpful_sneaky"}, "scenario": {"name": "graph_isomorphism"}}
+CLASSES: dict[str, Any] = {
+    "protocol": {"name": "debate", "verdicts": ["three", "eight", "nine"]},
+    "scenario": {"name": "image_classification", "data": {"binarisation": "classes", "selected_classes": [3, 8, 9]}},
+}
 PANEL: dict[str, Any] = {"protocol": {"name": "judge_panel"}, "scenario": {"name": "graph_isomorphism"}}
 HIRONAKA: dict[str, Any] = {
     "protocol": {"name": "hironaka"},
@@ -241,10 +245,15 @@ def test_every_documented_figure_may_decide(key: str) -> None:
         if "role=" in key or "score_" in key
         else PANEL
         if "judge0" in key
+        else CLASSES
+        if key.endswith("/nine")
         else GAME
     )
     data = {**base, "sweep": {"metric": key}}
     assert parse_sweep(data).settings.metric == key
+    if base is CLASSES:
+        assert "ine" in refusal({**base, "sweep": {"metric": key.replace("nine", "nein")}})
+        assert "has two verdicts here" in refusal({**ROLES, "sweep": {"metric": key}})
 
 
 def test_exact_figures_of_language_models_may_decide_where_their_rule_knows_probabilities() -> None:

@@ -24,7 +24,6 @@ from nip_ray.errors import UserError
 from nip_ray.learning.policy import Policy
 from nip_ray.play.core import compared
 from nip_ray.play.rollout import Dialogue, Rollout, RolloutSamples
-from nip_ray.protocols import CONTINUE
 from nip_ray.rllib.compat import local_learner
 from nip_ray.rllib.shared import scenario_of
 from nip_ray.seeding import generator
@@ -109,7 +108,7 @@ class ProtocolAgent(BaseAgent):
         if self.scenario.linear_symbols:
             made["linear"] = np.zeros((count, factors), dtype=np.int64)
         if agent in self.protocol.deciders:
-            made["decision"] = np.full(count, CONTINUE, dtype=np.int64)
+            made["decision"] = np.full(count, self.protocol.undecided, dtype=np.int64)
         return made
 
     def _said(self, observations: Mapping[str, Any]) -> Dialogue:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nip_ray.evaluation.report.describe import label_words
+from nip_ray.evaluation.report.describe import label_words, verdicts_of
 from nip_ray.evaluation.report.episodes import colours_of, is_right, short, shown
 from nip_ray.evaluation.report.source import Record, RunSource
 from nip_ray.play.dialogue_records import visible
@@ -75,8 +75,9 @@ def _column(column: Column, records: Sequence[Record], agents: Mapping[str, int]
     if column.source is not None:
         note = f"transcripts/{column.source.transcripts_name}" if column.source.transcripts else "no transcripts"
         if records:
-            episode = shown(records[0], number, agents, column.source.pictures, column.source.items)
-            episode["label"] = label_words(column.source.config).get(episode["label"], f"label {episode['label']}")
+            source = column.source
+            episode = shown(records[0], number, agents, source.pictures, source.items, verdicts_of(source.config))
+            episode["label"] = label_words(source.config).get(episode["label"], f"label {episode['label']}")
             note += f", the first of {len(records)} episodes on this instance" if len(records) > 1 else ""
         elif column.source.transcripts:
             note += ": this instance was not played"

@@ -6,7 +6,7 @@ import shlex
 from datetime import datetime
 from typing import Any
 
-from nip_ray.evaluation.report.describe import describe
+from nip_ray.evaluation.report.describe import describe, verdicts_of
 from nip_ray.evaluation.report.episodes import browser, short
 from nip_ray.evaluation.report.findings import Findings, baseline_by, exact_figures, held_out, played_figures
 from nip_ray.evaluation.report.panels import agents, deciders, group_values, slope_words, wrong_side
@@ -14,6 +14,7 @@ from nip_ray.evaluation.report.source import MAX_TEXT, Figure, Record, RunSource
 from nip_ray.evaluation.report.trust import is_held_out, soundness_error, trust
 from nip_ray.evaluation.trend import slope
 from nip_ray.progress import duration
+from nip_ray.protocols.spec import VERDICTS
 from nip_ray.storage.folder import CONFIG, METRICS
 
 GROUP_ROWS_SHOWN = 60
@@ -51,6 +52,8 @@ def page_contents(source: RunSource, findings: Findings, running: bool = False) 
         "played": [(short(name, 80), _with_interval(figure)) for name, figure in played_figures(source).items()],
         "exact": [(short(name, 80), f"{value:.4g}") for name, value in exact_figures(source).items()],
         "groups": _group_tables(source),
+        "verdicts": _verdict_rows(source),
+        "confusion": _confusion(source),
         "trust": trust(source, findings.accuracy is not None),
         "transcripts": browser(source),
         "machine": _machine(source),
@@ -201,10 +204,37 @@ def _with_interval(figure: Figure) -> str:
 def _figure_rows(source: RunSource) -> list[dict[str, Any]]:
     """The table of final figures: one row a metric."""
     names = NAMES | {f"{agent}/return": f"Return of {agent}" for agent in agents(source.rows)}
+    if len(verdicts_of(source.config)) > 2:
+        names |= {"verifier/completeness": "Completeness: right, of those where it is argued for", "verifier/soundness": _SOUND}
     rows = [_row(source, name, label, shares=name.startswith("verifier/") and name in NAMES) for name, label in names.items()]
     for who in deciders(source.rows):
         rows += [_row(source, f"{who}/{name}", f"{who}, own vote: {name}", shares=True) for name in _TILES]
     return [row for row in rows if any(row[column][0] for column in ("greedy", "sampled", "training"))]
+
+
+_SOUND = "Soundness: right, of those where a wrong verdict is argued for"
+
+
+def _verdict_rows(source: RunSource) -> list[dict[str, Any]]:
+    """The table of figures of each verdict, where there are more than two."""
+    names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
+    shares = [(f"verifier/{share}/{name}", f"{share}: {name}") for share in ("completeness", "soundness") for name in names]
+    return [_row(source, key, label, shares=True) for key, label in shares] if len(names) > 2 else []
+
+
+def _confusion(source: RunSource) -> dict[str, Any] | None:
+    """Verdicts across, labels down, shares of each label; greedy where it was evaluated so."""
+    names = verdicts_of(source.config)[:GROUP_ROWS_SHOWN]
+    columns = (*names, VERDICTS[-1])
+    for mode in ("greedy", "sampled") if len(names) > 2 else ():
+        figures = [[held_out(source, mode, f"verifier/confusion/{label}={verdict}") for verdict in columns] for label in names]
+        if all(figure is not None for row in figures for figure in row):
+            rows = [
+                (label, "" if row[0] is None else f"{row[0].n:,}", [_cell(figure, True) for figure in row])
+                for label, row in zip(names, figures)
+            ]
+            return {"columns": columns, "rows": rows, "mode": mode}
+    return None
 
 
 def _group_tables(source: RunSource) -> list[dict[str, Any]]:

@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from itertools import chain
 from typing import Any
 
-from nip_ray.protocols.payment import NOTHING, Payment, for_being_right
-from nip_ray.protocols.spec import ACCEPT, REJECT, Protocol, ProtocolParams
+from nip_ray.protocols.payment import Payment, Table, for_being_right, for_verdict
+from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolParams
 from nip_ray.protocols.tables import SHIPPED, table_of
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings
 
@@ -37,13 +38,22 @@ _DECISIONS = ("rejection", "acceptance")
 
 def describe(config: Mapping[str, Any]) -> tuple[str, str]:
     """(the task, who is paid for what), one sentence each. config: an experiment's, as a mapping; what is missing is called unknown."""
-    return _task(section(config, "scenario")), _pay(config, section(config, "protocol"))
+    return _task(section(config, "scenario"), verdicts_of(config)), _pay(config, section(config, "protocol"))
 
 
 def label_words(config: Mapping[str, Any]) -> dict[str, str]:
-    """Label (reject, accept) -> what it says of an instance, in the words of the task."""
+    """Label -> what it says of an instance, in the words of the task."""
+    names = verdicts_of(config)
+    if names != TWO_VERDICTS:
+        return {name: name for name in names}
     words = _LABELS.get(str(section(config, "scenario").get("name")), ("label reject", "label accept"))
-    return dict(zip(("reject", "accept"), words, strict=True))
+    return dict(zip(TWO_VERDICTS, words, strict=True))
+
+
+def verdicts_of(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the verdicts."""
+    names = section(config, "protocol").get("verdicts")
+    return tuple(names) if isinstance(names, list) and len(names) > 2 and all(isinstance(n, str) for n in names) else TWO_VERDICTS
 
 
 def section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -63,11 +73,15 @@ def pays_for_rejection(config: Mapping[str, Any]) -> bool:
     if name not in SHIPPED:
         return True
     made = table_of(str(name), _params(section(config, "protocol")))
+    if not made.two_verdicts:
+        return False
     return any(wanted == REJECT for agent in made.provers for wanted in made.wanted_by(agent, ACCEPT))
 
 
-def _task(scenario: Mapping[str, Any]) -> str:
+def _task(scenario: Mapping[str, Any], verdicts: tuple[str, ...]) -> str:
     name = str(scenario.get("name", "unknown"))[:60]
+    if name == "image_classification" and verdicts != TWO_VERDICTS:
+        return f"Task: to which class does an image belong: {', '.join(verdicts)[:200]}?"
     if name == "matrix_game":
         return f"Task: {str(scenario.get('game', 'a matrix game'))[:60].replace('_', ' ')}, a small game whose solution is known."
     return f"Task: {TASKS[name]}" if name in TASKS else f"Task: {name}" + (", defined by a plugin." if scenario else ".")
@@ -89,11 +103,14 @@ def _pay(config: Mapping[str, Any], protocol: Mapping[str, Any]) -> str:
     if table.panel is not None:
         own = "its own vote" if table.panel.paid_for == "vote" else "the panel's verdict"
         parts.append(f"each of {', '.join(table.verifiers)} is paid for {own}, and the verdict is {_RULES[table.panel.rule]}")
+    which = f"which of {' and '.join(table.roles)} it is"
+    if not table.two_verdicts and table.roles == table.verdicts:
+        which = "which verdict it argues for"
     if table.chooser:
-        parts.append(f"{_the(table.chooser)} chooses which of {' and '.join(table.roles)} it is, and all are told")
+        parts.append(f"{_the(table.chooser)} chooses {which}, and all are told")
     elif table.roles:
         known = ", ".join(map(_the, table.told)) or "nobody"
-        parts.append(f"which of {' and '.join(table.roles)} it is is drawn for each episode, and {known} is told")
+        parts.append(f"{which} is drawn for each episode, and {known} is told")
     if protocol.get("zero_knowledge") is True:
         parts.append("the simulator for imitating the adversarial verifier's conversation, and that one pays it")
     said = "; ".join(parts) + "."
@@ -120,11 +137,16 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
     if protocol.get("judges_paid_for") == "verdict":
         found["judges_paid_for"] = "verdict"
     found["one_prover"] = protocol.get("one_prover") is True
+    if len(names := verdicts_of({"protocol": protocol})) > 2:
+        found["verdicts"] = names
     found["payoff"] = {
         str(agent): PayoffSettings(
-            **_entries(entries),
+            **_entries(entries, len(found.get("verdicts", TWO_VERDICTS))),
             turns={str(speaker): amount for speaker, amount in section(entries, "turns").items() if _is_number(amount)},
-            by_role={str(role): PayoffEntries(**_entries(section(entries["by_role"], role))) for role in section(entries, "by_role")},
+            by_role={
+                str(role): PayoffEntries(**_entries(section(entries["by_role"], role), len(found.get("verdicts", TWO_VERDICTS))))
+                for role in section(entries, "by_role")
+            },
         )
         for agent, entries in section(protocol, "payoff").items()
         if isinstance(entries, Mapping)
@@ -132,8 +154,12 @@ def _params(protocol: Mapping[str, Any]) -> ProtocolParams:
     return replace(unset, **found)
 
 
-def _entries(given: Mapping[str, Any]) -> dict[str, float]:
-    return {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
+def _entries(given: Mapping[str, Any], count: int) -> dict[str, Any]:
+    found = {field.name: given[field.name] for field in fields(PayoffEntries) if _is_number(given.get(field.name))}
+    rows = given.get("table")
+    rows = [row for row in rows if isinstance(row, list) and len(row) == count + 1] if isinstance(rows, list) else []
+    whole = len(rows) == count and all(map(_is_number, chain.from_iterable(rows)))
+    return {**found, "table": tuple(map(tuple, rows))} if whole else found
 
 
 def paid(agent: str, table: Protocol) -> str:
@@ -141,11 +167,18 @@ def paid(agent: str, table: Protocol) -> str:
     said = {role: _paid_by(agent, table, table.payment.of(role)) for role in table.roles or ("",)}
     if len(set(said.values())) == 1:
         return next(iter(said.values()))
+    amount = max(table.payment.of(table.roles[0]).table(agent)[0])
+    argued = [for_verdict(code, amount, len(table.verdicts)) for code in range(len(table.verdicts))]
+    if not table.two_verdicts and [table.payment.of(role).table(agent) for role in table.roles] == argued:
+        return f"{amount:g} for the verdict that it argues for, right or wrong"
     return ", ".join(f"when {role} {paid}" for role, paid in said.items())
 
 
 def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
-    (right, wrong, end), (missed, found, also) = rows = payment.payoff.get(agent, NOTHING)
+    rows = payment.table(agent)
+    if not table.two_verdicts:
+        return _paid_by_class(agent, table, rows) + _paid_turns(agent, table, payment)
+    ((right, wrong, end), (missed, found, also)) = rows[0], rows[1]
     if rows == for_being_right(right, wrong, end):
         for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
     elif rows[0] == rows[1] and 0 in (right, wrong):
@@ -156,10 +189,28 @@ def _paid_by(agent: str, table: Protocol, payment: Payment) -> str:
         for_what += f", {end:g} for no verdict" if end == also else f", {also:g} or {end:g} for no verdict on a true or a false claim"
     if payment.scoring != "linear" and payment.wants_truth(agent):
         for_what += f", between them by the {'Brier' if payment.scoring == 'brier' else 'logarithmic'} score"
-    for speaker, amount in payment.turns.get(agent, {}).items():
-        if amount and speaker not in table.verifiers:
-            for_what += f", {amount:g} for each turn of {_the(speaker)}"
+    for_what += _paid_turns(agent, table, payment)
+    if error := payment.per_error.get(agent):
+        for_what = f"{error:g} for each unit of error in the estimates" + (f", {for_what}" if any(map(any, rows)) else "")
     return for_what
+
+
+def _paid_by_class(agent: str, table: Protocol, rows: Table) -> str:
+    """`_paid_by` where there are more than two verdicts."""
+    right, wrong, end = rows[0][0], rows[0][1], rows[0][-1]
+    given = [code for code, amount in enumerate(rows[0][:-1]) if amount]
+    if rows == for_being_right(right, wrong, end, len(rows)):
+        for_what = f"{right:g} for a correct verdict and {wrong:g} for a wrong one" if right or wrong else "nothing for a verdict"
+    elif len(given) == 1 and rows == for_verdict(given[0], rows[0][given[0]], len(rows)):
+        return f"{rows[0][given[0]]:g} for {table.verdicts[given[0]]}, right or wrong"
+    else:
+        return "by a table over label and verdict"
+    return for_what + (f", {end:g} for no verdict" if end else "")
+
+
+def _paid_turns(agent: str, table: Protocol, payment: Payment) -> str:
+    paid = ((speaker, amount) for speaker, amount in payment.turns.get(agent, {}).items() if amount and speaker not in table.verifiers)
+    return "".join(f", {amount:g} for each turn of {_the(speaker)}" for speaker, amount in paid)
 
 
 def _is_number(value: Any) -> bool:

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nip_ray.evaluation.report import drawings
-from nip_ray.evaluation.report.describe import label_words
+from nip_ray.evaluation.report.describe import label_words, verdicts_of
 from nip_ray.evaluation.report.pictures import agent_colours
 from nip_ray.evaluation.report.source import Record, RunSource, finite
-from nip_ray.protocols.spec import DECISIONS, VERDICTS
+from nip_ray.protocols.spec import DECISIONS, TWO_VERDICTS, VERDICTS
 
 EPISODES_SHOWN = 60
 ROUNDS_SHOWN, TURNS_SHOWN = 40, 12
@@ -37,7 +37,7 @@ def browser(source: RunSource) -> dict[str, Any]:
     agents = colours_of(ordered)
     labels, episodes, left = label_words(source.config), [], PAGE_SHARE
     for number, record in enumerate(ordered, 1):
-        episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items)
+        episode = shown(record, number, agents, source.pictures if left > 0 else {}, source.items, verdicts_of(source.config))
         episode["label"] = labels.get(episode["label"], f"label {episode['label']}")
         left -= _weight(episode)
         episodes.append(episode)
@@ -74,15 +74,20 @@ def _weight(episode: Mapping[str, Any]) -> int:
 
 
 def shown(
-    record: Record, number: int, agents: Mapping[str, int], pictures: Mapping[str, Record], items: Mapping[str, Record]
+    record: Record,
+    number: int,
+    agents: Mapping[str, int],
+    pictures: Mapping[str, Record],
+    items: Mapping[str, Record],
+    verdicts: Sequence[str] = TWO_VERDICTS,
 ) -> dict[str, Any]:
     """One episode. number: on the page. agents: their colours. pictures, items: by instance, as the run's folder has them."""
     raw, rewards = record.get("rounds"), record.get("reward", record.get("rewards"))
     raw = raw if isinstance(raw, list) else []
-    verdict = _word(VERDICTS, record.get("verdict"))
-    label = _word(VERDICTS, record.get("label"))
+    words = (*verdicts, VERDICTS[-1])
+    verdict, label = _word(words, record.get("verdict")), _word(words, record.get("label"))
     judged, correct = "verdict" in record, record.get("correct") is True
-    rounds = [_round(one, i, agents) for i, one in enumerate(raw[:ROUNDS_SHOWN]) if isinstance(one, dict)]
+    rounds = [_round(one, i, agents, verdicts) for i, one in enumerate(raw[:ROUNDS_SHOWN]) if isinstance(one, dict)]
     picture = _picture(record, pictures, rounds)
     channels = list(dict.fromkeys(turn["channel"] for one in rounds for turn in one["turns"] if turn["channel"]))
     return {
@@ -115,8 +120,9 @@ def _item(item: Record | None) -> list[tuple[str, str]]:
 
 
 def _flags(label: str, verdict: str, correct: bool) -> list[str]:
-    """By which filters an episode is found. Fooled: a false claim was accepted."""
-    marks = {"wrong": not correct, "fooled": label == "reject" and verdict == "accept", "undecided": verdict == "undecided"}
+    """By which filters an episode is found. Fooled: a false claim was accepted; where there are more than two verdicts, any wrong one."""
+    undecided, rejected = verdict == VERDICTS[-1], (label, verdict) == TWO_VERDICTS[::-1]
+    marks = {"wrong": not correct, "fooled": not (correct or undecided or rejected), "undecided": undecided}
     return [name for name, holds in marks.items() if holds]
 
 
@@ -132,17 +138,17 @@ def _raw_turns(rounds: Any) -> list[Record]:
     return [turn for turns in found if isinstance(turns, list) for turn in turns if isinstance(turn, dict)]
 
 
-def _round(one: Record, place: int, agents: Mapping[str, int]) -> dict[str, Any]:
+def _round(one: Record, place: int, agents: Mapping[str, int], verdicts: Sequence[str]) -> dict[str, Any]:
     """A round by its place in the record, which the page steps through; its number there, but from 1 on, is what is shown."""
     turns, number = _raw_turns([one])[:TURNS_SHOWN], one.get("round", place)
     return {
         "place": place,
         "name": short(number + 1 if type(number) is int else number, 10),
-        "turns": [_turn(turn, agents) for turn in turns],
+        "turns": [_turn(turn, agents, verdicts) for turn in turns],
     }
 
 
-def _turn(turn: Record, agents: Mapping[str, int]) -> dict[str, Any]:
+def _turn(turn: Record, agents: Mapping[str, int], verdicts: Sequence[str]) -> dict[str, Any]:
     message, decision = turn.get("message"), turn.get("decision")
     said = _symbols(message) + (f" · linear {_symbols(turn['linear'])}" if turn.get("linear") is not None else "")
     flags = [name for name in ("truncated", "invalid") if turn.get(name) is True]
@@ -154,19 +160,19 @@ def _turn(turn: Record, agents: Mapping[str, int]) -> dict[str, Any]:
         "message": f"{said} [{', '.join(flags)}]" if flags else said,
         "symbols": message[:SYMBOLS_SHOWN] if isinstance(message, list) else [],
         "in_words": isinstance(message, str),
-        "decision": "" if decision is None else _word(DECISIONS, decision),
-        "chances": _chances(turn),
+        "decision": "" if decision is None else _word((*verdicts, DECISIONS[-1]), decision),
+        "chances": _chances(turn, verdicts),
     }
 
 
-def _chances(turn: Record) -> list[tuple[str, float, float, str]]:
+def _chances(turn: Record, verdicts: Sequence[str]) -> list[tuple[str, float, float, str]]:
     """(decision, where its bar begins, how long it is, in words) in per cent; of language models what they gave acceptance."""
     given = turn.get("probabilities")
     if isinstance(given, dict):
-        found = [(name, finite(given.get(name))) for name in ("reject", "accept", "continue")]
+        found = [(name, finite(given.get(name))) for name in (*verdicts, DECISIONS[-1])]
     else:
         sure = finite(turn.get("confidence"))
-        found = [] if sure is None else [("reject", 1 - sure), ("accept", sure)]
+        found = [] if sure is None or len(verdicts) > 2 else [("reject", 1 - sure), ("accept", sure)]
     if not found or any(share is None or not -1e-6 <= share <= 1 + 1e-6 for _, share in found):
         return []
     chances, at = [], 0.0

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nip_ray.evaluation.report.describe import section
+from nip_ray.evaluation.report.describe import section, verdicts_of
 from nip_ray.evaluation.report.panels import agents, deciders
 from nip_ray.evaluation.report.source import Figure, RunSource, figure_of, finite, interval_words, percent_words, sure_words
 from nip_ray.evaluation.report.trust import attackers, attacking_agents, every_message, is_held_out, soundness_error, stronger
@@ -115,13 +115,15 @@ def _game_sentence(source: RunSource) -> str:
 
 
 def _chance(source: RunSource) -> float:
-    """The share of the more frequent label, 1/2 where the counts are unknown."""
+    """The share of the most frequent label; as if all were alike where the counts are unknown."""
+    verdicts = verdicts_of(source.config)
+    names = [f"confusion/{name}={name}" for name in verdicts] if len(verdicts) > 2 else ["completeness", "soundness"]
     for mode in MODES:
-        sides = [held_out(source, mode, f"verifier/{name}") for name in ("completeness", "soundness")]
+        sides = [held_out(source, mode, f"verifier/{name}") for name in names]
         counts = [side.n for side in sides if side is not None and side.n]
-        if len(counts) == 2:
+        if len(counts) == len(verdicts):
             return max(counts) / sum(counts)
-    return 0.5
+    return 1 / len(verdicts)
 
 
 def _attacked(source: RunSource, completeness: Figure | None) -> tuple[list[str], list[str], list[str]]:
@@ -148,6 +150,8 @@ def _whoever(source: RunSource) -> str:
         lying = attacking_agents(source, "soundness")
         honest = set(agents(source.rows)) - {"verifier", *deciders(source.rows), *lying}
         return f"Over all possible messages of {' and '.join(lying)}," if lying and honest else "Over all possible prover messages,"
+    if len(verdicts_of(source.config)) > 2:
+        return "Against the attackers that did best on training instances, one for each verdict,"
     count = len(attackers(source, "soundness"))
     return "Against an attacker," if count < 2 else f"Against the attacker (of {count}) that did best on training instances,"
 

@@ -107,7 +107,13 @@ def _both_sides(rows: Sequence[Row]) -> Panel:
         series += _trained(rows, f"train/verifier/{name}", f"{name}, training", colour, raw=False)
         series += _examined(rows, f"verifier/{name}", f"{name}, held-out", colour, modes=("eval",))
     series += _trained(rows, "train/verifier/undecided", "undecided, training", 5, raw=False)
-    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, [("chance", 0.5)], (-0.03, 1.03))
+    return Panel("completeness_soundness", "Completeness and soundness", "share of episodes", series, _even(rows), (-0.03, 1.03))
+
+
+def _even(rows: Sequence[Row]) -> list[tuple[str, float]]:
+    """A mark where a verdict drawn at random would be right."""
+    claims = {key for row in rows for key in row if key.startswith("train/verifier/completeness/") and "=" not in key}
+    return [("chance", 1 / max(2, len(claims)))]
 
 
 def wrong_side(rows: Sequence[Row]) -> tuple[Floats, Floats, Floats]:
@@ -154,7 +160,7 @@ def _groups(rows: Sequence[Row]) -> list[Panel]:
             else:
                 series += _trained(rows, f"train/{key}", f"{value} (training)", colour, raw=False)
         name = "accuracy_by_" + (re.sub(r"[^A-Za-z0-9_]", "_", group)[:40] or "group")
-        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, [("chance", 0.5)], (-0.03, 1.03)))
+        made.append(Panel(name, f"Accuracy by {group}", "share of episodes", series, _even(rows), (-0.03, 1.03)))
     return made[:4]
 
 

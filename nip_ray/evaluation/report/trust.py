@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection
+from nip_ray.evaluation.report.describe import has_held_out, label_words, pays_for_rejection, verdicts_of
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.panels import deciders
 from nip_ray.evaluation.report.source import Figure, Record, RunSource, figure_of, finite, interval_words, percent_words
@@ -22,13 +22,24 @@ KINDS = {
     "random": "random messages",
     "silent": "silent messages",
     "manual": "made by hand",
+    "search": "trying messages against the verifier first",
+    "prompt": "with an instruction besides",
+    "best_of": "saying again what did best",
+}
+_BUDGETS = {"budget": "iterations", "search": "tries"}
+_BUDGET_WORDS = {
+    "budget": ("training iterations", "A line for each attacker whose training could go on"),
+    "search": ("tries about each instance", "Of an attacker that tries messages, or whole dialogues, against the verifier first"),
 }
 _WIDTHS = {2: "twice", 4: "four times", 8: "eight times"}
 
 
 def under_attack(source: RunSource, side: str) -> Figure | None:
-    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`."""
-    return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{side}_under_attack"))
+    """The share of right verdicts against the attacker that was chosen in training. side: one of `SIDES`, or of more than two verdicts
+    "soundness/<verdict>".
+    """
+    name, slash, verdict = side.partition("/")
+    return figure_of(source.evaluation.get("refusal" if side == "refusal" else f"{name}_under_attack{slash}{verdict}"))
 
 
 def every_message(source: RunSource, side: str) -> Figure | None:
@@ -111,6 +122,8 @@ def trust(source: RunSource, has_verifier: bool) -> dict[str, Any]:
         sides["completeness"], sides["refusal"] = None, sides["completeness"]
     return {
         "sides": sides,
+        "verdicts": list(_by_verdict(source)),
+        "classes": len(verdicts_of(source.config)) > 2,
         "held_out": is_held_out(source),
         "labels": label_words(source.config),
         "attack_command": "" if sides["soundness"] or not has_verifier else f"nip-ray evaluate {shlex.quote(str(source.run_dir))} --attack",
@@ -152,16 +165,24 @@ def _side(source: RunSource, key: str) -> dict[str, Any] | None:
         "stronger": None if better is None else (better[0], percent_words(1 - better[1].estimate)),
         "any": _wrong(figure_of(part.get("any_attacker"))),
         "every": _wrong(every_message(source, key)),
-        "budget": _budget(source, key),
+        "budgets": [made for of, unit in _BUDGETS.items() if (made := _budget(source, key, of, unit)) is not None],
     }
 
 
-def _budget(source: RunSource, key: str) -> dict[str, Any] | None:
-    """Share rightly judged by training iterations, a line for each attacker that could go on; places from 0 to 100, down from the top."""
+def _by_verdict(source: RunSource) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of more than two verdicts, what an attack on the soundness of each came to."""
+    for name in verdicts_of(source.config) if len(verdicts_of(source.config)) > 2 else ():
+        if (side := _side(source, f"soundness/{name}")) is not None:
+            error = figure_of(source.evaluation.get(f"soundness_error/{name}"))
+            yield name, {**side, "error": _cell(error), "n": "" if error is None or error.n is None else f"{error.n:,}"}
+
+
+def _budget(source: RunSource, key: str, of: str, unit: str) -> dict[str, Any] | None:
+    """Share rightly judged by what attackers may use, a line for each that could go on; places from 0 to 100, down from the top."""
     lines = []
     for one in attackers(source, key):
-        stops = one["budget"][:100] if isinstance(one.get("budget"), list) else []
-        known = [(finite(stop.get("iterations")), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
+        stops = one[of][:100] if isinstance(one.get(of), list) else []
+        known = [(finite(stop.get(unit)), figure_of(stop.get("held_out"))) for stop in stops if isinstance(stop, dict)]
         lines.append([(after, 100 * (1 - right.estimate)) for after, right in known if after and right is not None])
     longest = max((after for line in lines for after, _ in line), default=0)
     if longest <= 0:
@@ -170,7 +191,8 @@ def _budget(source: RunSource, key: str) -> dict[str, Any] | None:
     return {
         "lines": [[(round(100 * after / longest, 1), round(down, 1)) for after, down in line] for line in lines if line],
         "bound": None if bound is None else round(100 * (1 - bound.estimate), 1),
-        "iterations": f"{longest:g}",
+        "longest": f"{longest:g}",
+        "words": _BUDGET_WORDS[of],
     }
 
 
@@ -216,6 +238,8 @@ def _cell(figure: Figure | None) -> tuple[str, str]:
 def _worst_case(source: RunSource) -> Iterator[tuple[str, tuple[str, str], str]]:
     part = _part(source, "worst_case")
     names = {"accuracy": "Right in every episode", "completeness": "Completeness", "soundness": "Soundness", "undecided": "Ever undecided"}
+    if len(verdicts := verdicts_of(source.config)) > 2:
+        names |= {f"soundness/{name}": f"Soundness: {name}" for name in verdicts}
     for key, label in names.items():
         figure = figure_of(part.get(f"verifier/{key}"))
         if figure is not None:

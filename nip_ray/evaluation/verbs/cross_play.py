@@ -26,17 +26,17 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import Protocol
 from nip_ray.scenarios.registry import WITH_FILES
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
 
-FIGURES = ("accuracy", "completeness", "soundness", "undecided")
 _MAX_RUNS = 64
 _SPEECH = ("message_size", "linear_symbols", "num_block_groups")  # settings of scenarios that say what a message is
 
@@ -77,7 +77,7 @@ def cross_play(
     for verifier in runs:
         for prover in runs:
             games = played(verifier, prover, place_B, greedy, seed)
-            cells[verifier.name, prover.name] = figures_of(games.verdict_B, games.y_B)
+            cells[verifier.name, prover.name] = figures_of(verifier.scenario.protocol, games.verdict_B, games.y_B)
             scores.append((games.verdict_B == games.y_B).double())
     names, roles = [run.name for run in runs], ("verifier", "prover")
     rated = ratings(torch.stack(scores).reshape(len(runs), len(runs), -1).numpy())
@@ -224,16 +224,10 @@ def played(verifier: Contestant, prover: Contestant, place_B: Tensor, greedy: bo
     return stage_all(play, players, verifier.ids[place_B], episode_seeds(stable_seed(seed, "cross play"), 0, len(place_B))).rollout
 
 
-def figures_of(verdict_B: Tensor, y_B: Tensor) -> dict[str, tuple[int, int]]:
-    """Name -> (successes, trials)."""
-    right_B, positive_B, negative_B = verdict_B == y_B, y_B == ACCEPT, y_B == REJECT
-    counts = {
-        "accuracy": (right_B, torch.ones_like(right_B)),
-        "completeness": (right_B & positive_B, positive_B),
-        "soundness": (right_B & negative_B, negative_B),
-        "undecided": (verdict_B == CONTINUE, torch.ones_like(right_B)),
-    }
-    return {name: (int(hits.sum()), int(trials.sum())) for name, (hits, trials) in counts.items()}
+def figures_of(protocol: Protocol, verdict_B: Tensor, y_B: Tensor) -> dict[str, tuple[int, int]]:
+    """Name -> (successes, trials); see `shares`."""
+    found = shares(protocol, verdict_B.cpu().numpy(), y_B.cpu().numpy())
+    return {name: (int(hit_B.sum()), int(of_B.sum())) for name, (hit_B, of_B) in found.items()}
 
 
 def _groups(runs: Sequence[Contestant]) -> dict[str, list[Contestant]]:
@@ -251,7 +245,7 @@ def _by_group(
     for verifiers, first in groups.items():
         for provers, second in groups.items():
             row: dict[str, Any] = {"verifiers": verifiers, "provers": provers}
-            for name in FIGURES[:3]:
+            for name in (key for key in next(iter(cells.values())) if key != "undecided"):
                 score = [[_estimate(cells[v.name, p.name][name], v is not p) for p in second] for v in first]
                 trials = [[cells[v.name, p.name][name][1] for p in second] for v in first]
                 row[name] = crossed_interval(score, seed, n_VP=trials).record()

@@ -23,17 +23,16 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import paired_difference
+from nip_ray.evaluation.honesty import Flags, Whole
 from nip_ray.evaluation.intervals import proportion
+from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, from_settings
+from nip_ray.protocols import Protocol, from_settings
 from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder
-
-FIGURES = ("accuracy", "completeness", "soundness", "undecided")
-Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Judged:
     """
 
     iteration: int
-    about: str
+    protocol: Protocol
     verdict_B: npt.NDArray[np.int64]
     y_B: npt.NDArray[np.int64]
     fresh_B: Flags
@@ -76,18 +75,24 @@ def compare_paired(first: Path | str, second: Path | str, *, dataset: Path | str
         raise UserError(f"--paired: {first} and {second} have other held-out instances; {hint}")
     judged, count = (one.at(shared[0]), other.at(shared[1])), max(len(one.y_B), len(other.y_B))
     one, other = judged
+    if one.protocol.verdicts != other.protocol.verdicts:
+        verdicts = [", ".join(run.protocol.verdicts) for run in judged]
+        raise UserError(f"--paired: {first} gives the verdicts {verdicts[0]} and {second} {verdicts[1]}; name runs with the same ones")
     kept_B = one.fresh_B & other.fresh_B
     if not kept_B.any():
         kept_B = np.ones_like(kept_B)  # such as a game with few instances: nothing is held out
     return {
         "runs": [
-            {"run_dir": str(run_dir), "protocol": found.about, "iteration": found.iteration}
+            {"run_dir": str(run_dir), "protocol": found.protocol.name, "iteration": found.iteration}
             for run_dir, found in zip(run_dirs, judged, strict=True)
         ],
         "num_instances": int(kept_B.sum()),
         "left_out": count - int(kept_B.sum()),
         "dataset": None if dataset is None else str(dataset),
-        **{name: pair_record(*hits) for name, hits in _hits(one.verdict_B[kept_B], other.verdict_B[kept_B], one.y_B[kept_B]).items()},
+        **{
+            name: pair_record(*hits)
+            for name, hits in _hits(one.protocol, one.verdict_B[kept_B], other.verdict_B[kept_B], one.y_B[kept_B]).items()
+        },
     }
 
 
@@ -112,11 +117,10 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * float(bdtr(min(only_first, only_second), count, 0.5))) if count else 1.0
 
 
-def _hits(first_B: npt.NDArray[np.int64], second_B: npt.NDArray[np.int64], y_B: npt.NDArray[np.int64]) -> dict[str, tuple[Flags, Flags]]:
-    everywhere = np.ones(len(y_B), dtype=bool)
-    parts = {"accuracy": everywhere, "completeness": y_B == ACCEPT, "soundness": y_B == REJECT}
-    found = {name: (first_B[part] == y_B[part], second_B[part] == y_B[part]) for name, part in parts.items()}
-    return {**found, "undecided": (first_B == CONTINUE, second_B == CONTINUE)}
+def _hits(protocol: Protocol, first_B: Whole, second_B: Whole, y_B: Whole) -> dict[str, tuple[Flags, Flags]]:
+    """Name of a share -> where it holds of either."""
+    first, second = (shares(protocol, verdict_B, y_B) for verdict_B in (first_B, second_B))
+    return {name: (hit_B[of_B], second[name][0][of_B]) for name, (hit_B, of_B) in first.items()}
 
 
 def _judged(run_dir: Path, config: ExperimentConfig | TextExperimentConfig, dataset: Path | str | None, seed: int) -> Judged:
@@ -150,7 +154,7 @@ def _of_networks(run_dir: Path, config: ExperimentConfig, dataset: Path | str | 
         return list(range(len(ids))), list(range(len(ids)))
 
     y_B = rollout.y_B.cpu().numpy()
-    return Judged(found.iteration, scenario.protocol.name, rollout.verdict_B.cpu().numpy(), y_B, fresh_B, content, shared)
+    return Judged(found.iteration, scenario.protocol, rollout.verdict_B.cpu().numpy(), y_B, fresh_B, content, shared)
 
 
 def _content(scenario: Scenario, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -191,4 +195,4 @@ def _of_text(run_dir: Path, config: TextExperimentConfig) -> Judged:
     verdict_B = np.array([dialogue.verdict for dialogue in dialogues], dtype=np.int64)
     y_B = np.array([dialogue.item.y for dialogue in dialogues], dtype=np.int64)
     fresh_B = np.full(len(y_B), kind.held_out)
-    return Judged(iteration, config.protocol.name, verdict_B, y_B, fresh_B, place_of, shared)
+    return Judged(iteration, from_settings(config.protocol), verdict_B, y_B, fresh_B, place_of, shared)

@@ -7,8 +7,10 @@ Decisions that matter here:
 - a run whose agents learn from their own tokens is attacked by its own rule, with the run's settings but for its warm-up and its
   curriculum; any other by expert iteration;
 - two attackers are compared: the run's own prover, and what it became. The one that counts is chosen by its dialogues about training
-  items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen;
+  items, in the first and in the last iteration, and measured on the held-out ones, which no choice and no training has seen. It goes on
+  from there where instructions or the best of n are asked for (`nip_ray.evaluation.verbs.text_search`), and then the last of these counts;
 - goals that no prover is paid for are left out: its prompt would tell it the opposite of what it is trained for;
+- of more than two verdicts each is attacked on its own. Over all, the wrong verdict counts that fools most in an item's dialogues;
 - an attack costs what a run costs: `budget` holds for it as for any run.
 """
 
@@ -21,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import LABELS, attacked_goals, entries_of, refuse_unfit
-from nip_ray.protocols import DECISIONS, from_settings
+from nip_ray.evaluation.attack import attacked_goals, entries_of, refuse_unfit, wanted_for
+from nip_ray.protocols import Protocol, from_settings
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
@@ -31,9 +33,12 @@ from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
 
 if TYPE_CHECKING:
+    from nip_ray.play.dialogue import Dialogue
     from nip_ray.text.parts import Prepared, TextState
 
 FOLDER = "attack"
+SEARCHES = ("text_best_of", "text_prompts", "text_proposed_prompts", "text_prompt_items")
+"""Settings of attacks that train nothing."""
 
 
 def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: AttackSettings, *, quiet: bool = True) -> dict[str, Any]:
@@ -46,35 +51,51 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     refuse_unfit(protocol)
     if protocol.roles:
         raise UserError(f"--attack: not available for language models where roles are drawn, as in {protocol.name}; leave it out")
+    if not protocol.two_verdicts and (settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts):
+        keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
+        raise UserError(f"{keys}: not available with more than two verdicts, as in {protocol.name}; leave them out")
     document: dict[str, Any] = {}
-    counting = {"text_iterations": _iterations(config, settings), "max_instances": settings.max_instances}
+    counting = {name: getattr(settings, name) for name in ("max_instances", *SEARCHES)} | {"text_iterations": _iterations(config, settings)}
     how = {"verifier": "sampled", "seed": config.seed, "settings": counting}
     details: dict[str, Any] = {**how}
+    measured: list[tuple[int, Sequence[Any]]] = []
     for goal in attacked_goals(protocol, settings):
-        label = LABELS[goal]
-        agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == 1 - label)
+        wanted = wanted_for(protocol, goal)
+        agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
         if not agents:
             continue
         derived = attack_config(config, models_of(run_dir, config), agents, settings)
-        folder = _trained(run_dir, goal, derived, label, quiet)
-        rows = list(_attackers(folder, derived))
+        folder, about = _trained(run_dir, goal, derived, wanted, quiet, settings)
+        rows, held_out = map(list, zip(*_attackers(folder, derived, wanted)))
         for member in protocol.panel.members if protocol.panel is not None else ():
-            document.setdefault("deciders_under_attack", {}).setdefault(member, {}).update(_of_member(folder, derived, member, goal))
+            found = _of_member(folder, derived, member, goal, wanted)
+            document.setdefault("deciders_under_attack", {}).setdefault(member, {}).update(found)
         winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
+        searched, prompts = _searched(folder, derived, about, agents, settings, rows[winner])
+        rows += searched
+        winner = len(rows) - 1 if searched else winner
         for number, row in enumerate(rows):
             row["chosen"] = number == winner
         record = {**rows[winner]["held_out"], "attacker": rows[winner]["name"], "undecided": rows[winner]["undecided"]}
+        if not protocol.two_verdicts:  # of which no search goes on from the winner
+            measured.append((wanted, held_out[winner]))
         details[goal] = {
             "agents": list(agents),
-            "label": label,
-            "wanted": DECISIONS[1 - label],
+            **({"label": 1 - wanted} if protocol.two_verdicts else {}),
+            "wanted": protocol.verdicts[wanted],
             "run_dir": str(folder.relative_to(run_dir)),
             "attackers": rows,
             "any_attacker": None,
             "every_message": None,
+            **({"prompts": prompts} if prompts else {}),
             **how,
         }
         document |= entries_of(protocol, goal, record, details[goal])
+    if not protocol.two_verdicts and measured:
+        record, table = _over_all(measured)
+        agents = {agent for one in details.values() if isinstance(one, dict) for agent in one.get("agents", ())}
+        details["soundness"] = {"agents": sorted(agents), **table, **how}
+        document |= entries_of(protocol, "soundness", record, table)
     if not document:
         raise UserError(f"--attack: no prover of {protocol.name} is paid for a wrong verdict; choose other goals (evaluation.attack.goals)")
     return {**document, "attack": details}
@@ -169,22 +190,28 @@ def _least(*limits: int | None) -> int | None:
     return min((limit for limit in limits if limit is not None), default=None)
 
 
-def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int, quiet: bool) -> Path:
-    """Run the attack in a new folder, which is returned."""
+def _trained(
+    run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, quiet: bool, settings: AttackSettings
+) -> tuple[Path, "Prepared"]:
+    """Run the attack in a new folder; returns that, and what it was about."""
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
+    from nip_ray.evaluation.verbs.text_search import check_search
     from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state
     from nip_ray.text.training.trainer import new_state, train
 
-    asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
     prepared = prepare(config, run_dir)
-    items = {split: [item for item in found if item.y == label] for split, found in prepared.items.items()}
+    check_search(config, prepared.scenario, [agent for agent, own in language_agents(config).items() if not own.frozen], settings)
+    asyncio.run(check_providers(config, known_abilities(run_dir / PROVIDERS)))
+    items = {split: [item for item in found if item.y != wanted] for split, found in prepared.items.items()}
     for split, found in items.items():
         if not found:
-            raise UserError(f"--attack: the run has no {split} items with y = {label} to attack {goal} on; leave that goal out")
+            name = config.protocol.verdicts[wanted]
+            raise UserError(f"--attack: the run has no {split} items whose right verdict is not {name} to attack {goal} on; leave it out")
     state = new_state(config)
     (run_dir / FOLDER).mkdir(exist_ok=True)
+    goal = goal.replace("/", "-")
     path = next(path for number in count(1) if not (path := run_dir / FOLDER / (goal if number == 1 else f"{goal}-{number}")).exists())
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
@@ -193,7 +220,82 @@ def _trained(run_dir: Path, goal: str, config: TextExperimentConfig, label: int,
         if learns_from_tokens(config):
             _test_before(config, folder, about, state)
         train(config, folder, about, state, quiet)
-    return path
+    return path, about
+
+
+def _searched(
+    path: Path, config: TextExperimentConfig, about: "Prepared", agents: tuple[str, ...], settings: AttackSettings, start: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """(further attackers, who go on from `start`; the instructions that were tried), as the settings ask for. path: the attack's folder."""
+    asks = bool(settings.text_prompts or settings.text_proposed_prompts)
+    if not asks and settings.text_best_of == 1:
+        return [], []
+    from nip_ray.evaluation.verbs.text_search import ClientTalks, TokenTalks, best_of, instructed, tried_instructions
+    from nip_ray.text.dialogues.runner import test_tasks
+    from nip_ray.text.parts import load_state
+
+    protocol, scenario, stage = about.scenario.protocol, about.scenario, config.iterations
+    made: list[dict[str, Any]] = []
+    prompts: list[dict[str, Any]] = []
+    items = about.items
+    label = items["test"][0].y
+    tasks = test_tasks(items["test"], config.seed, config.algorithm.num_test_items, 1)
+    with RunFolder.open(path, write=True) as folder:
+        own = {agent: found.model for agent, found in language_agents(config).items()}
+        models = own if start["name"] == "own" else {**own, **load_state(folder).models()}
+        talks = (TokenTalks if learns_from_tokens(config) else ClientTalks)(config, folder, about, models)
+        try:
+            if asks:
+                tries = test_tasks(items["train"], config.seed, settings.text_prompt_items, 1)
+                with talks.stage("train", stage) as hold:
+                    prompts = tried_instructions(
+                        hold,
+                        scenario,
+                        tries,
+                        agents,
+                        label,
+                        settings.text_prompts,
+                        settings.text_proposed_prompts,
+                        lambda chat, number: talks.reply(agents[0], chat, stage, number),
+                    )
+                chosen = next(row for row in prompts if row["chosen"])
+                if chosen["instruction"]:
+                    scenario = instructed(scenario, agents, chosen["instruction"])
+                    with talks.stage("test", stage) as hold:
+                        told = {"instruction": chosen["instruction"], "start": start["name"], "selection": chosen["selection"]}
+                        made.append(
+                            _row("prompt", "prompt", hold(scenario, tasks), protocol, 1 - label, **told, iterations=start["iterations"])
+                        )
+            if settings.text_best_of > 1:
+                with talks.stage("test", stage + 1) as hold:
+                    found = best_of(hold, scenario, tasks, agents, label, settings.text_best_of)
+                more = {"start": made[-1]["name"] if made else start["name"], "search": found.curve(settings.text_best_of)}
+                row = _row("best_of", "best_of", found.again, protocol, 1 - label, **more, selection=None, iterations=start["iterations"])
+                made.append({**row, "dialogues": found.held})
+        finally:
+            talks.close()
+    return made, prompts
+
+
+def _row(
+    name: str, kind: str, held_out: Sequence["Dialogue"], protocol: Protocol, wanted: int, who: str = "verifier", **more: Any
+) -> dict[str, Any]:
+    """What stands of an attacker in the table. held_out: its dialogues about held-out items. who: the verdict, or a member of a panel."""
+    from nip_ray.text.training.metrics import dialogue_record, judged
+
+    record = dialogue_record(held_out, protocol)
+    return {
+        "name": name,
+        "kind": kind,
+        "size": None,
+        "seed": None,
+        "mode": "sampled",
+        "held_out": record[f"{who}/accuracy"],
+        "fooled": _fooled(judged(held_out, protocol)[who], wanted),
+        "undecided": record[f"{who}/undecided"],
+        "curve": [],
+        **more,
+    }
 
 
 def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Prepared", state: "TextState") -> None:
@@ -210,9 +312,9 @@ def _test_before(config: TextExperimentConfig, folder: RunFolder, prepared: "Pre
         trainer.close()
 
 
-def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: str) -> dict[str, Any]:
+def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: str, wanted: int) -> dict[str, Any]:
     """What the attack comes to for one member of a panel, by its own vote; the attackers were paid for the verdict."""
-    rows = list(_attackers(run_dir, config, member))
+    rows = [row for row, _ in _attackers(run_dir, config, wanted, member)]
     winner = min(range(len(rows)), key=lambda row: (rows[row]["selection"]["estimate"], -row))
     for number, row in enumerate(rows):
         row["chosen"] = number == winner
@@ -220,44 +322,58 @@ def _of_member(run_dir: Path, config: TextExperimentConfig, member: str, goal: s
     return entries_of(from_settings(config.protocol), goal, record, {"attackers": rows})
 
 
-def _attackers(run_dir: Path, config: TextExperimentConfig, who: str = "verifier") -> Iterator[dict[str, Any]]:
-    """The run's own prover, and what the attack made of it. who: the verdict, or a member of a panel."""
+def _attackers(
+    run_dir: Path, config: TextExperimentConfig, wanted: int, who: str = "verifier"
+) -> Iterator[tuple[dict[str, Any], Sequence[Any]]]:
+    """The run's own prover, and what the attack made of it, each with its held-out dialogues. who: the verdict, or a member of a panel."""
     from nip_ray.scenarios.language import language_kind
     from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
     from nip_ray.text.items import stored_items
-    from nip_ray.text.training.metrics import dialogue_record, judged
+    from nip_ray.text.training.metrics import dialogue_record
 
     protocol, items = from_settings(config.protocol), stored_items(run_dir, language_kind(config.scenario)) or {}
     by_id = {split: {item.id: item for item in found} for split, found in items.items()}
     last = config.iterations - 1
     learned = learns_from_tokens(config)  # in an iteration before its test, not after it
     for name, iteration in (("own", 0), ("continued", last)):
+        if name == "continued" and not last and not learned:
+            continue
         tested = -1 if learned and name == "own" else iteration
         trained = read_dialogues(rollout_file(run_dir, "train", iteration), by_id["train"])
         held_out = read_dialogues(rollout_file(run_dir, "test", tested), by_id["test"])
-        record = dialogue_record(held_out, protocol)
-        yield {
-            "name": name,
-            "kind": name,
-            "size": None,
-            "seed": None,
-            "iterations": tested + learned,
-            "mode": "sampled",
-            "selection": dialogue_record(trained, protocol)[f"{who}/accuracy"],
-            "held_out": record[f"{who}/accuracy"],
-            "fooled": _fooled(judged(held_out, protocol)[who]),
-            "undecided": record[f"{who}/undecided"],
-            "curve": [],
-        }
+        selection = dialogue_record(trained, protocol)[f"{who}/accuracy"]
+        yield _row(name, name, held_out, protocol, wanted, who, iterations=tested + learned, selection=selection), held_out
 
 
-def _fooled(dialogues: Sequence[Any]) -> dict[str, Any]:
-    """The share of dialogues with a wrong verdict, not of undecided ones."""
+def _over_all(measured: Sequence[tuple[int, Sequence[Any]]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(record, table) of all wrong verdicts together. measured: what was wanted, and the dialogues against the attacker that counts."""
+    from nip_ray.evaluation.clusters import clustered_share
+
+    worst: dict[str, dict[Any, float]] = {"wrong": {}, "fooled": {}}
+    for wanted, dialogues in measured:
+        of_item: dict[Any, list[Any]] = {}
+        for dialogue in dialogues:
+            of_item.setdefault(dialogue.item.id, []).append(dialogue)
+        for item, own in of_item.items():
+            shares = {"wrong": [one.verdict != one.item.y for one in own], "fooled": [one.verdict == wanted for one in own]}
+            for name, hits in shares.items():
+                worst[name][item] = max(worst[name].get(item, 0.0), sum(hits) / len(own))
+    wrong, fooled = ([worst[name][item] for item in sorted(worst[name])] for name in ("wrong", "fooled"))
+    one = [1] * len(wrong)
+    right = clustered_share([1 - share for share in wrong], one).record()
+    row = {"name": "the chosen one for each verdict", "kind": "chosen", "size": None, "seed": None, "iterations": 0, "mode": "sampled"}
+    row |= {"selection": clustered_share([], []).record(), "held_out": right, "fooled": clustered_share(fooled, one).record()}
+    table = {"attackers": [{**row, "undecided": None, "curve": [], "chosen": True}], "any_attacker": None, "every_message": None}
+    return {**right, "attacker": row["name"], "undecided": None}, table
+
+
+def _fooled(dialogues: Sequence[Any], wanted: int) -> dict[str, Any]:
+    """The share of dialogues with the wrong verdict that is wanted."""
     from nip_ray.evaluation.clusters import clustered_share
 
     items = sorted({dialogue.item.id for dialogue in dialogues})
     wrong, tried = (dict.fromkeys(items, 0) for _ in range(2))
     for dialogue in dialogues:
-        wrong[dialogue.item.id] += dialogue.verdict == 1 - dialogue.item.y
+        wrong[dialogue.item.id] += dialogue.verdict == wanted
         tried[dialogue.item.id] += 1
     return clustered_share([wrong[item] for item in items], [tried[item] for item in items]).record()

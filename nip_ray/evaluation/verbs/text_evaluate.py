@@ -13,11 +13,12 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
+from nip_ray.evaluation.verbs.text_attack import SEARCHES, attack_text_run
 from nip_ray.protocols import from_settings
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.storage.folder import EXPORTED, RunFolder
 
-_SETTINGS = tuple(f"evaluation.attack.{name}" for name in ("goals", "text_iterations", "max_instances"))
+_SETTINGS = tuple(f"evaluation.attack.{name}" for name in ("goals", "max_instances", "text_iterations", *SEARCHES))
 
 
 def text_document(run_dir: Path, config: TextExperimentConfig) -> dict[str, Any] | None:
@@ -53,8 +54,6 @@ def attacked_text_run(
     folder: RunFolder, config: TextExperimentConfig, settings: AttackSettings, seed: int | None, quiet: bool
 ) -> dict[str, Any]:
     """The entries of an attack on the last models of a run, which are kept in its evaluation.json. seed: of all draws (None: the run's)."""
-    from nip_ray.evaluation.verbs.text_attack import attack_text_run
-
     import_plugins(config.plugins)
     if (folder.path / EXPORTED).is_file():
         raise UserError(f"--attack: {folder.path} is an export of language models; attack the run, and export it then")

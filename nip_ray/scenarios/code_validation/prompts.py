@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from nip_ray.errors import UserError
 from nip_ray.protocols import PROTOCOLS, Protocol, ProtocolParams, for_being_right, for_verdict
-from nip_ray.protocols.payment import LEAST, NOTHING
+from nip_ray.protocols.payment import LEAST
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -267,9 +267,9 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
     """
     verifier = agent if agent in protocol.verifiers else protocol.viewpoint
     payment = protocol.payment if stance is None else protocol.payment.arguing({**protocol.payment.goals, agent: stance})
-    judged, asking = payment.payoff.get(verifier, NOTHING), payment.turns.get(verifier, {})
+    judged, asking = payment.table(verifier), payment.turns.get(verifier, {})
     prover = agent if agent in protocol.provers else next(iter(protocol.provers), "")
-    own, goal = payment.payoff.get(prover, NOTHING), payment.goals.get(prover, 1)
+    own, goal = payment.table(prover), payment.goals.get(prover, 1)
     right, wrong, undecided, wanted = judged[1][1], judged[0][1], judged[0][2], own[1][goal]
     shared = bool(prover) and own == judged and payment.turns.get(prover, {}) == asking
     usual = judged == for_being_right(right, wrong, undecided) and not set(asking) - {*protocol.verifiers}
@@ -283,13 +283,11 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
         "no_guess": asking.get(verifier, 0.0),
         "shared": shared,
         "between": _BETWEEN[payment.scoring],
-        "said": ""
-        if usual or (shared and agent != verifier)
-        else _said(protocol, agent, payment.payoff.get(agent, NOTHING), names, graded),
+        "said": "" if usual or (shared and agent != verifier) else _said(protocol, agent, payment.table(agent), names, graded),
     }
 
 
-def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, float, float], ...], names: Mapping[str, str], graded: bool) -> str:
+def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, ...], ...], names: Mapping[str, str], graded: bool) -> str:
     (true_reject, false_accept, undecided), (false_reject, true_accept, also) = table
     said = (
         f"You are paid {true_accept:g} when a correct solution is accepted, {false_reject:g} when it is rejected, "

@@ -1,4 +1,4 @@
-"""From classes to labels: which images are used, and which of the two labels each has.
+"""From classes to labels: which images are used, and which label each has.
 
 Decisions that matter here:
 - nothing is shuffled: images keep the order of their source, and which ones are left out for balance, or for a smaller set, follows
@@ -12,7 +12,7 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.seeding import generator, stable_seed
-from nip_ray.settings.image_classification import SOURCES, ImageDataSettings
+from nip_ray.settings.image_classification import SOURCES, ImageDataSettings, num_labels
 
 
 def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -24,17 +24,18 @@ def labelled(images: ImageSet, settings: ImageDataSettings, split: str, num_clas
     """
     label_I = _labels(images, settings, split, num_classes)
     index_K = (label_I >= 0).nonzero().flatten()
-    for label in (0, 1):
+    count = num_labels(settings, num_classes) or 2
+    for label in range(count):
         if not bool((label_I == label).any()):
             raise UserError(
                 f"scenario.data: no {split} image has the label {label} under {settings.binarisation}, use other classes or data"
             )
     wanted = settings.num_train if split == "train" else settings.num_test
     if settings.balanced:
-        index_K = _balanced(index_K, label_I, settings, split, wanted)
+        index_K = _balanced(index_K, label_I, settings, split, wanted, count)
     elif wanted is not None:
         index_K = _some(index_K, wanted, settings.seed, split, "all")
-    if wanted is not None and len(index_K) < wanted - (wanted % 2 if settings.balanced else 0):
+    if wanted is not None and len(index_K) < wanted - (wanted % count if settings.balanced else 0):
         raise UserError(f"scenario.data.num_{split}: got {wanted}, but there are {len(index_K)} {split} images to choose from, lower it")
     return index_K, label_I[index_K]
 
@@ -65,11 +66,12 @@ def class_labels(settings: ImageDataSettings, num_classes: int) -> Tensor:
     if settings.binarisation == "merge":
         place_K = torch.randperm(num_classes, generator=_published(settings))
         return (place_K >= num_classes // 2).long()
-    chosen = settings.selected_classes or SOURCES[settings.source].pair
+    own = settings.binarisation == "classes"
+    chosen = settings.selected_classes or (tuple(range(num_classes)) if own else SOURCES[settings.source].pair)
     if max(chosen) >= num_classes or min(chosen) < 0:
         wrong = max(chosen) if max(chosen) >= num_classes else min(chosen)
         raise UserError(f"scenario.data.selected_classes: got {wrong}, but there are {num_classes} classes, use 0 to {num_classes - 1}")
-    label_K[chosen[0]], label_K[chosen[1]] = 0, 1
+    label_K[list(chosen)] = torch.arange(len(chosen))
     return label_K
 
 
@@ -92,10 +94,10 @@ def _labels(images: ImageSet, settings: ImageDataSettings, split: str, num_class
     return class_labels(settings, num_classes)[images.class_I]
 
 
-def _balanced(index_K: Tensor, label_I: Tensor, settings: ImageDataSettings, split: str, wanted: int | None) -> Tensor:
-    by_label = [index_K[label_I[index_K] == label] for label in (0, 1)]
+def _balanced(index_K: Tensor, label_I: Tensor, settings: ImageDataSettings, split: str, wanted: int | None, count: int) -> Tensor:
+    by_label = [index_K[label_I[index_K] == label] for label in range(count)]
     fewest = min(len(members) for members in by_label)
-    each = fewest if wanted is None else min(fewest, wanted // 2)
+    each = fewest if wanted is None else min(fewest, wanted // count)
     kept = [_some(members, each, settings.seed, split, str(label)) for label, members in enumerate(by_label)]
     return torch.cat(kept).sort().values
 

@@ -19,7 +19,6 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.images import scaled_to, trunk
-from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.seat import Seat
 from nip_ray.settings.image_classification import ImageAgentSettings
@@ -151,7 +150,7 @@ class RandomAgent(nn.Module):
         count, seat = len(obs["round"]), self.seat
         message = torch.zeros(count, seat.num_factors, self.num_symbols, device=obs["round"].device)
         linear = message.new_zeros(count, seat.num_factors, seat.linear_symbols) if seat.linear_symbols else None
-        decision = message.new_zeros(count, NUM_DECISIONS) if seat.decides else None
+        decision = message.new_zeros(count, seat.decisions) if seat.decides else None
         policy = Policy(message, linear, decision, obs["speaks"], obs["may_decide"] if seat.decides else None)
         return (policy if want_policy else None), (message.new_zeros(count) if want_value else None)
 

@@ -1,4 +1,6 @@
-"""Image classification as a scenario: a message names one latent pixel, and the label says to which group of classes an image belongs."""
+"""Image classification as a scenario: a message names one latent pixel, and the label says to which class or group of classes an image
+belongs.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -129,7 +131,7 @@ class ImageClassification(Scenario):
     def instance_picture(self, id: int) -> dict[str, Any]:
         """The image `id` for somebody who draws it, in plain JSON values:
 
-        {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label": 0 or 1,
+        {"kind": "image", "pixels": (H, W, C) nested lists from 0 to 1, "grid": [h, w], "class": number, "label": number,
         "coarse": names of agents with coarse sight}. A main symbol s of a message is the latent pixel in row s // w and column s % w of
         the grid, which covers the image.
         """

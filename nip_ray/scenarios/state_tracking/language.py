@@ -10,7 +10,7 @@ Decisions that matter here:
 - what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from random import Random
@@ -19,11 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Probabilities, Turn
 from nip_ray.play.dialogues import rulebook
-from nip_ray.protocols import DECISIONS, Protocol
-from nip_ray.scenarios.state_tracking.chains import GENERATORS, Chains, draw_chains
+from nip_ray.protocols import Protocol
+from nip_ray.scenarios.state_tracking.chains import GENERATORS
+from nip_ray.scenarios.state_tracking.estimates_in_words import EstimatesInWords
+from nip_ray.scenarios.state_tracking.items import HALVES, MOVES, STATES, VERDICTS, ChainItem, chains_of, reply_shares, words_of_chains
 from nip_ray.scenarios.state_tracking.seats import Seats, one_question_is_asked, seats_of
 from nip_ray.scenarios.state_tracking.worst_case import (
     Chances,
@@ -35,24 +36,6 @@ from nip_ray.scenarios.state_tracking.worst_case import (
 )
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
-
-STATES = ("a", "b", "c", "d", "e")
-HALVES = ("left", "right")
-VERDICTS = DECISIONS[:2]
-MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
-_KEYS = ("states", "claim", "true", "needed", "move", "start", "moves", "committed", "pass")
-_PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
-
-
-@dataclass(frozen=True)
-class ChainItem:
-    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else 0."""
-
-    id: int
-    moves: tuple[int, ...]
-    states: tuple[int, ...]
-    claim: int
-    y: int
 
 
 @dataclass(frozen=True)
@@ -88,8 +71,7 @@ class StateTrackingInWords(LanguageScenario):
     @property
     def words(self) -> tuple[str, ...]:
         """States, places, moves, a few more, and the roles that are drawn."""
-        places = map(str, range(max(_PLACES, self.settings.length) + 1))
-        return (*STATES, *places, *MOVES, *HALVES, *VERDICTS, *_KEYS, *self.protocol.roles)
+        return (*words_of_chains(self.settings.length), *self.protocol.roles)
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """One message."""
@@ -168,11 +150,11 @@ class StateTrackingInWords(LanguageScenario):
 
         rejects, accepts = (chances(verifier, about, VERDICTS) for about in (false, true))
         if one_question:
-            worst = worst_acceptance_of_chain(_chains(false), self._questions(probabilities, false), rejects)
-            least = acceptance_of_truth(_chains(true), self._questions(probabilities, true), accepts)
+            worst = worst_acceptance_of_chain(chains_of(false), self._questions(probabilities, false), rejects)
+            least = acceptance_of_truth(chains_of(true), self._questions(probabilities, true), accepts)
         else:
-            worst = worst_acceptance(_chains(false), chances(pointer, false, HALVES), rejects)
-            least = least_acceptance(_chains(true), chances(committer, true, STATES), accepts)
+            worst = worst_acceptance(chains_of(false), chances(pointer, false, HALVES), rejects)
+            least = least_acceptance(chains_of(true), chances(committer, true, STATES), accepts)
         return {"worst_case/soundness": 1 - float(worst.mean()), "worst_case/completeness": float(least.mean())}
 
     def _questions(self, probabilities: Probabilities, items: Sequence[ChainItem]) -> Tensor:
@@ -194,18 +176,12 @@ class StateTrackingInWords(LanguageScenario):
         for item, low, high, low_state, high_state, middle in zip(*(x.tolist() for x in vars(at).values()), strict=True):
             dispute = Dispute(low, high, low_state, high_state, None if middle < 0 else middle)
             chats.append(self._chat_about(items[item], agent, dispute))
-        number: dict[str, int] = {}
-        place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
-        different = [[{"role": "user", "content": content}] for content in number]
-        given = torch.as_tensor(probabilities(agent, different, replies), dtype=torch.float64)
-        lost = (1 - given.sum(1, keepdim=True)).clamp(0, 1)
-        asked = self.max_invalid_replies(agent)
-        said = (given * sum(lost**attempt for attempt in range(asked)))[place_N]
+        said, lost = reply_shares(probabilities, agent, chats, replies, self.max_invalid_replies(agent))
         if agent == self.protocol.verifier and not about_true:
             return 1 - said[:, 0]
         if len(replies) == 2:
             return said[:, 1]
-        said[:, :1] += (lost**asked)[place_N]
+        said[:, :1] += lost
         return said
 
     def _chat_about(self, item: ChainItem, agent: str, at: Dispute) -> Chat:
@@ -315,27 +291,7 @@ def _message(words: Sequence[str]) -> Chat:
     return [{"role": "user", "content": " ".join(words)}]
 
 
-def _chains(items: Sequence[ChainItem]) -> Chains:
-    return Chains(*(torch.tensor([getattr(item, name) for item in items]) for name in ("moves", "states", "claim")))
-
-
-def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str, list[ChainItem]]:
-    """The chains of `seed` by split. Raises UserError where there are not so many."""
-    chains = draw_chains(settings, seed)
-    rows = zip(*(x.tolist() for x in (chains.move_IT, chains.state_IP, chains.claim_I, chains.label_I)))
-    items = [ChainItem(number, tuple(moves), tuple(states), claim, y) for number, (moves, states, claim, y) in enumerate(rows)]
-    return {"train": items[: settings.num_train], "test": items[settings.num_train :]}
-
-
-def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
-    """An item from its record. Raises UserError for a chain that does not lead where its states say."""
-    item = ChainItem(record["id"], tuple(record["moves"]), tuple(record["states"]), record["claim"], record["y"])
-    steps = zip(item.moves, item.states, item.states[1:], strict=False)
-    if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(item.states[-1] == item.claim):
-        raise UserError(f"item {item.id}: its states or its label do not follow from its moves; make the items again")
-    return item
-
-
-def build_language_state_tracking(protocol: Protocol, settings: Any) -> StateTrackingInWords:
+def build_language_state_tracking(protocol: Protocol, settings: Any) -> LanguageScenario:
     """The scenario of `settings`. Raises UserError for a protocol under which it is not played."""
-    return StateTrackingInWords(protocol, settings, seats_of(protocol, settings))
+    seats = seats_of(protocol, settings)
+    return EstimatesInWords(protocol, settings) if seats.estimator else StateTrackingInWords(protocol, settings, seats)

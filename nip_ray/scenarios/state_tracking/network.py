@@ -12,14 +12,18 @@ from nip_ray.learning.groups import ParameterGroup
 from nip_ray.learning.policy import Policy
 from nip_ray.protocols import NUM_DECISIONS
 from nip_ray.scenarios.state_tracking.chains import GENERATORS, NUM_STATES
+from nip_ray.scenarios.state_tracking.estimates import PAIRS, POINTS
 from nip_ray.settings.state_tracking import StateAgentSettings
 
-Says = Literal["state", "half", "move"] | None
+Says = Literal["state", "half", "move", "part", "pair"] | None
 NOTHING = NUM_STATES + len(GENERATORS)
 """The token of what has not been said yet; states come first, then moves."""
 TRUTH, COMMITTED, MOVE, LOW, HIGH, MIDDLE, DISPUTED = range(7)
 """What a token is: the true state at a place, a committed one, a move of the chain, an end of the interval in dispute, its middle, the
 move that is left of it."""
+REACHED, NEEDED, FOLLOWS, STATED, LEFT, RIGHT, ROOT, OVER, CONTRADICTED = range(7, 16)
+"""With an estimator also: the state half way to which the low end leads, the one that leads to the high end, the state to which the middle
+leads; the estimates of the claim and of its parts; and the rest of `nip_ray.scenarios.state_tracking.estimates.Claims`."""
 
 
 class ChainBody(nn.Module):
@@ -28,7 +32,8 @@ class ChainBody(nn.Module):
     def __init__(self, settings: StateAgentSettings, length: int, role_L: Tensor) -> None:
         super().__init__()
         d = settings.d
-        self.token, self.place, self.role = nn.Embedding(NOTHING + 1, d), nn.Embedding(length + 1, d), nn.Embedding(DISPUTED + 1, d)
+        roles = 1 + (DISPUTED if int(role_L.max()) <= DISPUTED else CONTRADICTED)
+        self.token, self.place, self.role = nn.Embedding(NOTHING + 1, d), nn.Embedding(length + 1, d), nn.Embedding(roles, d)
         for table in (self.token, self.place, self.role):
             nn.init.normal_(table.weight, std=d**-0.5)
         layers = [
@@ -48,7 +53,8 @@ class ChainBody(nn.Module):
 class StateAgent(nn.Module):
     """Policy and value over one body. `random` agents answer with constant zero logits and have nothing to train.
 
-    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (which of `slots`), or nothing (None).
+    says: `state` (one of five at each of `slots`), `half` (left 0, right 1, at the one slot), `move` (which of `slots`), `pair` (estimates
+    of both parts), `part` (a state while the slot holds none, then one of both parts with the state in which it ends), or nothing (None).
     The other factors of its messages are not in play.
     """
 
@@ -69,7 +75,7 @@ class StateAgent(nn.Module):
         self.body_ = ChainBody(settings, length, role_L)
         self.register_buffer("slots", slots, persistent=False)
         self.slots: Tensor
-        outputs = {"state": NUM_STATES, "half": 2, "move": 1}
+        outputs = {"state": NUM_STATES, "half": 2, "move": 1, "part": len(POINTS), "pair": len(PAIRS)}
         self.message_head = nn.Linear(settings.d, outputs[says]) if says else None
         self.decision_head = nn.Linear(settings.d, NUM_DECISIONS) if decides else None
         self.value_head = nn.Linear(settings.d, 1)
@@ -82,7 +88,7 @@ class StateAgent(nn.Module):
         policy = value = None
         if want_policy:
             decision = None if self.decision_head is None else self.decision_head(mean_ND)
-            message = self._message(hidden_NLD)
+            message = self._message(hidden_NLD, obs["token"])
             if self.settings.kind == "random":
                 decision = None if decision is None else torch.zeros_like(decision)
                 message = torch.where(message == FORBIDDEN, message, 0.0)
@@ -91,7 +97,7 @@ class StateAgent(nn.Module):
             value = self.value_head(mean_ND).squeeze(-1)
         return policy, value
 
-    def _message(self, hidden_NLD: Tensor) -> Tensor:
+    def _message(self, hidden_NLD: Tensor, token_NL: Tensor) -> Tensor:
         """(N, F, S), symbols that mean nothing forbidden, factors that are never in play 0."""
         factors, symbols = self.shape
         if self.message_head is None:
@@ -99,6 +105,9 @@ class StateAgent(nn.Module):
         said_NFX = self.message_head(hidden_NLD[:, self.slots])
         if self.says == "move":
             said_NFX = said_NFX.transpose(1, 2)
+        if self.says == "part":
+            meaningless_X = torch.arange(len(POINTS), device=token_NL.device) >= NUM_STATES
+            said_NFX = said_NFX.masked_fill((token_NL[:, self.slots] == NOTHING)[..., None] & meaningless_X, FORBIDDEN)
         allowed = F.pad(said_NFX, (0, symbols - said_NFX.shape[2]), value=FORBIDDEN)
         return F.pad(allowed, (0, 0, 0, factors - said_NFX.shape[1]))
 

@@ -6,11 +6,13 @@ Decisions that matter here:
 - under nip, adp and debate the prover's first message commits to all states between start and claim. It is not told what the verifier
   asks, so a question asked before binds it as well. Whoever points names a move; the latest one named is shown to the verifier with
   the two committed states around it. Where nobody points (adp) it reads them all;
-- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true states.
+- the verifier sees the moves of the chain but under bisection, where it sees the one that is left. Provers see the true states;
+- with an estimator see `nip_ray.scenarios.state_tracking.estimates`. Prover and estimator are shown where the ends of a claim lead, the
+  verifier the move that is left and what was made of the estimates; nobody is told where in the chain it is.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +25,30 @@ from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ACCEPT, Protocol
 from nip_ray.scenarios.seat import agents_of
 from nip_ray.scenarios.state_tracking.chains import NUM_STATES, draw_chains
-from nip_ray.scenarios.state_tracking.network import COMMITTED, DISPUTED, HIGH, LOW, MIDDLE, MOVE, NOTHING, TRUTH, Says, StateAgent
+from nip_ray.scenarios.state_tracking.estimates import PAIRS, POINTS, WORDS, Asked, Claims, Walks, replay
+from nip_ray.scenarios.state_tracking.estimates import least_acceptance as least_acceptance_of_estimates
+from nip_ray.scenarios.state_tracking.estimates import worst_acceptance as worst_acceptance_of_estimates
+from nip_ray.scenarios.state_tracking.network import (
+    COMMITTED,
+    CONTRADICTED,
+    DISPUTED,
+    FOLLOWS,
+    HIGH,
+    LEFT,
+    LOW,
+    MIDDLE,
+    MOVE,
+    NEEDED,
+    NOTHING,
+    OVER,
+    REACHED,
+    RIGHT,
+    ROOT,
+    STATED,
+    TRUTH,
+    Says,
+    StateAgent,
+)
 from nip_ray.scenarios.state_tracking.seats import one_question_is_asked, seats_of
 from nip_ray.scenarios.state_tracking.worst_case import (
     Chances,
@@ -35,6 +60,11 @@ from nip_ray.scenarios.state_tracking.worst_case import (
 )
 from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings
 
+ROLES = (
+    (LOW, HIGH, MIDDLE, REACHED, NEEDED, FOLLOWS, STATED, LEFT, RIGHT),
+    (LOW, HIGH, DISPUTED, STATED, ROOT, OVER, CONTRADICTED),
+)
+"""What prover and estimator see, and what the verifier sees."""
 _ROWS = 4096  # positions that networks are asked about at once
 
 
@@ -51,6 +81,11 @@ class Said:
     committed_NP: Tensor
 
 
+def spoken(said: Dialogue) -> Tensor:
+    """(N, R): the symbol of each round in which one agent speaks, -1 where nothing was said."""
+    return said.main.amax((2, 3, 4))
+
+
 class StateTracking(Scenario):
     """Ids are rows of the table of chains: first those of training, then those held out."""
 
@@ -62,13 +97,15 @@ class StateTracking(Scenario):
         self.chains = draw_chains(settings, settings.item_seed)
         self.label_I = self.chains.label_I
         whole = self.seats.committer is not None and not self.seats.bisects
-        self.num_symbols = max(NUM_STATES, settings.length if whole else 0)
+        self.num_symbols = len(POINTS) if self.seats.estimator else max(NUM_STATES, settings.length if whole else 0)
+        self.walks = Walks(self.chains) if self.seats.estimator else None
         self.message_size = settings.length - 1 if whole else 1
 
     def to(self, device: str) -> "StateTracking":
         """This scenario, its tables moved to `device` in place."""
         self.chains = self.chains.to(device)
         self.label_I = self.chains.label_I
+        self.walks = Walks(self.chains) if self.walks is not None else None
         return self
 
     def ids(self, split: str) -> Tensor:
@@ -88,6 +125,10 @@ class StateTracking(Scenario):
 
     def observe(self, agent: str, id_N: Tensor, said: Dialogue, round_N: Tensor, seed_N: Tensor) -> dict[str, Tensor]:
         """ "token" and "place" (N, L): see `nip_ray.scenarios.state_tracking.network`."""
+        if self.walks is not None:
+            masks = turn_masks(self.protocol, agent, 1, round_N, seed_N)
+            masks["speaks"] = masks["speaks"] & (agent != self.protocol.verifier)
+            return {**masks, **self._tokens_of_claims(agent, replay(self.chains, id_N, spoken(said), round_N)[0])}
         now = self._bisected(id_N, said, round_N) if self.seats.bisects else self._pointed_at(id_N, said)
         obs = self._tokens(agent, id_N, now)
         masks = turn_masks(self.protocol, agent, self.message_size, round_N, seed_N)
@@ -105,7 +146,9 @@ class StateTracking(Scenario):
         says, slots, _ = self._voice(agent)
         if says is None:
             return None
-        known = {"state": NUM_STATES, "half": 2, "move": len(slots)}[says]
+        known: Any = {"state": NUM_STATES, "half": 2, "move": len(slots), "pair": len(PAIRS), "part": len(POINTS)}[says]
+        if says == "part":
+            known = torch.where(obs["token"][:, slots] == NOTHING, NUM_STATES, known)[..., None]
         return (torch.arange(self.num_symbols, device=self.label_I.device) < known).expand(*obs["speaks"].shape, -1)
 
     def build_agent(self, agent: str, seed: int) -> nn.Module:
@@ -120,6 +163,10 @@ class StateTracking(Scenario):
 
     def _voice(self, agent: str) -> tuple[Says, Tensor, Tensor]:
         """What `agent` says, at which tokens it is read off, and what all its tokens are; see `StateAgent`."""
+        if self.walks is not None:
+            role_L = torch.tensor(ROLES[agent == self.protocol.verifier])
+            says: Says = {self.seats.committer: "part", self.seats.estimator: "pair"}.get(agent)  # type: ignore[assignment]
+            return says, (role_L == MIDDLE).nonzero().flatten(), role_L
         role_L = torch.tensor([role for role, _, _ in self._layout(agent)])
         if agent in (self.seats.committer, self.seats.pointer) and self.seats.bisects:
             return "state" if agent == self.seats.committer else "half", (role_L == MIDDLE).nonzero().flatten(), role_L
@@ -130,10 +177,15 @@ class StateTracking(Scenario):
             return "move", moves if agent == self.protocol.verifier else (role_L == COMMITTED).nonzero().flatten()[1:], role_L
         return None, torch.zeros(0, dtype=torch.int64), role_L
 
+    def estimate_error(self, id_B: Tensor, said: Dialogue) -> Tensor:
+        """See `nip_ray.scenarios.state_tracking.estimates`."""
+        return replay(self.chains, id_B, spoken(said), torch.full_like(id_B, self.protocol.max_rounds))[1]
+
     @torch.no_grad()
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:
-        """Under bisection, and under nip with one question: soundness against every lie and completeness against every opponent, of the
-        sampled policies on the first `num_exact` held-out chains."""
+        """Under bisection, prover_estimator, and nip with one question: soundness against every lie and completeness against every opponent
+        (with an estimator: against every estimator, with a prover that tells the truth), of the sampled policies on the first `num_exact`
+        held-out chains."""
         protocol, seats, id_I = self.protocol, self.seats, self.ids("test")[: self.settings.num_exact]
         false_I, true_I = (id_I[self.label_I[id_I] == label] for label in (0, 1))
         if not (seats.bisects or one_question_is_asked(protocol)) or not len(false_I) or not len(true_I):
@@ -144,7 +196,10 @@ class StateTracking(Scenario):
             return partial(self._chances, networks[agent or ""], agent or "", ids)
 
         verifier = protocol.verifier
-        if seats.bisects:
+        if self.walks is not None:
+            worst = worst_acceptance_of_estimates(false, *(self._asks(networks, agent, false_I) for agent in ("estimator", "verifier")))
+            least = least_acceptance_of_estimates(true, self._asks(networks, "verifier", true_I))
+        elif seats.bisects:
             worst = worst_acceptance(false, chances(seats.pointer, false_I), chances(verifier, false_I))
             least = least_acceptance(true, chances(seats.committer, true_I), chances(verifier, true_I))
         else:
@@ -158,7 +213,7 @@ class StateTracking(Scenario):
         id_N = id_I[at.item_N]
         now = Said(at.low_N, at.high_N, at.low_state_N, at.high_state_N, at.middle_N, self._ends(id_N))
         final = agent == self.protocol.verifier and bool((at.high_N - at.low_N == 1).all())
-        policy = self._asked(network, agent, id_N, now)
+        policy = self._asked(network, agent, self._tokens(agent, id_N, now))
         if final:
             return policy[1][:, ACCEPT]
         return policy[0][:, :NUM_STATES] if agent == self.seats.committer else policy[0][:, 1]
@@ -167,12 +222,21 @@ class StateTracking(Scenario):
         """(I, n): how probably the verifier asks for each move."""
         nowhere_I, nothing_I = torch.zeros_like(id_I), torch.full_like(id_I, -1)
         now = Said(nowhere_I, nowhere_I, nothing_I, nothing_I, nothing_I, self._ends(id_I))
-        return self._asked(verifier, self.protocol.verifier or "", id_I, now)[0][:, : self.settings.length]
+        agent = self.protocol.verifier or ""
+        return self._asked(verifier, agent, self._tokens(agent, id_I, now))[0][:, : self.settings.length]
 
-    def _asked(self, network: nn.Module, agent: str, id_N: Tensor, now: Said) -> tuple[Tensor, Tensor]:
+    def _asks(self, networks: Mapping[str, nn.Module], agent: str, id_I: Tensor) -> Asked:
+        """What the estimator or the verifier does at claims about the chains `id_I`; see `Asked`."""
+
+        def asked(at: Claims) -> Tensor:
+            said_NS, decided_N3 = self._asked(networks[agent], agent, self._tokens_of_claims(agent, replace(at, item_N=id_I[at.item_N])))
+            return decided_N3[:, ACCEPT] if agent == self.protocol.verifier else said_NS[:, : len(PAIRS)]
+
+        return asked
+
+    def _asked(self, network: nn.Module, agent: str, tokens: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Probabilities (N, S) of the first symbol that `agent` says and (N, 3) of its decisions (of none: empty). Equal observations, such
         as those of one move, are looked at once."""
-        tokens = self._tokens(agent, id_N, now)
         width = tokens["token"].shape[1]
         seen_UX, place_N = torch.unique(torch.cat([tokens["token"], tokens["place"]], 1), dim=0, return_inverse=True)
         said, decided = [], []
@@ -222,6 +286,29 @@ class StateTracking(Scenario):
         token_NL = torch.stack([sources[source] if p < 0 else sources[source][:, p] for _, source, p in layout], 1)
         place_NL = torch.stack([places[source] * (not blind) if p < 0 else torch.full_like(id_N, p) for _, source, p in layout], 1)
         return {"token": torch.where(token_NL < 0, NOTHING, token_NL), "place": place_NL}
+
+    def _tokens_of_claims(self, agent: str, claims: Claims) -> dict[str, Tensor]:
+        """The tokens of `ROLES`, all without a place."""
+        assert self.walks is not None
+        item_N, half_N, left_N = claims.item_N, claims.halfway_N, claims.low_N.clamp(max=self.settings.length - 1)
+        follows_N = self.walks.lead(item_N, half_N, claims.middle_N.clamp(min=0), claims.high_N)
+        sources = {
+            LOW: claims.low_state_N,
+            HIGH: claims.high_state_N,
+            MIDDLE: claims.middle_N,
+            REACHED: self.walks.lead(item_N, claims.low_N, claims.low_state_N, half_N),
+            NEEDED: self.walks.lead(item_N, claims.high_N, claims.high_state_N, half_N),
+            FOLLOWS: torch.where(claims.middle_N < 0, -1, follows_N),
+            STATED: claims.stated_N,
+            LEFT: torch.where(claims.pair_N < 0, -1, claims.pair_N // len(WORDS)),
+            RIGHT: torch.where(claims.pair_N < 0, -1, claims.pair_N % len(WORDS)),
+            DISPUTED: torch.where(claims.high_N - claims.low_N == 1, self.chains.move_IT[item_N, left_N] + NUM_STATES, -1),
+            ROOT: claims.root_N,
+            OVER: claims.over_N,
+            CONTRADICTED: claims.contradicted_N,
+        }
+        token_NL = torch.stack([sources[role] for role in ROLES[agent == self.protocol.verifier]], 1)
+        return {"token": torch.where(token_NL < 0, NOTHING, token_NL), "place": torch.zeros_like(token_NL)}
 
     def _bisected(self, id_N: Tensor, said: Dialogue, round_N: Tensor) -> Said:
         """The interval that is left before `round_N`."""

@@ -10,11 +10,13 @@ from nip_ray.settings.state_tracking import ChainSettings, chain_faults
 @dataclass(frozen=True)
 class Seats:
     """committer: who commits to states, the middle one of an interval under bisection, else all of the chain in its first message; None
-    where the verifier is alone. pointer: who keeps a half or names a move, None where nobody does. bisects: see `committer`."""
+    where the verifier is alone. pointer: who keeps a half or names a move, None where nobody does. bisects: see `committer`. estimator: who
+    then says how likely both halves are, None where nobody does."""
 
     committer: str | None
     pointer: str | None
     bisects: bool
+    estimator: str | None = None
 
 
 def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
@@ -23,6 +25,8 @@ def seats_of(protocol: Protocol, settings: ChainSettings) -> Seats:
         raise UserError(fault)
     if not protocol.provers:
         return Seats(None, None, False)
+    if protocol.payment.per_error:
+        return Seats("prover", "prover", True, "estimator")
     committer = protocol.provers[-1]
     bisects = protocol.name == "bisection"
     if "prover0" in protocol.provers:

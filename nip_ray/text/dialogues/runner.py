@@ -39,13 +39,15 @@ from nip_ray.tracking import traces
 @dataclass(frozen=True)
 class Task:
     """One dialogue (or tree) to be held. number: its place in the iteration. item: what about. seed: of the episode. past: agent -> the
-    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot.
+    snapshot by which it speaks, for those who do not speak by their weights of now; all of one dialogue are of one snapshot. said:
+    (round, agent) -> a reply that is known, for which nobody is asked.
     """
 
     number: int
     item: Any
     seed: int
     past: Mapping[str, int] = field(default_factory=dict)
+    said: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
     @property
     def snapshot(self) -> int | None:
@@ -366,7 +368,7 @@ class DialogueRunner:
         """One dialogue for each task, in order. Raises what a client raises, once all calls on their way have come back."""
 
         async def hold(task: Task) -> Dialogue:
-            dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task.number)
+            dialogue, ask = start_dialogue(task.item, task.seed), self._ask(task)
             while not dialogue.ended:
                 dialogue = await self._round(dialogue, ask)
             return dialogue
@@ -377,7 +379,7 @@ class DialogueRunner:
         """One tree of replies for each task (`nip_ray.text.training.malt`), in order. Raises as `dialogues` does."""
 
         async def hold(task: Task) -> Node:
-            ask = self._ask(task.number)
+            ask = self._ask(task)
 
             async def one_more(dialogue: Dialogue, path: tuple[int, ...]) -> Dialogue:
                 return await self._round(dialogue, ask, path)
@@ -426,12 +428,15 @@ class DialogueRunner:
             nip_ray__item=task.item.id,
         )
 
-    def _ask(self, number: int) -> Ask:
+    def _ask(self, task: Task) -> Ask:
         async def ask(dialogue: Dialogue, agent: str, chat: Chat, attempt: int, path: tuple[int, ...] = ()) -> Answer:
+            known = task.said.get((len(dialogue.rounds), agent))
+            if known is not None and not attempt:
+                return Answer(known)
             speaker = self.clients[agent]
             if attempt and speaker.hosted:
                 self._brake.invalid(agent, speaker.model)
-            key, seed = self.context.call(number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
+            key, seed = self.context.call(task.number, ".".join(map(str, path)), len(dialogue.rounds), agent, attempt)
             if speaker.client is None:
                 return Answer(self.scenario.invent(dialogue, agent, seed))
             schema = self.scenario.reply_schema(agent)

@@ -28,7 +28,6 @@ from nip_ray.config.text_rules import groups
 from nip_ray.errors import UserError
 from nip_ray.learning.token_losses import AgentTurns, clipped_surrogate, loss_of
 from nip_ray.play.dialogue import Dialogue
-from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.settings.policy_gradient import RatioClipSettings, TokenTrainingSettings
 from nip_ray.settings.text_training import TextTrainingSettings
 from nip_ray.storage.folder import RunFolder
@@ -199,7 +198,7 @@ def _borrowed(made: Sequence[tuple[Any, tuple[str, ...]]], dialogues: Sequence[D
     turns = [turn for dialogue in dialogues for taken in dialogue.rounds for turn in taken]
     own = {turn.raw for turn in turns if turn.agent == agent.name and not turn.invalid}
     if agent.name in agent.scenario.protocol.verifiers:
-        own |= {agent.scenario.verdict_text(label) for label in (REJECT, ACCEPT)}
+        own |= {agent.scenario.verdict_text(label) for label in range(len(agent.scenario.protocol.verdicts))}
     for chat, replies in made:
         said = [*replies, *(message["content"] for message in chat if message["role"] == "assistant")]
         if any(text not in own for text in said):

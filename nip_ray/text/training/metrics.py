@@ -25,10 +25,11 @@ import numpy.typing as npt
 from nip_ray.evaluation.clusters import clustered_mean, clustered_share
 from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
+from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol
+from nip_ray.protocols import ACCEPT, CONTINUE, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.runner import Node, read_dialogues, rollout_file
@@ -72,7 +73,8 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
     items. ``verifier/worst_case`` and ``<agent>/return_std`` have none.
     """
     item_B, count = _items(dialogues)
-    record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in _ratios(dialogues, protocol, groups or {}).items()}
+    ratios = _ratios(dialogues, protocol, groups or {}) | _confusion(dialogues, protocol)
+    record = {key: _interval(ratio, item_B, count, level).record() for key, ratio in ratios.items()}
     if (honesty := _score_difference(dialogues, protocol)).estimate is not None:
         record["score_difference"] = honesty.record()
     for agent in protocol.agents:
@@ -114,7 +116,8 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
     ratios = {}
     if protocol.verifier is not None:
         for who, seen in judged(dialogues, protocol).items():
-            parts = _verdict_ratios(seen) | _confidence_ratios(seen) | _group_ratios(seen, groups)
+            parts = _verdict_ratios(seen, protocol) | _group_ratios(seen, groups)
+            parts |= _confidence_ratios(seen) if protocol.two_verdicts else {}
             ratios |= {key.replace("verifier/", f"{who}/", 1): part for key, part in parts.items()}
     one_B = np.ones(len(dialogues))
     for role in protocol.roles:
@@ -122,7 +125,8 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
         parts = {
             key.replace("verifier/", f"{who}/", 1): part
             for who, seen in (judged(dialogues, protocol) if protocol.verifier is not None else {}).items()
-            for key, part in _verdict_ratios(seen).items()
+            for key, part in _verdict_ratios(seen, protocol).items()
+            if key.count("/") == 1
         }
         parts |= {f"{a}/return": Ratio(_returns(dialogues, a), one_B, share=False) for a in protocol.agents}
         ratios |= {f"{key}/role={role}": Ratio(part.x_B * drawn_B, part.n_B * drawn_B, part.share) for key, part in parts.items()}
@@ -134,18 +138,30 @@ def _ratios(dialogues: Sequence[Dialogue], protocol: Protocol, groups: Groups) -
     return ratios
 
 
-def _verdict_ratios(dialogues: Sequence[Dialogue]) -> dict[str, Ratio]:
+def _verdict_ratios(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Ratio]:
     verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
-    all_B = np.ones(len(dialogues), dtype=bool)
+    seed_B = np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64)
+    found = {f"verifier/{name}": _share(hit_B, of_B) for name, (hit_B, of_B) in shares(protocol, verdict_B, y_B, seed_B).items()}
+    if not protocol.two_verdicts:
+        return found
     right_B, decided_B, accepted_B, positive_B = verdict_B == y_B, verdict_B != CONTINUE, verdict_B == ACCEPT, y_B == ACCEPT
     return {
-        "verifier/accuracy": _share(right_B, all_B),
-        "verifier/completeness": _share(right_B, positive_B),
-        "verifier/soundness": _share(right_B, y_B == REJECT),
-        "verifier/undecided": _share(~decided_B, all_B),
+        **found,
         "verifier/acceptance": _share(accepted_B, decided_B),
         "verifier/precision": _share(right_B, accepted_B),
         "verifier/recall": _share(accepted_B, decided_B & positive_B),
+    }
+
+
+def _confusion(dialogues: Sequence[Dialogue], protocol: Protocol) -> dict[str, Ratio]:
+    """With more than two verdicts: of the dialogues about each label, how many came to each verdict."""
+    if protocol.two_verdicts:
+        return {}
+    verdict_B, y_B = _verdicts(dialogues), _labels(dialogues)
+    return {
+        f"verifier/confusion/{label}={word}": _share(verdict_B == given, y_B == code)
+        for code, label in enumerate(protocol.verdicts)
+        for given, word in enumerate(protocol.verdict_words)
     }
 
 

@@ -78,14 +78,17 @@ class ModelPlay:
         """`play` of tasks against one snapshot, or none. past: group -> its model of then."""
         replies: list[Reply] = []
 
+        def known(one: Question) -> str | None:
+            return None if one.attempt else tasks[one.place].said.get((len(one.dialogue.rounds), one.agent))
+
         def answer(asked: list[Question]) -> list[Answer]:
-            found: dict[int, Answer] = {}
+            found = {number: Answer(said) for number, one in enumerate(asked) if (said := known(one)) is not None}
             for group, members in self.groups.items():
                 for models in (self.models, past):
                     chosen = [
                         number
                         for number, one in enumerate(asked)
-                        if one.agent in members and (one.agent in tasks[one.place].past) == (models is past)
+                        if number not in found and one.agent in members and (one.agent in tasks[one.place].past) == (models is past)
                     ]
                     if chosen:
                         made = self._replies(group, models[group], scenario, [asked[number] for number in chosen], tasks, split, iteration)

@@ -282,9 +282,6 @@ class PolicyGradientTrainer:
                 order = torch.randperm(len(own), generator=generator(self.config.seed, "format warm-up", group)).tolist()
                 for begin in range(0, len(own), rule.warmup_batch_size):
                     self._supervised(group, [own[number] for number in order[begin : begin + rule.warmup_batch_size]])
-        learners = [agent for group in self._learners() for agent in self.groups[group]]
-        if rule.warmup_steps and self.scenario.warm_example(self.items["train"][0], learners[0], 0) is None:
-            raise UserError(f"algorithm.warmup_steps: {self.config.scenario.name} has no examples of its own, set it to 0")
         for step in range(rule.warmup_steps):
             for group in self._learners():
                 examples_of = [agent for agent in self.groups[group] if rule.warmup_agents is None or agent in rule.warmup_agents]

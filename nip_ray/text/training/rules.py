@@ -226,15 +226,13 @@ def _taught(rule: TextRule, played: Sequence[Any], agent: LearningAgent, shape: 
 
 def format_warmup_set(config: TextExperimentConfig, scenario: Any, dialogues: Sequence[Dialogue], agents: Sequence[str]) -> FineTuningSet:
     """What `agents` learn from dialogues of random replies: every own turn, up to the last; `warmup_agents` the scenario's own example
-    about each dialogue's item. Raises UserError for one without examples."""
+    about each dialogue's item."""
     lines: list[Line] = []
     figures: dict[str, float] = {}
     shapes, shown = chat_shapes(config), fine_tuning_rule(config).warmup_agents
     for agent in agents:
         if agent in shown:
             taught = [scenario.warm_example(dialogue.item, agent, dialogue.seed) for dialogue in dialogues]
-            if None in taught:
-                raise UserError(f"algorithm.warmup_agents: {config.scenario.name} has no examples of its own for {agent}, leave it out")
         else:
             last_turns = [(d, rounds[-1]) for d in dialogues if (rounds := scenario.usable_rounds(d, agent))]
             taught = [scenario.training_chat(dialogue, agent, round) for dialogue, round in last_turns]

@@ -281,10 +281,13 @@ class TextTrainer:
 
     def _track_models(self) -> None:
         """Tell trackers of the models that there are after an iteration: a folder with config and state, as `base_run` takes it."""
-        with TemporaryDirectory() as made:
-            for name in (CONFIG, STATE):
-                shutil.copyfile(self.folder.path / name, Path(made) / name)
-            self.tracker.checkpoint(Path(made), self.state.iteration)
+        try:
+            with TemporaryDirectory() as made:
+                for name in (CONFIG, STATE):
+                    shutil.copyfile(self.folder.path / name, Path(made) / name)
+                self.tracker.checkpoint(Path(made), self.state.iteration)
+        except OSError as error:  # of no tracker's: they raise nothing
+            say(f"warning: trackers are not told of the models of iteration {self.state.iteration} ({error})")
 
     def _fine_tuning_set(self, group: str) -> FineTuningSet:
         items = self.parts.by_id["train"]

@@ -88,10 +88,14 @@ def test_what_no_message_can_do_worse_leads_where_every_message_was_tried(tmp_pa
 
 def test_soundness_over_attack_budget_is_drawn_with_its_bound(tmp_path: Path) -> None:
     stops = [{"iterations": 25, "held_out": record(90)}, {"iterations": 50, "held_out": record(60)}, "strange"]
-    table = [attacker("fresh/size=1/seed=0", "fresh", 60, chosen=True, budget=stops), attacker("own", "own", 80)]
+    tried = [{"tries": 1, "held_out": record(80)}, {"tries": 4, "held_out": record(50)}]
+    table = [attacker("fresh/size=1/seed=0", "fresh", 60, chosen=True, budget=stops), attacker("search", "search", 50, search=tried)]
     folder = run_folder(tmp_path / "run", attack={"soundness": {"attackers": table, "every_message": record(55)}})
-    drawn = trust(read_run(folder), True)["sides"]["soundness"]["budget"]
-    assert drawn == {"lines": [[(50.0, 10.0), (100.0, 40.0)]], "bound": 45.0, "iterations": "50"}
+    drawn = trust(read_run(folder), True)["sides"]["soundness"]["budgets"]
+    assert [(one["lines"], one["bound"], one["longest"]) for one in drawn] == [
+        ([[(50.0, 10.0), (100.0, 40.0)]], 45.0, "50"),
+        ([[(25.0, 20.0), (100.0, 50.0)]], 45.0, "4"),
+    ]
     page = report_page(folder)[0]
     assert 'points="50.0,10.0 100.0,40.0 "' in page
     assert 'y1="45.0" y2="45.0"' in page

@@ -76,7 +76,7 @@ def test_the_command_line_prints_what_python_returns_and_keeps_it(tmp_path: Path
     assert record["n"] == printed["soundness_error"]["n"] == 10
     names = [row["name"] for row in printed["attack"]["soundness"]["attackers"]]
     fresh = [f"fresh/size={size}/seed=0" for size in (1, 2)]
-    assert names == [*fresh, "continued/seed=0", "own", "random", "silent", "manual"]
+    assert names == [*fresh, "continued/seed=0", "own", "random", "silent", "manual", "search"]
     after = evaluation(made)
     assert {key: after[key] for key in before} == before, "the other figures are those of the run"
     assert {key: after[key] for key in ENTRIES["soundness"]} == {key: printed[key] for key in ENTRIES["soundness"]}

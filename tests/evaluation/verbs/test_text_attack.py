@@ -147,7 +147,11 @@ def test_what_would_be_ignored_is_refused(tmp_path: Path, options: dict[str, Any
 
 @pytest.mark.parametrize(
     ("settings", "words"),
-    [(["evaluation.attack.goals=[completeness]"], "is paid for a wrong verdict"), (["iterations=3"], r"evaluation\.… only")],
+    [
+        (["evaluation.attack.goals=[completeness]"], "is paid for a wrong verdict"),
+        (["iterations=3"], r"evaluation\.… only"),
+        (["evaluation.attack.text_proposed_prompts=1"], r"the provider of prover, which has no model, cannot be asked; use .*text_prompts"),
+    ],
 )
 def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[str], words: str) -> None:
     run = played(tmp_path, experiment(tmp_path))

@@ -9,21 +9,13 @@ import pytest
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Turn
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Turn
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.rollout import Dialogue as SaidInSymbols
 from nip_ray.protocols import build
 from nip_ray.scenarios.state_tracking.chains import GENERATORS
-from nip_ray.scenarios.state_tracking.language import (
-    STATES,
-    ChainItem,
-    Dispute,
-    StateTrackingInWords,
-    _needed,
-    build_language_state_tracking,
-    chain_items,
-    read_chain_item,
-)
+from nip_ray.scenarios.state_tracking.items import STATES, ChainItem, chain_items, read_chain_item
+from nip_ray.scenarios.state_tracking.language import Dispute, _needed, build_language_state_tracking
 from nip_ray.scenarios.state_tracking.scenario import build_state_tracking
 from nip_ray.settings.state_tracking import LanguageStateTrackingSettings, StateTrackingSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
@@ -34,12 +26,12 @@ SIZES: dict[str, Any] = {"length": 4, "num_train": 40, "num_test": 12}
 ITEMS = chain_items(LanguageStateTrackingSettings(**SIZES), 0)
 
 
-def scenario(name: str = "bisection", **params: Any) -> StateTrackingInWords:
+def scenario(name: str = "bisection", **params: Any) -> Any:
     params = {"max_rounds": 5, **params} if name == "bisection" else params
     return build_language_state_tracking(build(name, **params), LanguageStateTrackingSettings(**SIZES))
 
 
-def invented(made: StateTrackingInWords, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
+def invented(made: LanguageScenario, item: ChainItem, seed: int = 0) -> tuple[Dialogue, list[tuple[str, Chat]]]:
     """A dialogue of random replies, and all that was shown."""
     shown = []
 

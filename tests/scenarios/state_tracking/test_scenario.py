@@ -26,6 +26,7 @@ PLAYED: list[tuple[str, dict[str, Any]]] = [
     ("debate", {"sequential": True, "verifier_first": False, "prover0_first": False, "max_rounds": 3}),
     ("bisection", {"max_rounds": 5}),
     ("bisection", {"max_rounds": 5, "half_chosen_by": "verifier"}),
+    ("prover_estimator", {"max_rounds": 7}),
 ]
 
 
@@ -45,7 +46,11 @@ def test_conformance(name: str, params: dict[str, Any], alone: bool) -> None:
 
 
 def test_refusals() -> None:
-    for name, params, said in [("mnip", {}, "protocol.name: got mnip"), ("bisection", {"max_rounds": 9}, "scenario.length: got 4.*of 16")]:
+    for name, params, said in [
+        ("mnip", {}, "protocol.name: got mnip"),
+        ("bisection", {"max_rounds": 9}, "scenario.length: got 4.*of 16"),
+        ("prover_estimator", {}, "scenario.length: got 4, but prover_estimator in 13 rounds comes down to one move of 16"),
+    ]:
         with pytest.raises(UserError, match=said):
             scenario(name, **params)
 
@@ -132,7 +137,11 @@ def test_random_agents_say_only_what_has_a_meaning() -> None:
         made = scenario(name, kind="random", **params)
         rollout, networks = played(made)
         assert all(isinstance(network, StateAgent) and not network.groups() for network in networks.values())
-        assert int(rollout.main_BRACM.max()) < 5
+        assert int(rollout.main_BRACM.max()) < (10 if made.seats.estimator else 5)
+        if made.seats.estimator:
+            said_BR = rollout.main_BRACM.amax((2, 3, 4))
+            assert int(said_BR[:, [0, 3]].max()) < 5
+            assert int(said_BR[:, [1, 4]].max()) < 9
 
 
 def test_ppo_learns_to_tell_true_claims_from_false_ones(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def test_with_the_real_scenario() -> None:
 
 
 def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> None:
-    """One about each item. Code validation has none."""
+    """One about each item. A scenario without any is refused before a run begins, and so are models too small for the chats."""
     config: Any = config_from_dict(
         {
             "protocol": {"name": "bisection", "max_rounds": 3},
@@ -62,6 +62,15 @@ def test_the_warm_up_shows_the_scenarios_own_examples_to_whom_it_should() -> Non
     lines = format_warmup_set(config, prepared.scenario, dialogues, ["prover0", "prover1"]).lines
     shown = [prepared.scenario.warm_example(item, "prover1", 5) for item in prepared.items["train"]]
     assert [[message["content"] for message in line["messages"]] for line in lines] == [[chat[0]["content"], said] for chat, said in shown]
-    none = build_text_scenario(build("nip"), CodeValidationSettings())
-    with pytest.raises(UserError, match=r"algorithm\.warmup_agents: state_tracking has no examples of its own for prover1"):
-        format_warmup_set(config, none, dialogues, ["prover1"])
+    small = {"name": "local", "word_model": {"context": 32}}
+    poker = {"protocol": {"name": "kuhn_poker"}, "scenario": {"name": "matrix_game", "game": "kuhn_poker"}}
+    for changes, said in (
+        ({**poker, "algorithm": {"name": "malt", "format_warmup": 1, "warmup_agents": ["player1"]}}, "warmup_agents: matrix_game has no"),
+        (
+            {**poker, "algorithm": {"name": "policy_gradient", "warmup_steps": 1}},
+            "warmup_steps: matrix_game has no examples of its own",
+        ),
+        ({"providers": {"local": small}}, "word_model.context: got 32, but chats of prover0 take"),
+    ):
+        with pytest.raises(UserError, match=said):
+            prepare(config_from_dict({**config.model_dump(mode="json"), **changes}, complete=False))

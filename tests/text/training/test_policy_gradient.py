@@ -202,10 +202,15 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     run_text_experiment(config, tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match=r"nip-ray cross-play .*/run --checkpoints"):
         rerun_tests(tmp_path / "run")
-    chosen = ["evaluation.attack.goals=[soundness]", "evaluation.attack.text_iterations=3"]
+    chosen = [f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=3", "text_best_of=4")]
+    with pytest.raises(UserError, match="text_prompts: state_tracking is played in a closed list of words"):
+        evaluate_run(tmp_path / "run", attacked=True, settings=[*chosen, "evaluation.attack.text_prompts=[lie]"])
     found = evaluate_run(tmp_path / "run", attacked=True, settings=chosen)["attack"]["soundness"]
-    assert [(row["name"], row["iterations"]) for row in found["attackers"]] == [("own", 0), ("continued", 3)]
-    attack = tmp_path / "run" / found["run_dir"]
+    assert [(row["name"], row["iterations"]) for row in found["attackers"][:2]] == [("own", 0), ("continued", 3)]
+    attack, best = tmp_path / "run" / found["run_dir"], found["attackers"][2]
+    assert (best["name"], best["chosen"], best["start"] in ("own", "continued")) == ("best_of", True, True)
+    lines = read_lines(attack / "rollouts" / "test-000005.jsonl")
+    assert len([*lines]) == best["dialogues"] > best["held_out"]["n"]
     assert [{key.split("/")[1] for key in row if key.endswith("/grad_norm")} for row in rows(attack)] == [{"prover1"}] * 3
     with RunFolder.open(attack) as folder:
         models = load_state(folder).models()

@@ -1,0 +1,72 @@
+"""Chains as items of language agents, and the words in which they are told."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nip_ray.errors import UserError
+from nip_ray.play.dialogue import Chat, Probabilities
+from nip_ray.protocols import DECISIONS
+from nip_ray.scenarios.state_tracking.chains import GENERATORS, Chains, draw_chains
+from nip_ray.settings.state_tracking import LanguageStateTrackingSettings
+
+STATES = ("a", "b", "c", "d", "e")
+HALVES = ("left", "right")
+VERDICTS = DECISIONS[:2]
+MOVES = tuple(f"m{move}" for move in range(len(GENERATORS)))
+_KEYS = ("states", "claim", "true", "needed", "move", "start", "moves", "committed", "pass")
+_PLACES = 16  # that models know at least, so that one which learned on shorter chains can continue with longer ones
+
+
+@dataclass(frozen=True)
+class ChainItem:
+    """A chain and the claim where it ends. states: the true ones, at the places 0 to n. y: 1 for a true claim, else 0."""
+
+    id: int
+    moves: tuple[int, ...]
+    states: tuple[int, ...]
+    claim: int
+    y: int
+
+
+def words_of_chains(length: int) -> tuple[str, ...]:
+    """States, places, moves, and a few more."""
+    places = map(str, range(max(_PLACES, length) + 1))
+    return (*STATES, *places, *MOVES, *HALVES, *VERDICTS, *_KEYS)
+
+
+def chains_of(items: Sequence[ChainItem]) -> Chains:
+    """The chains of these items, as tensors."""
+    return Chains(*(torch.tensor([getattr(item, name) for item in items]) for name in ("moves", "states", "claim")))
+
+
+def chain_items(settings: LanguageStateTrackingSettings, seed: int) -> dict[str, list[ChainItem]]:
+    """The chains of `seed` by split. Raises UserError where there are not so many."""
+    chains = draw_chains(settings, seed)
+    rows = zip(*(x.tolist() for x in (chains.move_IT, chains.state_IP, chains.claim_I, chains.label_I)))
+    items = [ChainItem(number, tuple(moves), tuple(states), claim, y) for number, (moves, states, claim, y) in enumerate(rows)]
+    return {"train": items[: settings.num_train], "test": items[settings.num_train :]}
+
+
+def read_chain_item(record: Mapping[str, Any]) -> ChainItem:
+    """An item from its record. Raises UserError for a chain that does not lead where its states say."""
+    item = ChainItem(record["id"], tuple(record["moves"]), tuple(record["states"]), record["claim"], record["y"])
+    steps = zip(item.moves, item.states, item.states[1:], strict=False)
+    if any(GENERATORS[move][before] != after for move, before, after in steps) or item.y != int(item.states[-1] == item.claim):
+        raise UserError(f"item {item.id}: its states or its label do not follow from its moves; make the items again")
+    return item
+
+
+def reply_shares(
+    probabilities: Probabilities, agent: str, chats: Sequence[Chat], replies: Sequence[str], attempts: int
+) -> tuple[Tensor, Tensor]:
+    """((N, replies) how probably each is the reply that is used, (N, 1) that none is), float64; equal chats are asked about once."""
+    number: dict[str, int] = {}
+    place_N = torch.tensor([number.setdefault(chat[0]["content"], len(number)) for chat in chats])
+    different = [[{"role": "user", "content": content}] for content in number]
+    given = torch.as_tensor(probabilities(agent, different, replies), dtype=torch.float64)
+    lost = (1 - given.sum(1, keepdim=True)).clamp(0, 1)
+    return (given * sum(lost**attempt for attempt in range(attempts)))[place_N], (lost**attempts)[place_N]
