@@ -446,6 +446,7 @@ class AgentData:
     """One agent's rows with old values, advantages and value targets, each (N,).
 
     moments: (2,) mean and deviation of the advantages of a minibatch of which other learners have rows, too; None where all are here.
+    weight_N: how much likelier what was done is under the weights of now than under those that played; None where they are the same.
     """
 
     rows: AgentRows
@@ -453,6 +454,7 @@ class AgentData:
     advantage_N: Tensor
     target_N: Tensor
     moments: Tensor | None = None
+    weight_N: Tensor | None = None
 
 
 @torch.no_grad()

@@ -6,7 +6,9 @@ The losses are in `nip_ray.learning.policy_gradient`; here stand the config, wha
 # RLlib annotates more narrowly than it behaves:
 # pyright: basic, reportArgumentType=false, reportOptionalMemberAccess=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportOptionalSubscript=false, reportIncompatibleMethodOverride=false
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,8 +16,9 @@ from ray.rllib.algorithms.algorithm import Algorithm
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.core.learner import Learner
 from ray.rllib.utils.annotations import override
-from torch import Tensor
+from torch import Tensor, nn
 
+from nip_ray.learning.groups import learning_mode
 from nip_ray.learning.policy import LogPolicy
 from nip_ray.learning.policy_gradient import critic, entropy_weight, next_beta, next_lr, objective
 from nip_ray.play.rollout import Rollout
@@ -25,6 +28,8 @@ from nip_ray.rllib.config import ProtocolAlgorithmConfig
 from nip_ray.rllib.learner import AgentData, Loss, Prepared, ProtocolLearner, Step, agent_data, explained_variance, normalised
 from nip_ray.seeding import generator
 from nip_ray.settings.ppo import PPOSettings
+
+_LARGEST_LOG_WEIGHT = math.log(2.0)  # of what older weights played; the bound that REINFORCE has by default
 
 
 class ProtocolPPOConfig(ProtocolAlgorithmConfig):
@@ -84,6 +89,8 @@ class PPOLearner(ProtocolLearner):
             data = agent_data(self.scenario, self.networks[agent], rollout, agent, self.settings)
             if data is None:
                 continue
+            if self.config.max_staleness:
+                data = as_of_now(self.networks[agent], data, self.settings.skip_silent_messages)
             agents[agent] = data
             metrics[agent] = {"explained_variance": explained_variance(data)}
             if self.settings.loss == "kl_penalty":
@@ -127,6 +134,8 @@ class PPOLearner(ProtocolLearner):
         advantage_N = data.advantage_N[own]
         if settings.normalize_advantage:
             advantage_N = normalised(data, own, all_rows)
+        if data.weight_N is not None:
+            advantage_N = advantage_N * data.weight_N[own]
         log_prob_N, old_log_prob_N = log_policy.log_prob(action), rows.log_prob_N[own]
         actor, kl, clip_share = objective(log_prob_N, old_log_prob_N, advantage_N, settings, self.beta[agent])
         message, decision = log_policy.message_entropy().mean(), log_policy.decision_entropy().mean()
@@ -183,6 +192,24 @@ class PPOLearner(ProtocolLearner):
         if self.distributed:
             torch.distributed.all_reduce(seen_A3)
         return dict(zip(prepared.present, seen_A3.unbind(), strict=True))
+
+
+@torch.no_grad()
+def as_of_now(network: nn.Module, data: AgentData, skip_silent_messages: bool) -> AgentData:
+    """What older weights played, to be learned from. Ratios are to the probabilities under the weights of now, and rows weigh by how much
+    likelier what was done is under these than when it was played, at most twice.
+
+    Source: Hilton, Cobbe and Schulman, "Batch size-invariance for policy optimization", 2022, section 3: the decoupled clipped objective,
+    mean w min(rho A, clip(rho) A), whose weights w have no bound there. With ratios to the weights that played, an update would begin at
+    the edge of the clip range, to which the one before had gone.
+    """
+    network.eval()
+    action = data.rows.action
+    policy, _ = network(data.rows.obs, True, False)
+    now_N = (policy.silenced(action) if skip_silent_messages else policy).log_prob(action)
+    learning_mode(network)
+    weight_N = (now_N - data.rows.log_prob_N).clamp(max=_LARGEST_LOG_WEIGHT).exp()
+    return replace(data, rows=replace(data.rows, log_prob_N=now_N), weight_N=weight_N)
 
 
 def _divergence(log_ratio_N: Tensor) -> Tensor:
