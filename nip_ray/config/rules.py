@@ -385,6 +385,8 @@ def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
         yield f"{key} {config.algorithm.name} learns in shapes that follow from what was played, leave it out or use ppo"
     elif config.opponents is not None or config.learners.num_learners > 1:
         yield f"{key} with opponents from the past, or several learners, shapes follow from what was played, leave it out"
+    elif config.play.max_staleness:
+        yield f"{key} play.max_staleness corrects turn by turn for the weights that played, leave one of the two out"
     elif name in PROTOCOLS and (why := table_of(name, config.protocol).open_schedule()):
         yield f"{key} {why}; or leave it out"
 

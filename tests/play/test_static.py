@@ -150,6 +150,7 @@ def test_a_stack_is_the_same_to_the_last_bit_wherever_its_tensors_lie() -> None:
     [
         ({"algorithm": {"name": "reinforce"}}, "reinforce learns in shapes that follow from what was played"),
         ({"learners": {"num_learners": 2}}, "with opponents from the past, or several learners"),
+        ({"play": {"num_env_runners": 1, "max_staleness": 1}}, "play.max_staleness corrects turn by turn"),
         ({"protocol": {"name": "nip", "min_rounds": 1}}, "prover may have no turn before the verdict, raise protocol.min_rounds"),
         ({"protocol": {"name": "judge_panel"}, "scenario": _GRAPHS}, "is not one verifier's to decide"),
     ],
