@@ -167,7 +167,14 @@ def test_a_bad_plugin(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("", "is empty"), ("- a\n", "at its top level"), ("nme: a\n", "nme: unknown key"), ("a: [", "YAML")]
+    ("content", "said"),
+    [
+        ("", "is empty"),
+        ("- a\n", "at its top level"),
+        ("nme: a\n", "nme: unknown key"),
+        ("a: [", "YAML"),
+        ("name: a\nprotocol: {name: nip}\n", "is damaged, without scenario, algorithm, runtime"),
+    ],
 )
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
 def test_a_run_with_a_damaged_config(finished: Path, tmp_path: Path, verb: str, content: str, said: str) -> None:
