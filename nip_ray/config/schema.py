@@ -5,6 +5,7 @@
 
 import json
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,17 +25,19 @@ _INTRODUCTION = """\
 
 <!-- written by `python -m nip_ray.config.schema --markdown`; edit the descriptions in nip_ray/settings/ and write it again -->
 
-A config is a YAML file of these keys. All of them have defaults, and `nip-ray train CONFIG --dry-run` prints a config with every default
-filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prover.d_gnn=32`, `--set scenario.data.graph_sizes=[7,8]`);
-c is YAML. An unknown key is refused with the nearest valid one, an illegal combination with the reason, before anything is started.
+A config is a YAML file of these keys. All of them have defaults, and `nip-ray train CONFIG --dry-run` prints a config
+with every default filled in. `--set a.b=c` lays values over the file (`--set scenario.agents.prover.d_gnn=32`,
+`--set scenario.data.graph_sizes=[7,8]`); c is YAML. An unknown key is refused with the nearest valid one, an illegal
+combination with the reason, before anything is started.
 
 Values keep the type they are written in: `"3"` is no integer and `true` no number. `1e-3` is a number, as `0.001` is.
-An editor with YAML support completes and checks keys in files that begin with `# yaml-language-server: $schema=` and the path of a JSON
-schema, as the files of `tune_configs/` do (`tune_configs/config.schema.json`). `nip-ray schema --out FILE` writes one, with the keys of
-plugins too.
+An editor with YAML support completes and checks keys in files that begin with `# yaml-language-server: $schema=` and
+the path of a JSON schema, as the files of `tune_configs/` do (`tune_configs/config.schema.json`).
+`nip-ray schema --out FILE` writes one, with the keys of plugins too.
 
-Settings of a learning rule may also be called as stock RLlib and earlier runner files call them; a warning then names the key's own word:
-{aliases}.
+Settings of a learning rule may also be called as stock RLlib and earlier runner files call them; a warning then names
+the key's own word:
+{aliases}
 """
 
 
@@ -82,12 +85,17 @@ def _named(names: list[str]) -> dict[str, Any]:
 
 def configuration_markdown() -> str:
     """docs/configuration.md: every key with its type, bounds, default and description, a table for each group."""
-    parts = [_INTRODUCTION.replace("{aliases}", ", ".join(f"`{alias}` ({word})" for alias, word in ALIASES.items()))]
+    aliases = ", ".join(f"`{alias}` ({word})" for alias, word in ALIASES.items())
+    parts = [_INTRODUCTION.replace("{aliases}", _wrapped(f"{aliases}."))]
     for title, kind, prefix in (*_sections(), *_text_sections()):
-        doc = " ".join((kind.__doc__ or "").split())
+        doc = _wrapped(" ".join((kind.__doc__ or "").split()))
         rows = [_row(path, key) for path, key in _keys_in(kind, prefix) if not branches(key.annotation)]
         parts.append("\n".join([f"## {title}", "", doc, "", "| key | takes | default | what it is |", "|---|---|---|---|", *rows, ""]))
     return "\n".join(parts)
+
+
+def _wrapped(text: str) -> str:
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def _sections(kind: type = ExperimentConfig, prefix: str = "", title: str = "The experiment") -> Iterator[tuple[str, type, str]]:

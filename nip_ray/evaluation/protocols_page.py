@@ -168,8 +168,8 @@ _INTRODUCTION = """\
 
 <!-- written by `python -m nip_ray.evaluation.protocols_page`; edit nip_ray/protocols/tables.py, or what is known in that module -->
 
-Every protocol that ships, with the default parameters but for those in its title. Who is paid what can be changed entry by entry
-([configuration.md](configuration.md), `protocol.payoff`), and a table of your own is
+Every protocol that ships, with the default parameters but for those in its title. Who is paid what can be changed entry
+by entry ([configuration.md](configuration.md), `protocol.payoff`), and a table of your own is
 [a tutorial](tutorials/own-protocol.md). What runs made of them is in [metrics.md](metrics.md) and
 [benchmarks/results.md](../benchmarks/results.md). `matrix_game`, `kuhn_poker` and `hironaka` have no verifier: their
 scenarios pay ([games.md](games.md), [hironaka.md](hironaka.md)).
@@ -187,9 +187,9 @@ shown whether one of them holds, and prints both: [results](../benchmarks/result
 Most have equilibria in which the verifier heeds nobody, beside those in which it looks.
 """
 _LEGEND = """
-A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes or gives a
-verdict, which counts, `C` writes and chooses its side. On the right stands who reads along.
-Where the episode draws who speaks, each possibility is drawn.
+A drawing has a row for every agent and channel that it writes to, and a column for each round: `o` writes, `V` writes
+or gives a verdict, which counts, `C` writes and chooses its side. On the right stands who reads along. Where the
+episode draws who speaks, each possibility is drawn.
 
 """
 
@@ -285,7 +285,8 @@ def _section(entry: Entry) -> Iterator[str]:
     if table.roles:
         how = f"{table.chooser} chooses" if table.chooser else "The episode draws"
         yield f"{how} the role, {' or '.join(table.roles)}; told of it: {', '.join(table.told) or 'nobody'}.\n"
-    yield from (f"- {agent}: {_earns(agent, table)}" for agent in table.agents)
+    for agent in table.agents:
+        yield from textwrap.wrap(f"- {agent}: {_earns(agent, table)}", _WIDTH, subsequent_indent="  ")
     yield from ("", *textwrap.wrap(f"Known: {entry.known}", _WIDTH), "")
 
 

@@ -240,8 +240,8 @@ def _page() -> Iterator[str]:
     yield ""
     yield "<!-- written by `python -m nip_ray.rllib.options`; edit the table there and write it again -->"
     yield ""
-    yield "`ProtocolPPOConfig` and its like are `AlgorithmConfig`s. Here is what RLlib's options do to them, and what to use instead of one"
-    yield "that is refused: `validate()`, and so `build_algo()`, names each of those that differs from its default."
+    yield "`ProtocolPPOConfig` and its like are `AlgorithmConfig`s. Here is what RLlib's options do to them, and what to use"
+    yield "instead of one that is refused: `validate()`, and so `build_algo()`, names each of those that differs from its default."
     for verdict, title in (("honoured", "Honoured"), ("refused", "Refused"), ("no effect", "Without effect on results")):
         yield from ("", f"## {title}", "", f"| option | {'use instead' if verdict == 'refused' else 'what it does here'} |", "|---|---|")
         for row in OPTIONS:

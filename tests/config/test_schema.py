@@ -26,6 +26,7 @@ def accepted(data: Any) -> bool:
     return validator().is_valid(data)
 
 
+@pytest.mark.usefixtures("no_plugins")
 def test_the_shipped_schema_is_up_to_date() -> None:
     file = ROOT / "tune_configs" / "config.schema.json"
     assert file.read_text(encoding="utf-8") == schema_text(), f"write it again: nip-ray schema --out {file.relative_to(ROOT)}"
@@ -41,6 +42,7 @@ def test_a_shipped_file_announces_the_schema_and_fits_it(path: Path) -> None:
     assert not accepted({**data, "sed": 3})
 
 
+@pytest.mark.usefixtures("no_plugins")
 def test_the_page_is_up_to_date() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == configuration_markdown(), "write it again: python -m nip_ray.config.schema --markdown > docs/configuration.md"

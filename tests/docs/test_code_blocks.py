@@ -123,6 +123,12 @@ def test_links_lead_somewhere(name: str) -> None:
     assert not [link for link in links(page) if "://" not in link and not (page.parent / link).exists()]
 
 
+@pytest.mark.parametrize("name", [*PAGES, "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/results.md"])
+def test_prose_wraps_at_120_columns(name: str) -> None:
+    prose = re.sub(r"^```.*?^ *```|^<!--.*?-->", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    assert not [line for line in prose.splitlines() if len(line) > 120 and not line.startswith("|")]
+
+
 def test_the_index_leads_to_every_page() -> None:
     index = ROOT / "docs" / "index.md"
     linked = {(index.parent / link).resolve() for link in links(index)}
