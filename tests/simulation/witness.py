@@ -2,7 +2,8 @@
 
 - a job is asked for once for each key, besides what the network doubles; when a creation arrives, the platter has its `submit`;
 - no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to record it;
-- the provider's bill never exceeds the budget, nor, where no power failure took records away, what the run has booked;
+- the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took records away, what the
+  run has booked;
 - when all is over no job runs, and as many models were made as there had to be;
 - stages follow each other in their order, none is skipped, and only a job that has to be made again leads back;
 - a state that waits for jobs stands on a platter that has them in the journal, with their ids;
@@ -151,7 +152,7 @@ class Witness:
 
     def bill(self, billed: int, budget_usd: float | None) -> None:
         """billed: all that the provider has charged so far, in picodollars."""
-        if budget_usd is not None and billed > budget_usd * PICO:
+        if budget_usd is not None and billed > budget_usd * PICO and (self.honest or self.complete):
             self.violate(f"billed {billed / PICO} of a budget of {budget_usd}")
 
     def _booked(self, cost: dict[str, Any]) -> None:
@@ -165,10 +166,14 @@ class Witness:
         """What does not depend on who was killed when."""
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]
         made: dict[str, Any] = {"rows": [{key: row[key] for key in sorted(row) if not _LEFT_OUT.match(key)} for row in rows]}
-        for path in sorted((self.run / "rollouts").rglob("*")):
+        for path in self._whole("rollouts"):
             made[str(path.relative_to(self.run))] = path.read_text()
         made["evaluation"] = json.loads((self.run / "evaluation.json").read_text())
-        made["transcripts"] = {path.name: path.read_text() for path in sorted((self.run / "transcripts").iterdir())}
+        made["transcripts"] = {path.name: path.read_text() for path in self._whole("transcripts")}
         made["left over"] = sorted(path.name for path in self.run.rglob(".*.tmp-*"))
         made["report"] = (self.run / "report.html").is_file()
         return made
+
+    def _whole(self, folder: str) -> list[Path]:
+        """The files in a folder of the run but what a dead writer left half written."""
+        return sorted(path for path in (self.run / folder).rglob("*") if path.is_file() and not path.name.startswith("."))

@@ -48,6 +48,8 @@ from tests.text.provider_service import API_KEY, Options
 
 FIRST_PID = 1 << 22
 """More than any process of this machine has."""
+SURELY = 1
+"""In this cycle through the places a world is calm but for the one it aims at."""
 CALM_LIVES = 6
 
 
@@ -119,7 +121,8 @@ def draw(seed: int) -> Plan:
     known = reference(variant)
     points = [point for point in known.points() if point[0][0] not in ("sent", "read")]
     requests, reads = ([point for point in known.points() if point[0][0] == kind] for kind in ("sent", "read"))
-    aimed = points[seed // len(VARIANTS) % len(points)]  # so that each has its turn
+    cycle, turn = divmod(seed // len(VARIANTS), len(points))
+    aimed = points[turn]  # so that each has its turn
     files, awaits = ([point for point in points if (point[0][0] == "await") == other] for other in (False, True))
     lies = dice.random() < 0.1
 
@@ -152,8 +155,14 @@ def draw(seed: int) -> Plan:
     if more.random() < 0.1:
         place, action = reads[seed // len(VARIANTS) % len(reads)]
         lives = (replace(lives[0], strikes=(*lives[0].strikes, Strike(place, action, more.randint(1, known.places[place])))), *lives[1:])
+        if seed // len(VARIANTS) // len(reads) % 2:
+            aimed, cycle = (place, action), SURELY
     late, fills = more.choice((0.0, 0.1, 0.5)), more.random() < 0.5
     lives = tuple(replace(life, late=late, fills=fills) for life in lives)
+    if cycle == SURELY:  # nothing comes before it
+        place, action = aimed
+        lives = (replace(lives[0], strikes=(Strike(place, action, 1, dice.random() < 0.5),), late=0.0), *lives[1:])
+        chances, budget = {}, None
     return Plan(seed, variant, lives, chances, budget, forgets_keys)
 
 
