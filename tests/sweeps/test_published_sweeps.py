@@ -65,7 +65,7 @@ def test_what_was_asked_for_is_there() -> None:
     assert set(LIKE) == set(FILES)
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", [*FILES, "protocols_digits"])
 def test_every_point_is_an_experiment_and_the_comment_counts_them(name: str) -> None:
     spec = sweep(name)
     text = (CONFIGS / f"{name}.yaml").read_text(encoding="utf-8")

@@ -1,15 +1,19 @@
-"""All protocols on graph isomorphism, on equal terms: the trials of `tune_configs/protocols_gi.yaml`, recorded one by one as they end.
+"""All protocols on equal terms, on graph isomorphism and on digits: the trials of `tune_configs/protocols_*.yaml`, recorded as they end.
 
     nip-ray data graph-isomorphism --pairs 1000 --seed 1 --exclude PUBLISHED_TEST.npz --out VALIDATION.npz
-    python benchmarks/protocols_gi.py tune --test VALIDATION.npz --out runs       # which learning rate, for each protocol
-    python benchmarks/protocols_gi.py train --test PUBLISHED_TEST.npz --out runs  # five seeds of each, with the rates of the config
-    python benchmarks/protocols_gi.py page                                        # docs/results.md and its figure
+    python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # which learning rate, for each protocol
+    python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds of each, with the rates of the config
+    python benchmarks/protocol_table.py digits tune --out runs                         # on a share of the training images
+    python benchmarks/protocol_table.py digits train --out runs
+    python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
-What has ended stands in `benchmarks/protocols_gi.json`, with what it was trained by, and is not run again: so the trials may be spread over
-many days and machines. An interrupted command continues where it was. Tuning trains one seed that is none of the five, for half as long.
+What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread
+over many days and machines. An interrupted command continues where it was. Tuning trains one seed that is none of the five, for half as
+long.
 """
 
 import argparse
+import io
 import json
 import subprocess
 import tempfile
@@ -18,13 +22,15 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import yaml
 from _common import NIP_RAY, ROOT, machine
-from _protocols_page import write_page
+from _protocol_table_page import write_page
+from PIL import Image
 
-CONFIG = ROOT / "tune_configs" / "protocols_gi.yaml"
-RECORD = ROOT / "benchmarks" / "protocols_gi.json"
-RATES = (3e-4, 6e-4, 1.2e-3)
+RATES = {"gi": (3e-4, 6e-4, 1.2e-3), "digits": (1.5e-3, 3e-3, 6e-3)}
+"""Task -> learning rates that are tried."""
 TUNING_SEED = 10
 KEPT = ("estimate", "lower", "upper", "n")
 
@@ -32,47 +38,76 @@ KEPT = ("estimate", "lower", "upper", "n")
 def main() -> None:
     """Tune, train, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("command", choices=["tune", "train", "page"])
-    parser.add_argument("--test", type=Path, help="Held-out pairs: for tuning a validation split, for training the published test split.")
+    parser.add_argument("task", choices=[*RATES, "page"])
+    parser.add_argument("command", choices=["tune", "train"], nargs="?")
+    parser.add_argument(
+        "--test", type=Path, help="Held-out pairs of graphs: for tuning a validation split, for training the published one."
+    )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="Where the sweeps' folders are made.")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--cases", nargs="+", help="Some protocols alone, by their names in the config.")
     parser.add_argument("--concurrent", type=int, default=1, help="Trials at once, each on a thread of its own.")
     options = parser.parse_args()
-    if options.command == "page":
-        write_page(recorded())
+    task, command, out = options.task, options.command, options.out.resolve()
+    if task == "page":
+        write_page({each: recorded(each) for each in RATES})
         return
-    if options.test is None:
-        parser.error("--test FILE is needed")
+    if command is None:
+        parser.error("tune or train?")
+    if (options.test is None) == (task == "gi"):
+        parser.error("--test FILE is needed with gi, and with it alone")
     print(machine(), flush=True)
-    seeds = [TUNING_SEED] if options.command == "tune" else options.seeds
-    for seed in seeds:
-        if sweep := missing(options.command, seed, options.test.resolve(), options.cases):
+    if task == "gi":
+        data = {"test": str(options.test.resolve())}
+    else:
+        data = {} if command == "train" else {"source": "files", "train": str(training_digits(out))}
+    for seed in [TUNING_SEED] if command == "tune" else options.seeds:
+        if sweep := missing(task, command, seed, data, options.cases):
             sweep["sweep"]["max_concurrent"] = options.concurrent
-            run(sweep, options.out.resolve() / f"protocols-gi-{options.command}-{seed}", options.command)
+            run(sweep, out / f"protocols-{task}-{command}-{seed}", task, command)
 
 
-def missing(command: str, seed: int, test: Path, cases: Sequence[str] | None) -> dict[str, Any]:
-    """The sweep of the trials of a seed that are not recorded; empty where none is missing."""
-    data = yaml.safe_load(CONFIG.read_text())
+def training_digits(out: Path) -> Path:
+    """A file of the training images alone, of which tuning holds a share out, so that it never sees the test images."""
+    from nip_ray.scenarios.image_classification.images import load_images
+    from nip_ray.settings.image_classification import ImageDataSettings
+
+    images, _ = load_images(ImageDataSettings())
+    rows = [{"image": {"bytes": png(pixels_HW * (255 // images.levels)), "path": None}} for pixels_HW in images.pixels_ICHW[:, 0]]
+    table = pyarrow.Table.from_pylist([{**row, "label": label} for row, label in zip(rows, images.class_I.tolist(), strict=True)])
+    out.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(table, out / "digits-training.parquet")
+    return out / "digits-training.parquet"
+
+
+def png(pixels_HW: Any) -> bytes:
+    """A grey image."""
+    file = io.BytesIO()
+    Image.fromarray(pixels_HW.numpy()).save(file, "PNG")
+    return file.getvalue()
+
+
+def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cases: Sequence[str] | None) -> dict[str, Any]:
+    """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of scenario.data."""
+    data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
     sweep = data["sweep"]
-    done = {(row["case"], row["lr"]) for row in recorded()[command] if row["seed"] == seed}
+    done = {(row["case"], row["lr"]) for row in recorded(task)[command] if row["seed"] == seed}
     rates = {case: rate_of(data, case) for case in sweep["cases"]}
     wanted = {case for case in rates if cases is None or case in cases}
     sweep["seeds"] = [seed]
-    data["scenario"]["data"]["test"] = str(test)
+    data["scenario"]["data"] |= held_out
     if command == "train":
         sweep["cases"] = {case: change for case, change in sweep["cases"].items() if case in wanted and (case, rates[case]) not in done}
         return data if sweep["cases"] else {}
     sweep["cases"] = {
         f"{case} | {rate:g}": laid_over(change, {"algorithm": {"lr": rate}})
         for case, change in sweep["cases"].items()
-        for rate in RATES
+        for rate in RATES[task]
         if case in wanted and (case, rate) not in done
     }
     half = data["iterations"] // 2
-    schedule = data["schedules"]["verifier"]
-    schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
+    for schedule in data.get("schedules", {}).values():
+        schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
     data |= {"iterations": half, "evaluation": {"interval": half}, "checkpoint": {"interval": half}}
     return data if sweep["cases"] else {}
 
@@ -91,10 +126,10 @@ def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
     return made
 
 
-def run(sweep: dict[str, Any], folder: Path, command: str) -> None:
+def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
     """Run or resume the sweep, and record what has ended, also where the sweep was interrupted."""
     for earlier in sorted(folder.parent.glob(f"{folder.name}*/sweep.yaml")):
-        record(earlier.parent, command)
+        record(earlier.parent, task, command)
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         sweep["sweep"]["storage_path"] = str(folder.parent)
         yaml.safe_dump(sweep | {"name": folder.name}, file, sort_keys=False)
@@ -105,7 +140,7 @@ def run(sweep: dict[str, Any], folder: Path, command: str) -> None:
             while process.poll() is None:
                 made = made or max(folder.parent.glob(f"{folder.name}*/sweep.yaml"), key=lambda path: path.stat().st_mtime, default=None)
                 if made is not None:
-                    record(made.parent, command)
+                    record(made.parent, task, command)
                 try:
                     process.wait(timeout=20)
                 except subprocess.TimeoutExpired:
@@ -114,12 +149,12 @@ def run(sweep: dict[str, Any], folder: Path, command: str) -> None:
             process.terminate()
             process.wait()
             if made is not None:
-                record(made.parent, command)
+                record(made.parent, task, command)
 
 
-def record(folder: Path, command: str) -> None:
+def record(folder: Path, task: str, command: str) -> None:
     """Add the trials of a sweep's folder that have ended."""
-    known = recorded()
+    known = recorded(task)
     rows = known[command]
     seen = {(row["case"], row["lr"], row["seed"]) for row in rows}
     for row in ended(folder, command):
@@ -128,7 +163,7 @@ def record(folder: Path, command: str) -> None:
             print(json.dumps({key: row[key] for key in ("case", "lr", "seed", "accuracy", "soundness_error")}), flush=True)
     rows.sort(key=lambda row: (row["case"], row["lr"], row["seed"]))
     lines = (f' "{part}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in known[part]) + "\n ]" for part in ("tune", "train"))
-    RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    record_of(task).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def ended(folder: Path, command: str) -> Iterator[dict[str, Any]]:
@@ -174,9 +209,14 @@ def kept(figure: Mapping[str, Any] | None) -> dict[str, Any]:
     return {} if figure is None else {key: figure[key] for key in KEPT}
 
 
-def recorded() -> dict[str, list[dict[str, Any]]]:
+def recorded(task: str) -> dict[str, list[dict[str, Any]]]:
     """What has ended so far."""
-    return json.loads(RECORD.read_text()) if RECORD.exists() else {"tune": [], "train": []}
+    return json.loads(record_of(task).read_text()) if record_of(task).exists() else {"tune": [], "train": []}
+
+
+def record_of(task: str) -> Path:
+    """The file of what has ended."""
+    return ROOT / "benchmarks" / f"protocols_{task}.json"
 
 
 if __name__ == "__main__":
