@@ -142,10 +142,11 @@ def provider_options(config: TextExperimentConfig) -> Iterator[str]:
     for name, provider in config.providers.items():
         for fault in provider.faults({settings.batch_size or 8 for settings in tuning.values()}):
             yield f"providers.{name}.{fault}"
-    for key in (key for key, settings in tuning.items() if settings.learning_rate is not None):
+    others = {"learning_rate": "set learning_rate_multiplier instead", "nll_coefficient": "leave it out"}
+    for place, key in ((place, key) for place, settings in tuning.items() for key in others if getattr(settings, key)):
         for name in sorted({own.provider for own in language_agents(config).values() if not own.frozen} & config.providers.keys()):
-            if not config.providers[name].takes_learning_rate:
-                yield f"algorithm.{key}.learning_rate: {name} takes none, set learning_rate_multiplier instead"
+            if key not in config.providers[name].tuning_keys:
+                yield f"algorithm.{place}.{key}: {name} takes none, {others[key]}"
 
 
 def _request_members(place: str, settings: LanguageAgentSettings, provider: ProviderSettings) -> Iterator[str]:
@@ -267,7 +268,7 @@ def rule_settings(config: TextExperimentConfig) -> Iterator[str]:
                 yield f"algorithm.{place}{name}: got {value}, expected {key.expects}"
         if isinstance(part, FineTuningSettings) and part.learning_rate is not None and part.learning_rate_multiplier is not None:
             yield f"algorithm.{place}learning_rate_multiplier: learning_rate is given, which it would be a factor on, leave out either"
-    for key in ("beta", "min_examples"):
+    for key in ("beta", "nll_coefficient", "min_examples"):
         if getattr(rule.format_warmup_tuning, key) != keys_of(FineTuningSettings)[key].default:
             yield f"algorithm.format_warmup_tuning.{key}: not for the warm-up, which is supervised and has all its examples, leave it out"
     for key in ("guess_replacement", "guess_replacement_annealing", "guess_replacement_rate") if not rule.replaces_guesses else ():

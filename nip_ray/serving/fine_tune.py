@@ -44,6 +44,7 @@ def recipe(spec: FineTuneSpec, provider: LocalProvider) -> Recipe:
         batch_size=spec.batch_size or 8,
         learning_rate=rate,
         beta=spec.beta or 0.1,
+        nll_coefficient=spec.nll_coefficient,
         adaptation=provider.method,
         lora_rank=provider.lora_rank,
         num_workers=provider.num_training_workers,
@@ -126,7 +127,8 @@ def _trainer(model: Any, chat: ChatFormat, data: bytes, recipe: Recipe, folder: 
         rows = datasets.Dataset.from_list(supervised_rows(examples, chat))
         return trl.SFTTrainer(args=trl.SFTConfig(**_arguments(recipe, folder)), train_dataset=rows, **common)
     rows = datasets.Dataset.from_list(preference_rows(examples, chat))
-    arguments = trl.DPOConfig(**_arguments(recipe, folder), beta=recipe.beta)
+    both = {"loss_type": ["sigmoid", "sft"], "loss_weights": [1.0, recipe.nll_coefficient]} if recipe.nll_coefficient else {}
+    arguments = trl.DPOConfig(**_arguments(recipe, folder), beta=recipe.beta, **both)
     return preference_trainer(trl.DPOTrainer)(args=arguments, train_dataset=rows, **common)
 
 

@@ -30,6 +30,7 @@ class FineTuneSpec:
     learning_rate: float | None = None
     beta: float | None = None
     token_pusd: int = 0
+    nll_coefficient: float = 0.0
 
     @property
     def worst_tokens(self) -> int:

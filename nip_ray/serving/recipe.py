@@ -16,7 +16,8 @@ class Cancelled(Exception):
 @dataclass(frozen=True)
 class Recipe:
     """All that decides what comes out, besides base and data. batch_size: examples in a step, over all workers and parts. beta: of DPO.
-    accumulation and what follows: see `LocalProvider`.
+    accumulation and what follows: see `LocalProvider`. nll_coefficient: what the better reply's negative log-likelihood, by token, counts
+    beside DPO's loss.
     """
 
     method: Method = "supervised"
@@ -35,6 +36,7 @@ class Recipe:
     optimizer: str = "adamw"
     quantize_base: bool = False
     save_merged: bool = False
+    nll_coefficient: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,8 @@ class ProviderSettings:
     """Models are folders on this cluster, or `default`."""
     fine_tunes: ClassVar[bool] = False
     """There is a `FineTuneBackend`."""
-    takes_learning_rate: ClassVar[bool] = True
-    """Of fine-tuning jobs, itself; else a multiplier on the provider's own."""
+    tuning_keys: ClassVar[frozenset[str]] = frozenset({"learning_rate"})
+    """Which of `learning_rate` (else a multiplier on the provider's own) and `nll_coefficient` its fine-tuning jobs heed."""
     gives_gradients: ClassVar[bool] = False
     """Its models can learn from a loss on their tokens, step by step."""
     sees_whole_distribution: ClassVar[bool] = True
@@ -102,7 +102,7 @@ class OpenAIProvider(ProviderSettings):
     """Any service that speaks the OpenAI protocol: chat completions, and where it has them files and fine-tuning jobs."""
 
     fine_tunes = True
-    takes_learning_rate = False
+    tuning_keys = frozenset()
     takes_extra_body = True
     holds_schemas = True
     base_url_variable = "OPENAI_BASE_URL"
@@ -149,6 +149,7 @@ class LocalProvider(ProviderSettings):
     hosted = False
     local_models = True
     fine_tunes = True
+    tuning_keys = frozenset({"learning_rate", "nll_coefficient"})
     gives_gradients = True
     holds_schemas = True
 
@@ -213,6 +214,7 @@ class TrainingServiceProvider(ProviderSettings):
     """A service with the low-level training protocol: forward and backward, optimiser step, sample, save."""
 
     fine_tunes = True
+    tuning_keys = frozenset({"learning_rate", "nll_coefficient"})
     gives_gradients = True
     sees_whole_distribution = False
     dpo_passes = 6  # three passes, and the prompt with each of two replies
@@ -244,6 +246,7 @@ class DummyProvider(ProviderSettings):
     has_model = False
     hosted = False
     fine_tunes = True
+    tuning_keys = frozenset({"learning_rate", "nll_coefficient"})
     holds_schemas = True
 
     name: Literal["dummy"] = option("dummy", "No model at all.")

@@ -22,6 +22,12 @@ class FineTuningSettings:
     beta: float | None = option(
         None, "Weight of staying close to the model that DPO starts from (none: the provider's default; local: 0.1).", gt=0
     )
+    nll_coefficient: float = option(
+        0.0,
+        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024; local and training_service): "
+        "what holds replies to their form.",
+        ge=0,
+    )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)
 
 
@@ -98,8 +104,9 @@ class ExpertIterationSettings(TextTrainingSettings):
         for key in drawn if self.selection == "threshold" else ["reward_threshold"]:
             if getattr(self, key) != getattr(unset, key):
                 yield f"{key}: is not for selection {self.selection}, leave it out"
-        if self.fine_tuning.beta is not None:
-            yield "fine_tuning.beta: is for preferences (DPO), and expert iteration learns from examples, leave it out"
+        for key in ("beta", "nll_coefficient"):
+            if getattr(self.fine_tuning, key):
+                yield f"fine_tuning.{key}: is for preferences (DPO), and expert iteration learns from examples, leave it out"
 
 
 @dataclass(frozen=True)

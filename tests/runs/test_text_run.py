@@ -230,6 +230,11 @@ HOSTED = {"scenario__agents": {"_default": {"provider": "o", "model": "m"}}}
             "algorithm.fine_tuning.learning_rate: o takes none",
         ),
         (
+            {**HOSTED, "providers": {"o": {"name": "openai"}}, "algorithm": {"name": "malt", "fine_tuning": {"nll_coefficient": 0.1}}},
+            "algorithm.fine_tuning.nll_coefficient: o takes none, leave it out",
+        ),
+        ({"algorithm": {"fine_tuning": {"nll_coefficient": 1}}}, "algorithm.fine_tuning.nll_coefficient: is for preferences"),
+        (
             {"scenario": {"name": "state_tracking", "agents": {"_default": {**ALONE, "max_tokens": 2}}}, "protocol": {"name": "nip"}},
             "scenario.agents._default.max_tokens: room for 2 tokens, but prover replies with 15 states, use at least 16",
         ),

@@ -1,6 +1,7 @@
 """Fine-tuning: it learns what generalises, the same twice, leaves a whole folder and nothing else."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean
@@ -81,6 +82,18 @@ def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, def
     assert first[0][weights] != other[0][weights]
 
 
+def test_the_better_reply_counts_beside_the_pair(default_dir: Path, tmp_path: Path) -> None:
+    """Where learning starts, DPO's loss is log 2 whatever the pair."""
+    losses = []
+    for weight in (0.0, 1.0, 2.0):
+        how = Recipe("dpo", 0, 1, 8, learning_rate=1e-3, adaptation="full", nll_coefficient=weight)
+        fine_tune(default_dir, preferences(chats(0, 8)), tmp_path / f"{weight}", how, on_step=lambda step, loss: losses.append(loss))
+    assert losses[0] == pytest.approx(math.log(2), abs=1e-4)
+    assert losses[2] - losses[0] == pytest.approx(2 * (losses[1] - losses[0]), rel=1e-3)
+    messages, answer, _ = chats(0, 1)[0]
+    assert completion_logprob(tmp_path / "2.0", messages, answer) > completion_logprob(tmp_path / "0.0", messages, answer)
+
+
 def test_a_tuned_model_can_be_served_and_tuned_again(default_dir: Path, tmp_path: Path) -> None:
     data = supervised(chats(0, 40))
     adapters = Recipe(learning_rate=1e-2, adaptation="lora", num_epochs=2)
@@ -127,8 +140,9 @@ def test_what_cannot_work_here_is_refused(default_dir: Path, tmp_path: Path) -> 
 def test_hyper_parameters_of_a_job() -> None:
     spec = FineTuneSpec("k", "dpo", "default", "x", 10, 10, seed=3)
     assert recipe(spec, LocalProvider()) == Recipe("dpo", 3, 3, 8, 1e-4, 0.1, "lora", 16, 1)
-    changed = FineTuneSpec("k", "dpo", "default", "x", 10, 10, 3, 5, 4, learning_rate_multiplier=2.0, beta=0.3)
-    assert recipe(changed, LocalProvider(method="full", lora_rank=4)) == Recipe("dpo", 3, 5, 4, 2e-3, 0.3, "full", 4, 1)
+    changed = FineTuneSpec("k", "dpo", "default", "x", 10, 10, 3, 5, 4, learning_rate_multiplier=2.0, beta=0.3, nll_coefficient=0.1)
+    expected = Recipe("dpo", 3, 5, 4, 2e-3, 0.3, "full", 4, 1, nll_coefficient=0.1)
+    assert recipe(changed, LocalProvider(method="full", lora_rank=4)) == expected
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ class TrainingServiceJobs:
             def loss(_: Any, logprobs: Sequence[Tensor]) -> tuple[Tensor, dict[str, float]]:
                 sums = torch.stack([row[-length:].sum() for row, length in zip(logprobs, lengths)])
                 value = dpo_loss(sums.view(-1, 2), torch.tensor(reference, dtype=sums.dtype), beta)
-                return value, {}
+                return value - spec.nll_coefficient * sums[::2].sum() / sum(lengths[::2]), {}
 
             gradients = client.forward_backward_custom(data, loss)
         rate = (LEARNING_RATE if spec.learning_rate is None else spec.learning_rate) * (spec.learning_rate_multiplier or 1.0)

@@ -369,7 +369,10 @@ class TextTrainer:
             num_tokens=self.parts.count_tokens(group, data, method),
             seed=self.config.seed,
             token_pusd=self.parts.training_price(group, model),
-            **{name: getattr(rule, name) for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta")},
+            **{
+                name: getattr(rule, name)
+                for name in ("num_epochs", "batch_size", "learning_rate_multiplier", "learning_rate", "beta", "nll_coefficient")
+            },
         )
 
     def _starting_model(self, group: str) -> str:

@@ -89,6 +89,9 @@ def test_dpo(tmp_path: Path) -> None:
     before, after = (server.kept[job.model][0][ord(">")].log_softmax(0) for job in (first, second))
     assert (after[ord("a")] - after[ord("x")]) > (before[ord("a")] - before[ord("x")]) + 0.5
     assert server.requests["forward"] == 1
+    spec = replace(SPEC, key="7f" * 32, method="dpo", model=first.model, beta=0.5, nll_coefficient=2.0)
+    held = server.kept[finish(server, tmp_path, spec, PAIRS).model][0][ord(">")].log_softmax(0)
+    assert held[ord("a")] > after[ord("a")] + 0.1, "and in itself, where that is asked for"
 
 
 @pytest.mark.parametrize("method", ["supervised", "dpo"])
