@@ -96,7 +96,7 @@ def train_cv(arguments: Namespace, rule: str) -> None:
 
 def cv_settings(arguments: Namespace, rule: str) -> tuple[str, list[str]]:
     """(config, what the flags change of it)."""
-    file = {"ei": "ei_cv_offline", "malt": "malt_offline"}[rule] if arguments.provider == "local" else f"{rule}_cv"
+    file = {"ei": "ei_cv_offline", "malt": "malt_cv_offline"}[rule] if arguments.provider == "local" else f"{rule}_cv"
     written = read(file)
     limits = {key: written["protocol"][key] for key in ("min_rounds", "max_rounds") if arguments.protocol in FREE_LENGTH}
     agents = written["scenario"]["agents"]

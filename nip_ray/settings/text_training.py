@@ -24,8 +24,8 @@ class FineTuningSettings:
     )
     nll_coefficient: float = option(
         0.0,
-        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024; local and training_service): "
-        "what holds replies to their form.",
+        "Weight of the better reply's negative log-likelihood, by token, beside DPO's loss (Pang et al., 2024): holds replies to their "
+        "form (local and training_service).",
         ge=0,
     )
     min_examples: int = option(10, "Fewer examples than these are not fine-tuned on.", ge=1)

@@ -495,7 +495,7 @@ class OpenAIJobs:
 
 
 def method_of(spec: FineTuneSpec) -> dict[str, Any]:
-    """The `method` of a creation; what is None is left to the service. `learning_rate` and `nll_coefficient` have no place in this protocol."""
+    """The `method` of a creation; what is None is left to the service. What `tuning_keys` names has no place in this protocol."""
     chosen = {
         "n_epochs": spec.num_epochs,
         "batch_size": spec.batch_size,

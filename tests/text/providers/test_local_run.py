@@ -33,7 +33,12 @@ SMALL = (
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rollouts", "data"),
-    [("ei_cv_offline", 8, "scenario.data"), ("ei_offline", 8, "scenario"), ("malt_offline", 3, "scenario.data")],
+    [
+        ("ei_cv_offline", 8, "scenario.data"),
+        ("ei_offline", 8, "scenario"),
+        ("malt_cv_offline", 3, "scenario.data"),
+        ("malt_offline", 3, "scenario"),
+    ],
 )
 def test_offline_configs_run_through(tmp_path: Path, ray_session: None, name: str, rollouts: int, data: str) -> None:
     found = run(tmp_path, name, f"algorithm.rollouts_per_iteration={rollouts}", f"{data}.num_train=8", f"{data}.num_test=4", *SMALL)
