@@ -35,23 +35,20 @@ from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
 from nip_ray.config.yaml_text import Dumper, parse_yaml
 from nip_ray.errors import UserError
-from nip_ray.storage.folder import CONFIG, EXPORTED, LOCK
+from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
+from nip_ray.storage.stored_config import plain_config
 
 _EXPERIMENT_KEYS, RUNNER_KEYS = ("protocol", "scenario", "algorithm", "iterations"), ("environment", "driver", "experiment")
 AnyConfig = ExperimentConfig | TextExperimentConfig
 Settings = TypeVar("Settings")
-
-STORED_PARTS = ("protocol", "scenario", "algorithm", "runtime")
-"""Of the config in a run's folder, which is written whole; the last stands at its end."""
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: bool = True) -> AnyConfig:
     """The config in the YAML file `path` with `overrides` ("a.b=c") laid over it.
 
     path: or a run's folder, or an artifact ("wandb:ENTITY/PROJECT/config-RUNID:VERSION"): the config of that run.
-    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without. In a run's
-    folder it has all parts: one that lost some with its disk's power must not be taken for a config of defaults.
+    checked: also refuse what `rules.check` refuses; a stored config whose data files have moved away can still be read without.
     Raises UserError, which names the file.
     """
     data, name = read_mapping(path, overrides)
@@ -63,10 +60,6 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
         config = config_from_dict(data, complete=checked)
         if checked:
             check(config)
-    run_file = Path(name)
-    in_run = not checked and run_file.name == CONFIG and (run_file.parent / LOCK).exists()
-    if in_run and (lost := [part for part in STORED_PARTS if part not in data]):
-        raise UserError(f"{name}: is damaged, without {', '.join(lost)}; put the config of the run back, or start a new run")
     return config
 
 
@@ -100,7 +93,7 @@ def read_mapping(path: Path | str, overrides: Sequence[str] = ()) -> tuple[dict[
     fetched = is_artifact(path)
     with config_file(path) as file:
         name = str(path if fetched else file)
-        data = parse_yaml(_text(file, name), name)
+        data = parse_yaml(plain_config(_text(file, name), name), name)
         foreign = fetched or (file.parent / EXPORTED).is_file()
     if not isinstance(data, dict):
         what = "is empty" if data is None else f"has {shown(data)} at its top level"

@@ -33,6 +33,7 @@ from nip_ray.storage.files import write_atomically
 from nip_ray.storage.fingerprint import fingerprint
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.sources import is_artifact
+from nip_ray.storage.stored_config import write_config
 
 DRIVERS: dict[str, type[SequentialDriver]] = {
     "sequential": SequentialDriver,
@@ -76,7 +77,7 @@ def run_runner(
         with RunFolder.create(path, runner_to_yaml(settings)) as folder:
             folder.write_json("environment.json", environment())
             if experiment is not None:
-                write_atomically(folder.path / EXPERIMENT_FILE, config_to_yaml(experiment).encode())
+                write_config(folder.path / EXPERIMENT_FILE, config_to_yaml(experiment))
             return _run(folder, settings, driver, experiment)
     finally:
         driver.close()

@@ -19,9 +19,9 @@ from nip_ray.evaluation.solo_run import solo_run_score
 from nip_ray.progress import say_stage
 from nip_ray.runs.ended import ended_run
 from nip_ray.runs.session import Session, to_the_end
-from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
-from nip_ray.storage.identity import ExperimentResult
+from nip_ray.storage.identity import ExperimentResult, is_finished
+from nip_ray.storage.stored_config import write_config
 from nip_ray.tracking import check_trackers
 
 
@@ -77,6 +77,7 @@ def resume_experiment(
                 f"{run_dir}: is an export, which has nothing to learn on from; start a new run, with initial_weights or base_run"
             )
         stored = load_config(folder.path / CONFIG, checked=False)
+        is_finished(folder)  # a damaged name of the run is told of before anything is changed
     if isinstance(stored, TextExperimentConfig):
         from nip_ray.runs.text_run import resume_text_experiment
 
@@ -96,7 +97,7 @@ def resume_experiment(
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
             session.warn(f"{folder.checkpoints}: there is no checkpoint, the run begins again; {repeated}")
-        write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        write_config(folder.path / CONFIG, config_to_yaml(config))
         try:
             session.start(checkpoint)
             say_stage(f"run {folder.path}, from iteration {session.iteration}", quiet)

@@ -131,7 +131,7 @@ class Session:
         counters = state.pop("counters")
         self.folder.sync()
         keep, mark = self.config.checkpoint.keep, run_fingerprint(self.config)
-        plain = {"counters": counters, "rows": self.folder.metrics_sum()}
+        plain = {"counters": counters, "rows": self.folder.row_sums()}
         path = save_checkpoint(self.folder.checkpoints, self.iteration, {"training": state}, plain, mark, keep)
         self.saved_at, self._saved_s = self.iteration, time.perf_counter() - began
         if self._tracker is not None:
@@ -205,10 +205,10 @@ class Session:
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
             self.warn(f"{reason}; continuing from iteration {checkpoint.iteration}")
-        stated = checkpoint.state.get("rows")  # runs of earlier versions have none
-        if stated and self.folder.has_changed(checkpoint.iteration, stated):
-            path, number = self.folder.path / METRICS, checkpoint.iteration
-            self.warn(f"{path}: the rows up to iteration {number} are not as they were when that checkpoint was saved; do not rely on them")
+        stated = checkpoint.state.get("rows")
+        if isinstance(stated, list) and (changed := self.folder.changed_rows(stated)):  # earlier versions kept none, or one sum of all
+            which = f"iterations {', '.join(map(str, changed[:5]))}{' ...' if len(changed) > 5 else ''}"
+            self.warn(f"{self.folder.path / METRICS}: rows of {which} are not as they were when they were written; do not rely on them")
         if checkpoint.iteration > self.config.iterations:
             done = f"{self.folder.path}: {checkpoint.iteration} iterations are done already"
             raise UserError(f"{done}; ask for more than that (--iterations)")

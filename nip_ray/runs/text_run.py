@@ -15,9 +15,9 @@ from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.progress import say
 from nip_ray.runs.ended import ended_run
-from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult
+from nip_ray.storage.stored_config import write_config
 from nip_ray.text.parts import (
     PROVIDERS,
     STATE,
@@ -79,7 +79,7 @@ def resume_text_experiment(
         known = folder.path / PROVIDERS
         store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
         prepared = prepare(config, folder.path)
-        write_atomically(folder.path / CONFIG, config_to_yaml(config).encode())
+        write_config(folder.path / CONFIG, config_to_yaml(config))
         if mended := folder.mend_metrics(range(1, state.iteration + 1)):
             say(f"warning: {mended}")
         return train(config, folder, prepared, state, quiet)

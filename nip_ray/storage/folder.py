@@ -20,7 +20,7 @@ import platform
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -30,8 +30,9 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from nip_ray.errors import UserError
-from nip_ray.storage.files import LineFile, cannot_write, make_parents, sum_of, sync, write_atomically
+from nip_ray.storage.files import LineFile, cannot_write, make_parents, sync, write_atomically
 from nip_ray.storage.files import lock as lock_file
+from nip_ray.storage.stored_config import plain_config, write_config
 from nip_ray.version import __version__
 
 VERSION = 1
@@ -43,6 +44,7 @@ EXPORTED = "exported.json"
 _BEFORE_THE_FIRST_ITERATION = {CONFIG, "environment.json", "run.json", "state.json", "warnings.log", "experiment.yaml"}
 
 _TRANSCRIPT = re.compile(r"(?:[A-Za-z_]+-)?(\d{6,})")
+_MENDED_BY = {"run.json": "remove it, and the run gets a new name", "state.json": "go back to a copy of the folder"}
 _LEFTOVER = re.compile(r"\..+\.tmp-(\d+)")
 
 
@@ -60,8 +62,8 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config_yaml: str) -> "RunFolder":
-        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept as it stands. A run that ended before its
-        first iteration makes room; one of the same config leaves its name, by which trackers and a copy in a store know it.
+        """A new run at `path`, opened for writing; parents are made, and `config_yaml` is kept, with its checksum. A run that ended before
+        its first iteration makes room; one of the same config leaves its name, by which trackers and a copy in a store know it.
 
         Raises UserError when the folder holds a run already or anything else, cannot be written, or is being written by another process.
         """
@@ -85,7 +87,7 @@ class RunFolder:
                     (path / name).unlink(missing_ok=True)
             _refuse_run(path)
             _remove_leftovers(path)
-            write_atomically(path / CONFIG, config_yaml.encode())
+            write_config(path / CONFIG, config_yaml)
             run._sync_name()
         except BaseException:
             run.close()
@@ -120,7 +122,7 @@ class RunFolder:
 
     def config_yaml(self) -> str:
         """The config as it was given to `create`. Raises UserError when it cannot be read."""
-        return _read_text(self.path / CONFIG)
+        return plain_config(_read_text(self.path / CONFIG), str(self.path / CONFIG))
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """Add one row, a flat mapping with an integer "iteration", to `metrics.jsonl`; it is with the operating system on return.
@@ -192,22 +194,16 @@ class RunFolder:
         if self._metrics is not None:
             self._metrics.sync()
 
-    def metrics_sum(self) -> str:
-        """The SHA-256 sum of `metrics.jsonl`, "" where there is none. Raises UserError when it cannot be read."""
-        path = self.path / METRICS
-        try:
-            return sum_of(path) if path.is_file() else ""
-        except OSError as error:
-            raise UserError(f"{path} cannot be read ({error.strerror})") from None
+    def row_sums(self) -> list[str]:
+        """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it cannot be read."""
+        return [_row_sum(line) for _, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
 
-    def has_changed(self, iteration: int, stated: str) -> bool:
-        """Whether the rows up to `iteration` are all there, and not those of the file whose `metrics_sum` was `stated`. That some are
-        missing is `mend_metrics`' to tell.
+    def changed_rows(self, stated: Sequence[str]) -> list[int]:
+        """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That some are missing is
+        `mend_metrics`' to tell.
         """
-        kept = [(row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
-        kept = [(number, line) for number, line in kept if number <= iteration]
-        is_whole = [number for number, _ in kept] == list(range(1, iteration + 1))
-        return is_whole and sha256(b"".join(line for _, line in kept)).hexdigest() != stated
+        rows = ((row["iteration"], line) for row, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True))
+        return sorted({number for number, line in rows if 0 < number <= len(stated) and _row_sum(line) != stated[number - 1]})
 
     def write_transcripts(self, name: str, records: Iterable[Mapping[str, Any]]) -> Path:
         """Write `transcripts/NAME.jsonl`, one record a line, in one step; what had the name is replaced.
@@ -254,9 +250,10 @@ class RunFolder:
         try:
             document = json.loads(_read_text(path))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); write it again") from None
+            raise UserError(f"{path} is damaged ({error}); {_MENDED_BY.get(name, 'write it again')}") from None
         if not isinstance(document, dict) or document.get("format") != _format(name):
-            raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; write it again")
+            how = _MENDED_BY.get(name, "write it again")
+            raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; {how}")
         _check_version(document.get("version"), str(path))
         return {key: value for key, value in document.items() if key not in ("format", "version")}
 
@@ -281,8 +278,12 @@ class RunFolder:
             cannot_write(self.path, error)
 
     def _require_lock(self) -> None:
-        if not self.writable:
+        """Where the file was removed, its lock keeps nobody away: take the one that is there now. Raises UserError where another has it."""
+        if self._lock is None:
             raise RuntimeError(f"{self.path} was not opened for writing")
+        if not os.fstat(self._lock.fileno()).st_nlink:
+            ours, self._lock = self._lock, lock(self.path)
+            ours.close()
 
     def _close_metrics(self) -> None:
         if self._metrics is not None:
@@ -405,6 +406,10 @@ def lock(path: Path) -> TextIO:
             file.close()
         cannot_write(path / LOCK, error)
     return file
+
+
+def _row_sum(line: bytes) -> str:
+    return sha256(line.rstrip(b"\n")).hexdigest()[:8]
 
 
 def _remove_leftovers(folder: Path) -> None:

@@ -31,8 +31,8 @@ from nip_ray.config.rules import check
 from nip_ray.errors import LearnerLost, TrainingError, UserError
 from nip_ray.runs.session import Session
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint
-from nip_ray.storage.files import write_atomically
 from nip_ray.storage.folder import CONFIG, RunFolder
+from nip_ray.storage.stored_config import write_config
 from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, values_of, write_pointer
 
@@ -147,7 +147,7 @@ class ExperimentTrainable(tune.Trainable):
                 _take_rows(folder, self.root / source, checkpoint.iteration)
                 session.start(checkpoint, foreign=True)
                 session.save()  # from here on the folder has no checkpoint but those of its own config
-                write_atomically(folder.path / CONFIG, config_to_yaml(self.experiment).encode())
+                write_config(folder.path / CONFIG, config_to_yaml(self.experiment))
                 _note(folder, {"iteration": checkpoint.iteration, "from": source, "values": values_of(self.config)})
         except BaseException:
             session.close()

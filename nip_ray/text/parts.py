@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -100,12 +101,16 @@ def first_state(bases: Mapping[str, str], models: Mapping[str, str] | None = Non
 
 def save_state(folder: RunFolder, state: TextState) -> None:
     """Put `state` into the run folder, in one step."""
-    folder.write_json(STATE, {"state": asdict(state)})
+    content = asdict(state)
+    folder.write_json(STATE, {"state": content, "sha256": _sum(content)})
 
 
 def load_state(folder: RunFolder) -> TextState:
     """The state in a run folder. Raises UserError when it is missing or damaged."""
-    found: Any = folder.read_json(STATE).get("state")
+    document = folder.read_json(STATE)
+    found: Any = document.get("state")
+    if "sha256" in document and document["sha256"] != _sum(found):  # states of earlier versions have none
+        raise UserError(f"{folder.path / STATE} is damaged: its checksum is another; go back to a copy of the folder")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
         stage = {"rehearse": "format_warmup"}.get(found["stage"], found["stage"])  # as runs of the version before call it
@@ -115,6 +120,10 @@ def load_state(folder: RunFolder) -> TextState:
     if state.stage not in STAGES:
         raise UserError(f"{folder.path / STATE} is damaged: it has no stage {state.stage!r}; go back to a copy of the folder")
     return state
+
+
+def _sum(content: Any) -> str:
+    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from nip_ray.cli import app
+from nip_ray.config.load import load_config
 from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.graph_isomorphism.dataset import save_pairs, to_raw
 from nip_ray.scenarios.graph_isomorphism.generate import GeneratorSettings, generate_pairs
@@ -131,6 +132,7 @@ def test_configs_are_refused_at_once(finished: Path, tmp_path: Path) -> None:
 import json, sys, time
 from typer.testing import CliRunner
 from nip_ray.cli import app
+from nip_ray.config.load import load_config
 found = {}
 for name, arguments in json.loads(sys.argv[1]).items():
     start = time.process_time()
@@ -173,7 +175,6 @@ def test_a_bad_plugin(tmp_path: Path) -> None:
         ("- a\n", "at its top level"),
         ("nme: a\n", "nme: unknown key"),
         ("a: [", "YAML"),
-        ("name: a\nprotocol: {name: nip}\n", "is damaged, without scenario, algorithm, runtime"),
     ],
 )
 @pytest.mark.parametrize("verb", ["resume", "evaluate"])
@@ -185,6 +186,23 @@ def test_a_run_with_a_damaged_config(finished: Path, tmp_path: Path, verb: str, 
     assert str(run / "config.yaml") in line
     assert said in line
     assert files(run) == before
+
+
+@pytest.mark.parametrize("verb", ["resume", "evaluate"])
+def test_a_config_that_lost_its_end_or_a_digit_is_not_another_one(finished: Path, tmp_path: Path, verb: str) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    whole = (run / "config.yaml").read_text(encoding="utf-8")
+    lines = whole.splitlines(keepends=True)
+    damaged = ["".join(lines[:count]) for count in range(1, len(lines), 9)]
+    damaged += [whole[:-1], whole.replace("iterations: 2", "iterations: 3", 1)]
+    for content in damaged if verb == "resume" else damaged[-1:]:
+        assert content != whole
+        (run / "config.yaml").write_text(content, encoding="utf-8")
+        before = files(run)
+        assert "is damaged: it is not as the run wrote it" in error_of(call(verb, run))
+        assert files(run) == before
+    (run / "config.yaml").write_text("".join(lines[1:-1]), encoding="utf-8")
+    assert load_config(run) == load_config(finished), "what an earlier version wrote, or a user changed"
 
 
 def test_a_nan_in_training_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

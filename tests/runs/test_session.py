@@ -75,7 +75,11 @@ def test_rows_that_were_changed_are_told_of(tmp_path: Path) -> None:
         assert not (session.folder.path / WARNINGS).exists()
         file.write_text(file.read_text().replace('"iteration": 1', '"iteration":  1', 1))
         session.newest()
-        assert "metrics.jsonl: the rows up to iteration 2 are not as they were" in (session.folder.path / WARNINGS).read_text()
+        assert "metrics.jsonl: rows of iterations 1 are not as they were" in (session.folder.path / WARNINGS).read_text()
+        file.write_text(file.read_text().replace('"iteration":  1', '"iteration": 2', 1))  # which takes the place of another
+        (session.folder.path / WARNINGS).unlink()
+        session.newest()
+        assert "rows of iterations 2 are not as they were" in (session.folder.path / WARNINGS).read_text()
 
 
 def test_a_restart_without_a_checkpoint_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ _watching: list[Witness] = []
 
 def damage(run: Path, dice: random.Random, files: int) -> list[str]:
     """Damage so many files of a run; returns what was done to which."""
-    there = sorted(path for path in run.rglob("*") if path.is_file() and path.name not in ("config.yaml", ".lock"))
+    there = sorted(path for path in run.rglob("*") if path.is_file() and path.name != ".lock")
     told = []
     for path in dice.sample(there, min(files, len(there))):
         data = path.read_bytes()

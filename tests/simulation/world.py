@@ -18,6 +18,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import sys
 import tempfile
@@ -396,10 +397,10 @@ class World:
         names = sorted({*found, *expected})
         if self.hurt or not self.witness.honest:  # files that nobody reads again are lost without a word; figures never
             names = ["rows", "evaluation", "weights"]
-            if any("metrics.jsonl: the rows" in text for text in getattr(self.witness, "warned", ())):
-                names.remove("rows")
-            marked = [row["iteration"] for row in found["rows"] if row.get("missing")]
-            found["rows"] = [row for row in found["rows"] if not row.get("missing")]
+            told = [re.search(r"rows of iterations ([\d, ]+)", text) for text in getattr(self.witness, "warned", ())]
+            marked = [int(number) for match in told if match for number in match[1].split(", ")]
+            marked += [row["iteration"] for row in found["rows"] if row.get("missing")]
+            found["rows"] = [row for row in found["rows"] if row["iteration"] not in marked]
             expected = {**expected, "rows": [row for row in expected["rows"] if row["iteration"] not in marked]}
         if any(place[0] == "unlink" and action == "input/output error" for place, action in self.struck):
             names = [name for name in names if name != "left over"]

@@ -132,6 +132,17 @@ def test_a_writer_elsewhere_is_named_and_its_death_frees_the_run(run: RunFolder)
         assert str(os.getpid()) in (after.path / ".lock").read_text()
 
 
+def test_a_lock_that_was_removed_is_taken_again_or_missed(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path / "run", CONFIG) as run:
+        (run.path / ".lock").unlink()
+        run.append_metrics({"iteration": 1})
+        with pytest.raises(UserError, match="is being written by"):
+            RunFolder.open(run.path, write=True)
+        (run.path / ".lock").unlink()
+        with RunFolder.open(run.path, write=True), pytest.raises(UserError, match="is being written by"):
+            run.append_metrics({"iteration": 2})
+
+
 def test_rows_come_back(run: RunFolder) -> None:
     run.append_metrics(
         {"iteration": 1, "a/b": np.float32(0.5), "n": np.int64(3), "t": torch.tensor(2.5), "ok": True, "b": np.bool_(False), "s": "x\r\né"}
