@@ -19,6 +19,7 @@ import asyncio
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -265,6 +266,9 @@ def _read(path: Path) -> Iterator[CallRecord]:
     for number, line in enumerate(lines, 1):
         if not line.endswith(b"\n") and number == len(lines):
             return
+        if b"\0" in line:  # no line that was written has one: blocks that were not on disk when the power went
+            warnings.warn(f"{path}:{number} was not on disk whole when the machine lost power; its calls are made again", stacklevel=2)
+            continue
         yield _parse(line, f"{path}:{number}")
 
 

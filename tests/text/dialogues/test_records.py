@@ -170,6 +170,19 @@ def test_damage_elsewhere_is_an_error_that_names_the_line(tmp_path: Path, damage
         assert total(tmp_path).models == {}
 
 
+def test_calls_in_a_hole_that_a_power_failure_left_are_made_again(tmp_path: Path) -> None:
+    asked = request("a"), request("b"), request("c")
+    complete(Counted(echo), tmp_path, *asked)
+    path = tmp_path / "calls" / "000000-0.jsonl"
+    data = path.read_bytes()
+    at = data.index(b'"event":"reply"')
+    path.write_bytes(data[:at] + bytes(40) + data[at + 40 :])
+    client = Counted(echo)
+    with pytest.warns(UserWarning, match=r"000000-0\.jsonl:4 was not on disk whole"):
+        complete(client, tmp_path, *asked)
+    assert client.calls == 1
+
+
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
     complete(Counted(echo), tmp_path, request())
     path = tmp_path / "calls" / "000000-0.jsonl"
