@@ -5,7 +5,7 @@ Decisions that matter here:
   numbers to the end. Evaluation and report are a line of text each;
 - damage is any of: a changed byte, zeros, a lost end, a lost file; in up to three files at once;
 - the model that watches knows the bytes of every checkpoint from the moment in which it got its name. When a process goes on from one, it
-  has to be the newest that has them still.
+  has to be the newest that has them still; and while there is such a one, none may end because of a checkpoint that is damaged.
 """
 
 import json
@@ -100,6 +100,11 @@ class Witness:
     def unreadable(self, kind: str) -> None:
         """A file of this kind cannot be read: of a checkpoint it is as good as damage."""
         self._unread |= "checkpoints" in kind
+
+    def stopped(self, error: str) -> None:
+        """A process ended with this error, for something that is damaged."""
+        if "/checkpoints" in error and "cannot be written" not in error and self._newest is not None and not self._unread:
+            self.violate(f"the checkpoint of {self._newest} is whole, and this was said: {error}")
 
     def ended(self, now: float, *, could_write: bool) -> None:
         """A process is no more."""

@@ -71,6 +71,9 @@ class Witness:
     def begins(self) -> None:
         """A process begins."""
 
+    def stopped(self, error: str) -> None:
+        """A process ended with this error, for something that is damaged."""
+
     def unreadable(self, kind: str) -> None:
         """A file of this kind cannot be read."""
 

@@ -382,6 +382,7 @@ class World:
         elif not self.witness.honest or (self.hurt and str(self.run) in str(error)):
             self.happened["told of damage"] += 1
             self.damaged = True
+            self.witness.stopped(str(error))
         elif not self._excused or ("damaged" in str(error) and "cannot be read" not in str(error)):
             self.violate(f"{type(error).__name__} without a reason: {error}")
 
