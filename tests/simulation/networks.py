@@ -123,9 +123,8 @@ class Witness:
         made["weights"] = (
             nip_ray.storage.checkpoint.load_checkpoint(self.run / "checkpoints").tensors["training"]["modules"]["prover"]["w"].tolist()
         )
-        made["left over"] = sorted(
-            path.name for path in self.run.glob("**/.*.tmp-*") if path.parent.name != "checkpoints"
-        )  # the next save's
+        hidden = {*self.run.rglob(".*.tmp-*"), *(self.run / "checkpoints").glob(".*")}
+        made["left over"] = sorted(path.name for path in hidden)
         return made
 
 

@@ -85,7 +85,9 @@ class Life:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a seed stands for. forgets_keys: the provider bills every arrival of a chat."""
+    """What a seed stands for. forgets_keys: the provider bills every arrival of a chat. one_pid: all processes have the same id, as in
+    containers.
+    """
 
     seed: int
     variant: str
@@ -93,6 +95,7 @@ class Plan:
     chances: dict[str, float] = field(default_factory=dict)
     budget: float | None = None
     forgets_keys: bool = False
+    one_pid: bool = False
 
 
 @dataclass
@@ -164,7 +167,7 @@ def draw(seed: int) -> Plan:
         place, action = aimed
         lives = (replace(lives[0], strikes=(Strike(place, action, 1, dice.random() < 0.5),), late=0.0), *lives[1:])
         chances, budget = {}, None
-    return Plan(seed, variant, lives, chances, budget, forgets_keys)
+    return Plan(seed, variant, lives, chances, budget, forgets_keys, one_pid=more.random() < 0.3)
 
 
 class World:
@@ -493,7 +496,7 @@ def install(*, quiet: bool = True) -> None:
     time.time, time.monotonic, time.perf_counter = (lambda: own().wall()), (lambda: own().now), (lambda: own().now)
     time.sleep = lambda seconds: own().sleep(float(seconds))
     Limiter.__init__.__defaults__ = (None, None, time.monotonic, asyncio.sleep)  # which had taken the machine's clock
-    os.getpid = lambda: FIRST_PID + (_world[0]._number if _world else 0)
+    os.getpid = lambda: FIRST_PID + (_world[0]._number if _world and not _world[0].plan.one_pid else 0)
     uuid.uuid4 = lambda: uuid.UUID(int=_world[0].dice.getrandbits(128), version=4)
     openai.DefaultAioHttpClient = lambda **options: service.http_client(_world[0].provider, **options)
     variants.install()
