@@ -71,6 +71,7 @@ class Witness:
         self._saved: dict[int, dict[str, bytes]] = {}
         self._newest: int | None = None
         self._unread = False
+        self.chats: dict[str, str] = {}
         self.warned: list[str] = []
         _watching[:] = [self]
 

@@ -1,7 +1,8 @@
 """What must hold in a simulated world at every step, kept by a model that shares no code with what it watches.
 
 - a job is asked for once for each key, besides what the network doubles; when a creation arrives, the platter has its `submit`;
-- no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to record it;
+- no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to record it; what is asked
+  has one key in all lives, and nothing is asked that the undisturbed run does not ask;
 - the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took records away, what the
   run has booked;
 - when all is over no job runs, and as many models were made as there had to be;
@@ -40,6 +41,7 @@ class Witness:
     ) -> None:
         self.run, self.disk, self.violate, self.orders, self.iterations, self.billed = run, disk, violate, orders, iterations, billed
         self.honest = self.complete = True
+        self.chats: dict[str, str] = {}
         self._asked: Counter[str] = Counter()
         self._replied: set[str] = set()
         self._delivered: dict[str, float] = {}
@@ -57,10 +59,17 @@ class Witness:
         if self.honest and not any(f'"key":"{key}"'.encode() in line and b'"kind":"submit"' in line for line in journal.splitlines()):
             self.violate(f"job {key[:8]} was asked for before the journal had it")
 
-    def chat(self, key: str) -> None:
-        """A chat is sent."""
+    def chat(self, key: str, body: bytes, undisturbed: dict[str, str] | None) -> None:
+        """A chat is sent. undisturbed: `chats` of the undisturbed run, None of that run itself."""
         if not key:
             self.violate("a chat was sent without a key")
+        asked = {name: value for name, value in json.loads(body).items() if name != "model"}  # models have names of their own in each world
+        what = json.dumps(asked, sort_keys=True)
+        if undisturbed is not None and what not in undisturbed:
+            self.violate(f"the chat {key[:8]} asks what the undisturbed run does not ask")
+        if self.honest and self.chats.get(what, key) != key:
+            self.violate(f"the chat {self.chats[what][:8]} was sent again as {key[:8]}")
+        self.chats[what] = key
         if key in self._replied:
             self.violate(f"the chat {key[:8]} was sent again after its reply was recorded")
 

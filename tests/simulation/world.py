@@ -100,12 +100,15 @@ class Plan:
 
 @dataclass
 class Reference:
-    """An undisturbed run. jobs: how many it makes. places: how often a process comes to each place. usd: what it costs."""
+    """An undisturbed run. jobs: how many it makes. places: how often a process comes to each place. usd: what it costs. chats: what it
+    asks.
+    """
 
     outcome: dict[str, Any]
     jobs: int
     places: Counter[tuple[str, str]]
     usd: float
+    chats: dict[str, str]
 
     def points(self) -> list[tuple[tuple[str, str], str]]:
         """All that can happen: (place, action)."""
@@ -279,7 +282,8 @@ class World:
     def _sent(self, route: str, request: Any) -> str | None:
         self._say(f"sent: {route} {request.headers.get('Idempotency-Key', '')[:8]}")
         if route == "chat":
-            self.witness.chat(request.headers.get("Idempotency-Key", ""))
+            undisturbed = None if self.plan.seed < 0 else reference(self.plan.variant).chats
+            self.witness.chat(request.headers.get("Idempotency-Key", ""), request.body, undisturbed)
         return self._come_to(("sent", route))
 
     def _delivered(self, route: str, request: Any) -> None:
@@ -482,7 +486,8 @@ def reference(variant: str) -> Reference:
         world = World(Plan(-1, variant), Path(folder))
         if not world._live(Life()):
             raise RuntimeError(f"the undisturbed run of {variant} does not come to an end")
-        return Reference(world.witness.outcome(), len(world.provider.state.jobs), world.places, world.billed() / PICO)
+        jobs, chats = len(world.provider.state.jobs), world.witness.chats
+        return Reference(world.witness.outcome(), jobs, world.places, world.billed() / PICO, chats)
 
 
 def install(*, quiet: bool = True) -> None:
