@@ -4,7 +4,7 @@
 - no chat is sent without a key, or again under one whose reply is recorded, or came while the process had time to record it; what is asked
   has one key in all lives, and nothing is asked that the undisturbed run does not ask;
 - the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took records away, what the
-  run has booked;
+  run has booked; what is booked as certain never exceeds the bill;
 - when all is over no job runs, and as many models were made as there had to be;
 - stages follow each other in their order, none is skipped, and only a job that has to be made again leads back;
 - a state that waits for jobs stands on a platter that has them in the journal, with their ids;
@@ -100,7 +100,7 @@ class Witness:
             self.reread()
         elif path == "run/state.json" and what == "replace":
             self._state(json.loads((self.run / "state.json").read_text())["state"])
-        elif path == "run/cost.json" and what == "replace" and self.complete:
+        elif path == "run/cost.json" and what == "replace":
             self._booked(json.loads((self.run / "cost.json").read_text()))
 
     def reread(self, *, forgetful: bool = False) -> None:
@@ -168,9 +168,11 @@ class Witness:
             self.violate(f"billed {billed / PICO} of a budget of {budget_usd}")
 
     def _booked(self, cost: dict[str, Any]) -> None:
-        """A stage came to its end: what the run says that it cost is at least what was billed."""
-        if round((cost["usd"] + cost["uncertain_usd"]) * PICO) < self.billed():
+        """A stage came to its end: what the run says that it cost is at least what was billed, and what is certain of it at most that."""
+        if self.complete and round((cost["usd"] + cost["uncertain_usd"]) * PICO) < self.billed():
             self.violate(f"booked {cost['usd']} and perhaps {cost['uncertain_usd']}, billed {self.billed() / PICO}")
+        if round(cost["usd"] * PICO) > self.billed():
+            self.violate(f"booked {cost['usd']} as certain, billed {self.billed() / PICO}")
 
     # ---------------------------------------------------------------------------------------------------------- the end
 
