@@ -113,6 +113,10 @@ class Witness:
     def power_failed(self) -> None:
         """What is there is looked at when the next process begins."""
 
+    def aside(self) -> int:
+        """It pays nobody."""
+        return 0
+
     def outcome(self) -> dict[str, Any]:
         """What does not depend on who was killed when."""
         rows = [json.loads(line) for line in (self.run / "metrics.jsonl").read_text().splitlines()]

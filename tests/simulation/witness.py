@@ -5,6 +5,7 @@
   has one key in all lives, and nothing is asked that the undisturbed run does not ask;
 - the provider's bill never exceeds the budget, unless a disk that lied lost power, nor, where no power failure took records away, what the
   run has booked; what is booked as certain never exceeds the bill;
+- a budget is said to be used up only where a life in which nothing went wrong could have used it up;
 - when all is over no job runs, and as many models were made as there had to be;
 - stages follow each other in their order, none is skipped, and only a job that has to be made again leads back;
 - a state that waits for jobs stands on a platter that has them in the journal, with their ids;
@@ -174,6 +175,30 @@ class Witness:
         if round(cost["usd"] * PICO) > self.billed():
             self.violate(f"booked {cost['usd']} as certain, billed {self.billed() / PICO}")
 
+    def spent(self) -> int:
+        """What may have been spent by the records, in picodollars: not less than what a process that begins now counts."""
+        made = 0
+        for path in (self.run / "calls").glob("*.jsonl"):
+            worst: dict[str, int] = {}
+            for entry in _entries(path):
+                if entry["event"] == "begin":
+                    worst[entry["key"]] = entry["worst_pusd"]
+                    made += entry["worst_pusd"]
+                else:
+                    made += entry.get("cost_pusd", 0) + entry["uncertain_pusd"] - worst.get(entry["key"], 0)
+        intents = self._intents()
+        return made + sum(intents[entry["key"]] for entry in _entries(self.run / "jobs.jsonl") if entry["kind"] in ("submit", "duplicate"))
+
+    def aside(self) -> int:
+        """What a run like this one may have set aside at once, those calls apart that are waited for: all its jobs and a call."""
+        begun = (entry["worst_pusd"] for path in (self.run / "calls").glob("*.jsonl") for entry in _entries(path) if "worst_pusd" in entry)
+        return sum(self._intents().values()) + max(begun, default=0)
+
+    def _intents(self) -> dict[str, int]:
+        """Key -> what the job can cost at most."""
+        found = [entry for entry in _entries(self.run / "jobs.jsonl") if entry["kind"] == "intent"]
+        return {entry["key"]: entry["worst_tokens"] * entry["token_pusd"] for entry in found}
+
     # ---------------------------------------------------------------------------------------------------------- the end
 
     def outcome(self) -> dict[str, Any]:
@@ -191,3 +216,10 @@ class Witness:
     def _whole(self, folder: str) -> list[Path]:
         """The files in a folder of the run but what a dead writer left half written."""
         return sorted(path for path in (self.run / folder).rglob("*") if path.is_file() and not path.name.startswith("."))
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a file of records."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith(b"\n") and b"\0" not in line]
+    return [row.get("entry", row) for row in rows]

@@ -101,7 +101,7 @@ class Plan:
 @dataclass
 class Reference:
     """An undisturbed run. jobs: how many it makes. places: how often a process comes to each place. usd: what it costs. chats: what it
-    asks.
+    asks. enough: a budget in picodollars that suffices for all of it.
     """
 
     outcome: dict[str, Any]
@@ -109,6 +109,7 @@ class Reference:
     places: Counter[tuple[str, str]]
     usd: float
     chats: dict[str, str]
+    enough: int
 
     def points(self) -> list[tuple[tuple[str, str], str]]:
         """All that can happen: (place, action)."""
@@ -204,6 +205,7 @@ class World:
         self._life, self._number, self._steps = Life(), 0, 0
         self._awaited, self._power, self._excused, self._beside, self._full = False, False, False, False, False
         self._strikes: list[Strike] = []
+        self._struck, self._spent = False, None
 
     def _witness(self) -> Any:
         if self.plan.variant == "networks":
@@ -253,7 +255,7 @@ class World:
             if strike.place == place and strike.number == self._here[place]:
                 self.struck[place, strike.action] += 1
                 self._say(f"STRUCK {strike.action}{', and the power goes' if strike.power else ''}")
-                self._power = strike.power
+                self._power, self._struck = strike.power, True
                 self._excused |= strike.action in ("no space", "input/output error", "short")
                 self._full |= strike.action == "no space" and self._life.fills
                 if place[0] == "read":
@@ -316,7 +318,7 @@ class World:
         """One process; whether the run is over."""
         self._life, self._here, self._steps = life, Counter(), 0
         self._number += 1
-        self._power = self._excused = self._full = False
+        self._power = self._excused = self._full = self._struck = False
         self._strikes = list(life.strikes)
         if life.damage and self.run.is_dir():
             for told in networks.damage(self.run, self.dice, life.damage):
@@ -324,6 +326,7 @@ class World:
                 self.happened[f"damage: {told.partition(':')[0]}"] += 1
                 self.hurt = True
         self.witness.begins()
+        self._spent = self.witness.spent() if self.budget is not None and self.witness.honest else None
         self._awaited = bool(life.late) or any(strike.place[0] == "await" for strike in life.strikes) or self.plan.seed < 0
         self.disk.dead, self.disk.lies = False, life.lies
         self.witness.honest &= not life.lies
@@ -378,6 +381,9 @@ class World:
             return
         if isinstance(error, BudgetExhausted):
             assert self.budget is not None
+            well = self._spent is not None and not self._struck and self.provider.seen == before and not self.provider.doubled
+            if well and self.budget * PICO >= self._spent + reference(self.plan.variant).enough:
+                self.violate(f"a budget of {self.budget} is said to be used up, when at most {self._spent / PICO} was spent: {error}")
             self.budget *= 2
             if self.budget > 50 * reference(self.plan.variant).usd:
                 self.violate(f"a budget of {self.budget / 2} is said to be used up")
@@ -486,8 +492,8 @@ def reference(variant: str) -> Reference:
         world = World(Plan(-1, variant), Path(folder))
         if not world._live(Life()):
             raise RuntimeError(f"the undisturbed run of {variant} does not come to an end")
-        jobs, chats = len(world.provider.state.jobs), world.witness.chats
-        return Reference(world.witness.outcome(), jobs, world.places, world.billed() / PICO, chats)
+        jobs, chats, aside = len(world.provider.state.jobs), world.witness.chats, world.witness.aside()
+        return Reference(world.witness.outcome(), jobs, world.places, world.billed() / PICO, chats, world.billed() + aside)
 
 
 def install(*, quiet: bool = True) -> None:
