@@ -205,8 +205,8 @@ class Session:
         checkpoint = load_checkpoint(checkpoints, fingerprint=run_fingerprint(self.config))
         for reason in checkpoint.skipped:
             self.warn(f"{reason}; continuing from iteration {checkpoint.iteration}")
-        stated = checkpoint.state.get("rows")
-        if isinstance(stated, list) and (changed := self.folder.changed_rows(stated)):  # earlier versions kept none, or one sum of all
+        stated = checkpoint.state.get("rows")  # earlier versions kept none, or one sum of all
+        if isinstance(stated, list) and (changed := self.folder.changed_rows(stated[: checkpoint.iteration])):
             which = f"iterations {', '.join(map(str, changed[:5]))}{' ...' if len(changed) > 5 else ''}"
             self.warn(f"{self.folder.path / METRICS}: rows of {which} are not as they were when they were written; do not rely on them")
         if checkpoint.iteration > self.config.iterations:

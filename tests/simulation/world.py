@@ -381,9 +381,9 @@ class World:
             return
         if isinstance(error, BudgetExhausted):
             assert self.budget is not None
-            well = self._spent is not None and not self._struck and self.provider.seen == before and not self.provider.doubled
-            if well and self.budget * PICO >= self._spent + reference(self.plan.variant).enough:
-                self.violate(f"a budget of {self.budget} is said to be used up, when at most {self._spent / PICO} was spent: {error}")
+            spent = None if self._struck or self.provider.seen != before or self.provider.doubled else self._spent
+            if spent is not None and self.budget * PICO >= spent + reference(self.plan.variant).enough:
+                self.violate(f"a budget of {self.budget} is said to be used up, when at most {spent / PICO} was spent: {error}")
             self.budget *= 2
             if self.budget > 50 * reference(self.plan.variant).usd:
                 self.violate(f"a budget of {self.budget / 2} is said to be used up")
