@@ -3,7 +3,7 @@
 Decisions that matter here:
 - only the machine of the process that drives a run is asked about: others are replaced;
 - what happens then is what happens at SIGTERM (`nip_ray.cluster.interrupts`), well within the shortest notice, thirty seconds;
-- the service is on a link-local address: no proxy is asked, and what does not answer is told once and asked again.
+- the service is on a link-local address: no proxy is asked, and what does not answer, or makes no sense, is told once and asked again.
 
 Sources: "Spot Instance interruption notices" (AWS), "Spot VMs: preemption process" (Google), "Scheduled Events for Linux VMs" (Azure).
 """
@@ -14,6 +14,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -43,7 +44,8 @@ def spot_notices(runtime: RuntimeSettings) -> Iterator[None]:
 def notice(cloud: str, address: str | None = None) -> str | None:
     """What the metadata service of this machine says of its end, in a few words; None where nothing is planned.
 
-    cloud: aws, gcp or azure. address: of the service (none: the cloud's). Raises OSError or ValueError for an answer that is none.
+    cloud: aws, gcp or azure. address: of the service (none: the cloud's). Raises OSError, ValueError or RecursionError (nested JSON)
+    for an answer that is none.
     """
     ask, usual = _CLOUDS[cloud]
     return ask((address or usual).rstrip("/"))
@@ -54,7 +56,7 @@ def _watch(runtime: RuntimeSettings, over: threading.Event, turn: threading.Lock
     while not over.is_set():
         try:
             found = notice(str(runtime.spot_notices), runtime.spot_address)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             if not told:
                 say(f"warning: runtime.spot_notices: {runtime.spot_notices} does not answer on this machine ({error}); asking on")
             told, found = True, None
@@ -68,8 +70,11 @@ def _watch(runtime: RuntimeSettings, over: threading.Event, turn: threading.Lock
 
 def _get(url: str, method: str = "GET", **headers: str) -> str:
     request = Request(url, method=method, headers={name.replace("_", "-"): value for name, value in headers.items()})
-    with _opener.open(request, timeout=_TIMEOUT_S) as answer:
-        return answer.read().decode()
+    try:
+        with _opener.open(request, timeout=_TIMEOUT_S) as answer:
+            return answer.read().decode()
+    except HTTPException as error:
+        raise ValueError(f"not an answer of HTTP: {error!r}") from error
 
 
 def _aws(address: str) -> str | None:
@@ -80,7 +85,7 @@ def _aws(address: str) -> str | None:
         if error.code == 404:
             return None
         raise
-    return f"{_field(found, 'action')} at {_field(found, 'time')}"
+    return f"{_field(found, 'action', str)} at {_field(found, 'time', str)}"
 
 
 def _gcp(address: str) -> str | None:
@@ -91,18 +96,18 @@ def _gcp(address: str) -> str | None:
 
 
 def _azure(address: str) -> str | None:
-    events = _field(json.loads(_get(f"{address}/metadata/scheduledevents?api-version=2020-07-01", Metadata="true")), "Events")
-    ends = [event for event in events if _field(event, "EventType") in ("Preempt", "Terminate")]
+    events = _field(json.loads(_get(f"{address}/metadata/scheduledevents?api-version=2020-07-01", Metadata="true")), "Events", list)
+    ends = [event for event in events if _field(event, "EventType", str) in ("Preempt", "Terminate")]
     if not ends:
         return None
     own = _get(f"{address}/metadata/instance/compute/name?api-version=2021-02-01&format=text", Metadata="true").strip()
-    of_us = next((event for event in ends if own in _field(event, "Resources")), None)  # others of its scale set are told of, too
+    of_us = next((event for event in ends if own in _field(event, "Resources", list)), None)  # others of its scale set are told of, too
     return None if of_us is None else f"{of_us['EventType']}, not before {of_us.get('NotBefore') or 'now'}"
 
 
-def _field(found: Any, name: str) -> Any:
-    if not isinstance(found, dict) or name not in found:
-        raise ValueError(f"no {name} in the answer")
+def _field(found: Any, name: str, kind: type) -> Any:
+    if not isinstance(found, dict) or not isinstance(found.get(name), kind):
+        raise ValueError(f"no {name} in the answer, or it is no {kind.__name__}")
     return found[name]
 
 

@@ -6,8 +6,9 @@ Decisions that matter here:
 - everything that belongs to a run lies in its folder, and a session can begin from any of its checkpoints: what was written after
   that is dropped, and comes again with the same numbers (CPU, same config and seed);
 - a lost learner costs the iterations since the newest checkpoint, not the run. What is written and tracked is not doubled by that;
-- an interrupt ends the run after the iteration that it came in, with a checkpoint. Where iterations are too long for that, the state after
-  the last one is kept in memory, and saved.
+- an interrupt ends the run after the iteration that it came in, with a checkpoint. Nobody knows which iteration takes too long for that. So
+  the state after a whole one is kept in memory, and saved instead: before each evaluation, else every `_KEPT_EVERY_S` seconds, because a
+  copy after every fast iteration would slow runs whose learners are remote or have replay buffers.
 """
 
 import time
@@ -36,7 +37,7 @@ from nip_ray.tracking import Tracker, open_trackers
 from nip_ray.tracking.base import RunInfo
 
 WARNINGS = "warnings.log"
-_LONG_S = 2.0  # an iteration after which its state is kept in memory: the next one may be cut off
+_KEPT_EVERY_S = 2.0  # what whole iterations took that an interrupt may lose, at most, where it cuts the next one off
 
 
 class Session:
@@ -52,7 +53,9 @@ class Session:
         self.last_row: dict[str, Any] = {}
         self.last_evaluation: dict[str, float] = {}
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
-        self._whole, self._kept = False, None  # whether the algorithm stands after an iteration; its state after the last long one
+        self._whole = False  # whether the algorithm stands after an iteration
+        self._kept: tuple[int, dict[str, Any]] | None = None  # an iteration after the newest checkpoint, and the state after it
+        self._kept_at = 0.0  # when that was copied, or the checkpoint saved
         self._durations: deque[float] = deque(maxlen=REMEMBERED)  # outlives an algorithm whose learners were lost
         self._tracker: Tracker | None = None
         self._open = ExitStack()
@@ -91,7 +94,7 @@ class Session:
             self._load(checkpoint)
         self._forget_after(self.iteration, own_checkpoints=not foreign)
         self.saved_at = -1 if foreign else self.iteration
-        self._whole, self._kept = True, None
+        self._whole, self._kept, self._kept_at = True, None, time.monotonic()
         self.last_row, self.last_evaluation = _newest_figures(self.folder.metrics())
         if self._tracker is None:
             self._tracker = open_trackers(self.config.tracking, self._info())
@@ -105,13 +108,15 @@ class Session:
         Raises LearnerLost when a learner is gone: `restart` then continues. Raises TrainingError when training breaks down.
         """
         iteration, settings = self.iteration + 1, self.config
+        evaluated = iteration == settings.iterations or _due(iteration, settings.evaluation.interval)
+        if evaluated:
+            self._keep()
         self._whole = False
         row = self._trained(iteration)
-        if iteration == settings.iterations or _due(iteration, settings.evaluation.interval):
+        if evaluated:
             row |= self._evaluate(iteration)
         self.folder.append_metrics(row)
         self.iteration, self.last_row, self._whole = iteration, row, True
-        self._kept = self.algorithm.training_state() if row["time/iteration_s"] > _LONG_S else None
         if iteration > self._told and self._tracker is not None:  # what comes again after a restart was told already
             self._tracker.log(row)
             self._told = iteration
@@ -120,6 +125,8 @@ class Session:
         self._saved_s = 0.0
         if self.over or _due(iteration, settings.checkpoint.interval):
             self.save()
+        elif time.monotonic() - self._kept_at > _KEPT_EVERY_S:
+            self._keep()
         return row
 
     def save(self) -> None:
@@ -127,25 +134,32 @@ class Session:
         if self.saved_at == self.iteration:
             return
         began = time.perf_counter()
-        state = dict(self._kept or self.algorithm.training_state())
+        iteration, state = self._kept or (-1, {})
+        state = dict(state) if iteration == self.iteration else self.algorithm.training_state()
         counters = state.pop("counters")
         self.folder.sync()
         keep, mark = self.config.checkpoint.keep, run_fingerprint(self.config)
         plain = {"counters": counters, "rows": self.folder.row_sums()}
         path = save_checkpoint(self.folder.checkpoints, self.iteration, {"training": state}, plain, mark, keep)
         self.saved_at, self._saved_s = self.iteration, time.perf_counter() - began
+        self._kept, self._kept_at = None, time.monotonic()
         if self._tracker is not None:
             self._tracker.checkpoint(path, self.iteration)
 
     def save_interrupted(self) -> None:
-        """Write a checkpoint of the last iteration that is whole, where its state is still there."""
-        if self.algorithm is not None and (self._whole or self._kept is not None) and self.saved_at < self.iteration:
+        """Write a checkpoint of the last iteration that is whole, or of the one whose state was kept, and go back to that."""
+        if self._whole and self.algorithm is not None:
+            self.save()
+        elif self._kept is not None:
+            self.iteration = self._kept[0]
+            self.folder.rewind_metrics(self.iteration)  # the checkpoint has the sum of all rows; later ones come again
             self.save()
         if not self.quiet and self.saved_at > 0:
             say(f"checkpoint of iteration {self.saved_at} of {self.config.iterations}")
 
     def restart(self) -> None:
         """Make everything again and continue from the newest checkpoint, or from the beginning when there is none."""
+        self._whole, self._kept = False, None  # its rows may be dropped at any moment from here on
         self._stop_algorithm()
         self.start(self.newest())
 
@@ -215,6 +229,11 @@ class Session:
         return checkpoint
 
     # ------------------------------------------------------------------------------------------------------- the parts
+
+    def _keep(self) -> None:
+        """Copy the state of now, unless it was copied or saved before."""
+        if self.saved_at != self.iteration and (self._kept is None or self._kept[0] != self.iteration):
+            self._kept, self._kept_at = (self.iteration, self.algorithm.training_state()), time.monotonic()
 
     def _load(self, checkpoint: Checkpoint) -> None:
         try:

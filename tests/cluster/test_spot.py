@@ -1,10 +1,11 @@
 """Spot notices, from stand-ins of the clouds' metadata services on the loopback: what is understood, and what a run makes of it."""
 
 import json
+import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -12,18 +13,19 @@ from urllib.error import HTTPError
 
 import pytest
 
-from nip_ray.cluster.spot import notice
+from nip_ray.cluster.spot import notice, spot_notices
 from nip_ray.errors import UserError
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import ROOT, command, environment, nip_ray, small, untimed
 
 
 class Cloud:
-    """What a metadata service says; planned: whether this machine, or another one, is taken back."""
+    """What a metadata service says; planned: whether this machine, or another one, is taken back. torn: its first answers instead."""
 
     planned: str | None = None
     broken = False
     asked = 0
+    torn: Sequence[bytes] = ()
 
     def answer(self, method: str, path: str, headers: dict[str, str]) -> tuple[int, str]:
         self.asked += 1
@@ -54,6 +56,10 @@ def served(cloud: Cloud) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if cloud.torn:
+                self.wfile.write(cloud.torn[0])
+                cloud.torn = cloud.torn[1:]
+                return
             status, text = cloud.answer(self.command, self.path, {name.lower(): value for name, value in self.headers.items()})
             self.send_response(status)
             self.send_header("Content-Length", str(len(text)))
@@ -92,6 +98,36 @@ def test_each_clouds_notice_is_understood(name: str, said: str, monkeypatch: pyt
             notice(name, address)
     with pytest.raises(OSError, match="refused"):
         notice(name, address)
+
+
+TORN = {
+    "no status line": b"garbage\r\n\r\n",
+    "a short body": b"HTTP/1.0 200 OK\r\nContent-Length: 500\r\n\r\n{}",
+    "no list": b'HTTP/1.0 200 OK\r\n\r\n{"Events": null}',
+    "no resources": b'HTTP/1.0 200 OK\r\n\r\n{"Events": [{"EventType": "Preempt", "Resources": null}]}',
+    "no text": b"HTTP/1.0 200 OK\r\n\r\n\xff",
+    "deep": b"HTTP/1.0 200 OK\r\n\r\n" + b"[" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", TORN)
+def test_an_answer_that_makes_no_sense_is_told_once_and_asked_again(kind: str, capfd: pytest.CaptureFixture[str]) -> None:
+    cloud, heard = Cloud(), []
+    cloud.planned, cloud.torn = "own", [TORN[kind]] * (1 if kind == "no resources" else 2)  # the second is then asked for the name
+    before = signal.signal(signal.SIGTERM, lambda signum, frame: heard.append(signum))
+    try:
+        with served(cloud) as address:
+            settings = [f"runtime.spot_{key}" for key in ("notices=azure", f"address={address}", "interval_s=0.1")]
+            with spot_notices(small(*settings).runtime):
+                until = time.monotonic() + 20
+                while not heard and time.monotonic() < until:
+                    time.sleep(0.02)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM]
+    said = capfd.readouterr().err
+    assert said.count("warning: runtime.spot_notices: azure does not answer") == 1
+    assert "this machine is taken back (Preempt, not before" in said
 
 
 def test_an_address_without_a_scheme_is_refused() -> None:

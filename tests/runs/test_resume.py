@@ -275,6 +275,46 @@ def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
     assert all(found[part] == expected[part] for part in ("metrics", "evaluation", "training", "counters"))
 
 
+@pytest.mark.parametrize(
+    ("part", "struck_in", "kept_every_s", "left"),
+    [("_evaluate", 8, 1e6, 7), ("_trained", 7, 0.0, 6), ("_trained", 7, 1e6, 3)],
+    ids=["an evaluation", "a slow iteration", "what was kept is older"],
+)
+def test_what_takes_longer_than_the_grace_is_done_again(
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    part: str,
+    struck_in: int,
+    kept_every_s: float,
+    left: int,
+) -> None:
+    """From the iteration before it, or the one before the last evaluation where nothing was kept since."""
+    whole = getattr(Session, part)
+
+    def slow(session: Session, iteration: int) -> dict[str, Any]:
+        if iteration == struck_in:
+            signal.raise_signal(signal.SIGTERM)
+            time.sleep(60)
+        return whole(session, iteration)
+
+    run, config = tmp_path / "run", write_small(tmp_path / "small.yaml", *SHORT, "checkpoint.interval=100")
+    with monkeypatch.context() as patched:
+        patched.setattr(Session, part, slow)
+        patched.setattr("nip_ray.runs.session._KEPT_EVERY_S", kept_every_s)
+        patched.setattr("nip_ray.cluster.interrupts.GRACE_S", 0.05)
+        ended = CliRunner().invoke(app, ["train", str(config), "--run-dir", str(run)])
+    assert ended.exit_code == 143
+    assert f"checkpoint of iteration {left} of 9" in ended.stderr
+    assert RunFolder.open(run).metrics()[-1]["iteration"] == left
+    capfd.readouterr()
+    resume_experiment(run, quiet=True)
+    assert "warning" not in capfd.readouterr().err
+    found, expected = outcome(run), outcome(finished)
+    assert all(found[part] == expected[part] for part in ("metrics", "evaluation", "transcripts", "training", "counters"))
+
+
 def test_an_interrupt_without_a_signal_is_told_by_the_last_signal() -> None:
     """Ray's blocking calls raise a plain KeyboardInterrupt whatever came."""
 
