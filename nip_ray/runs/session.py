@@ -37,7 +37,8 @@ from nip_ray.tracking import Tracker, open_trackers
 from nip_ray.tracking.base import RunInfo
 
 WARNINGS = "warnings.log"
-_KEPT_EVERY_S = 2.0  # what whole iterations took that an interrupt may lose, at most, where it cuts the next one off
+_KEPT_EVERY_S = 2.0  # what whole iterations took that an interrupt may lose, at most, where it cuts the next one off; or, if that is more,
+_COPY_SHARE = 50  # so many times what a copy takes: replay buffers are large
 
 
 class Session:
@@ -55,7 +56,7 @@ class Session:
         self.saved_at, self._saved_s, self._told = 0, 0.0, 0  # saved_at: the iteration of the newest checkpoint
         self._whole = False  # whether the algorithm stands after an iteration
         self._kept: tuple[int, dict[str, Any]] | None = None  # an iteration after the newest checkpoint, and the state after it
-        self._kept_at = 0.0  # when that was copied, or the checkpoint saved
+        self._kept_at, self._copy_s = 0.0, 0.0  # when that was copied, or the checkpoint saved; how long the last copy took
         self._durations: deque[float] = deque(maxlen=REMEMBERED)  # outlives an algorithm whose learners were lost
         self._tracker: Tracker | None = None
         self._open = ExitStack()
@@ -125,7 +126,7 @@ class Session:
         self._saved_s = 0.0
         if self.over or _due(iteration, settings.checkpoint.interval):
             self.save()
-        elif time.monotonic() - self._kept_at > _KEPT_EVERY_S:
+        elif time.monotonic() - self._kept_at > max(_KEPT_EVERY_S, _COPY_SHARE * self._copy_s):
             self._keep()
         return row
 
@@ -233,7 +234,10 @@ class Session:
     def _keep(self) -> None:
         """Copy the state of now, unless it was copied or saved before."""
         if self.saved_at != self.iteration and (self._kept is None or self._kept[0] != self.iteration):
-            self._kept, self._kept_at = (self.iteration, self.algorithm.training_state()), time.monotonic()
+            began = time.monotonic()
+            self._kept = self.iteration, self.algorithm.training_state()
+            self._kept_at = time.monotonic()
+            self._copy_s = self._kept_at - began
 
     def _load(self, checkpoint: Checkpoint) -> None:
         try:

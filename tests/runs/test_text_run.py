@@ -18,7 +18,7 @@ from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import test_tasks as held_out_tasks
 from nip_ray.text.dialogues.runner import training_tasks
 from nip_ray.text.judging.judge_run import judge_run
-from nip_ray.text.parts import load_state
+from nip_ray.text.parts import first_state, load_state, save_state
 from tests.text.cooperation import PRICES, config, dummy, roles, write_config
 from tests.text.provider import API_KEY, provider_thread
 
@@ -277,3 +277,15 @@ def test_providers_are_asked_before_anything_is_paid(tmp_path: Path, monkeypatch
         assert provider.ledger() == []
         assert provider.jobs() == []
     assert not (tmp_path / "run").exists()
+
+
+def test_a_state_with_a_changed_digit_is_damaged(tmp_path: Path) -> None:
+    """Another `run_id` would have every call and job paid again."""
+    with RunFolder.create(tmp_path / "run", "name: a\n") as folder:
+        state = first_state({"verifier": "m"})
+        save_state(folder, state)
+        assert load_state(folder) == state
+        path = folder.path / "state.json"
+        path.write_text(path.read_text().replace(state.run_id, state.run_id[:-1] + ("0" if state.run_id[-1] != "0" else "1")))
+        with pytest.raises(UserError, match=r"state\.json is damaged: its checksum is another"):
+            load_state(folder)
