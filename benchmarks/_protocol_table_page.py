@@ -7,7 +7,8 @@ from _common import ROOT
 
 from nip_ray.evaluation.intervals import mean
 
-PAGE = ROOT / "docs" / "results.md"
+PAGE, BEGINNING = ROOT / "docs" / "results.md", ROOT / "benchmarks" / "_protocol_table_page.md"
+"""The page, and what it is before it is first written; what stands between its generated parts may then be added to by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
     "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "consultancy", "adp", "merlin_arthur",
@@ -27,7 +28,7 @@ Groups = Mapping[str, Sequence[Row]]
 
 def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
     """Put the tables of each task into the page, between the marks that stand there, and draw the figures."""
-    text = PAGE.read_text()
+    text = (PAGE if PAGE.exists() else BEGINNING).read_text()
     for task, record in records.items():
         groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
         groups = {case: rows for case, rows in groups.items() if rows}
