@@ -153,7 +153,7 @@ class Session:
             self.save()
         elif self._kept is not None:
             self.iteration = self._kept[0]
-            self.folder.rewind_metrics(self.iteration)  # the checkpoint has the sum of all rows; later ones come again
+            self.folder.rewind_metrics(self.iteration)  # the checkpoint has the sums of all rows; later ones come again
             self.save()
         if not self.quiet and self.saved_at > 0:
             say(f"checkpoint of iteration {self.saved_at} of {self.config.iterations}")
@@ -221,7 +221,7 @@ class Session:
         for reason in checkpoint.skipped:
             self.warn(f"{reason}; continuing from iteration {checkpoint.iteration}")
         stated = checkpoint.state.get("rows")  # earlier versions kept none, or one sum of all
-        if isinstance(stated, list) and (changed := self.folder.changed_rows(stated[: checkpoint.iteration])):
+        if isinstance(stated, list) and (changed := self.folder.changed_rows(stated)):
             which = f"iterations {', '.join(map(str, changed[:5]))}{' ...' if len(changed) > 5 else ''}"
             self.warn(f"{self.folder.path / METRICS}: rows of {which} are not as they were when they were written; do not rely on them")
         if checkpoint.iteration > self.config.iterations:

@@ -37,7 +37,7 @@ import torch
 
 from nip_ray.errors import UserError, require
 from nip_ray.storage.files import make_folder, sync
-from nip_ray.storage.fingerprint import canonical
+from nip_ray.storage.fingerprint import checksum
 
 FORMAT = "nip_ray.checkpoint"
 VERSION = 1
@@ -209,7 +209,7 @@ def _write_manifest(aside: Path, iteration: int, state: Mapping[str, Any], finge
         with path.open("rb") as file:
             files[path.name] = {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}
     manifest = {"format": FORMAT, "version": VERSION, "iteration": iteration, "fingerprint": fingerprint, "files": files}
-    (aside / MANIFEST).write_bytes(_readable({**manifest, "sha256": _sum_of(manifest)}))
+    (aside / MANIFEST).write_bytes(_readable({**manifest, "sha256": checksum(manifest)}))
 
 
 def _move_into_place(aside: Path, final: Path) -> None:
@@ -277,10 +277,10 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         stated = manifest.pop("sha256")
         if type(version) is int and version > VERSION:
             newer = f"has the format version {version}, and this nip_ray knows those up to {VERSION}"
-            if stated == _sum_of(manifest):  # no damage: to continue from an earlier one would remove what a newer nip_ray has done
+            if stated == checksum(manifest):  # no damage: to continue from an earlier one would remove what a newer nip_ray has done
                 raise UserError(f"{path} {newer}; use a newer one")
             raise _Damaged(f"it {newer}")
-        intact = manifest["format"] == FORMAT and version == VERSION and stated == _sum_of(manifest)
+        intact = manifest["format"] == FORMAT and version == VERSION and stated == checksum(manifest)
         well_formed = intact and all(_is_entry(name, entry) for name, entry in manifest["files"].items()) and STATE in manifest["files"]
     except FileNotFoundError:
         raise _Damaged(f"{MANIFEST} is missing") from None
@@ -394,7 +394,3 @@ def _checked_name(name: str) -> str:
 
 def _readable(content: Mapping[str, Any]) -> bytes:
     return (json.dumps(content, indent=1) + "\n").encode()
-
-
-def _sum_of(manifest: Mapping[str, Any]) -> str:
-    return hashlib.sha256(canonical(manifest)).hexdigest()

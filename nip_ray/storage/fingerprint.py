@@ -11,7 +11,12 @@ def fingerprint(config: Mapping[str, Any]) -> str:
 
     Callers pass the parts that matter: what may change between a run and its resumption stays out. Raises TypeError for other values.
     """
-    return hashlib.sha256(canonical(config)).hexdigest()[:16]
+    return checksum(config)[:16]
+
+
+def checksum(content: Mapping[str, Any]) -> str:
+    """The SHA-256 sum of `canonical`."""
+    return hashlib.sha256(canonical(content)).hexdigest()
 
 
 def canonical(content: Mapping[str, Any]) -> bytes:

@@ -196,7 +196,7 @@ class RunFolder:
 
     def row_sums(self) -> list[str]:
         """A checksum of each row of `metrics.jsonl`, in the order in which they stand there. Raises UserError when it cannot be read."""
-        return [_row_sum(line) for _, line in _read_lines(self.path / METRICS, "iteration", torn_tail=True)]
+        return [_row_sum(line) for line in _lines_of(self.path / METRICS)]
 
     def changed_rows(self, stated: Sequence[str]) -> list[int]:
         """The iterations of which a row is another than when `row_sums` of iterations 1, 2, ... were `stated`. That some are missing is
@@ -246,13 +246,12 @@ class RunFolder:
 
     def read_json(self, name: str) -> dict[str, Any]:
         """The content given to `write_json`. Raises UserError when the document is missing, damaged, or of a newer version."""
-        path = self._document(name)
+        path, how = self._document(name), _MENDED_BY.get(name, "write it again")
         try:
             document = json.loads(_read_text(path))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} is damaged ({error}); {_MENDED_BY.get(name, 'write it again')}") from None
+            raise UserError(f"{path} is damaged ({error}); {how}") from None
         if not isinstance(document, dict) or document.get("format") != _format(name):
-            how = _MENDED_BY.get(name, "write it again")
             raise UserError(f"{path} is damaged: it is not a document of the format {_format(name)}; {how}")
         _check_version(document.get("version"), str(path))
         return {key: value for key, value in document.items() if key not in ("format", "version")}
@@ -437,14 +436,7 @@ def _line(plain: dict[str, Any]) -> bytes:
 
 def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple[dict[str, Any], bytes]]:
     """(object, its line) for each line of `path`, none when it is missing; with `torn_tail` a last line that is cut off is left out."""
-    try:
-        with path.open("rb") as file:
-            lines = file.readlines()
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})") from None
-    rows = []
+    rows, lines = [], _lines_of(path)
     for number, line in enumerate(lines, 1):
         row = _parse_line(line, required)
         if row is None:
@@ -454,6 +446,16 @@ def _read_lines(path: Path, required: str | None, torn_tail: bool) -> list[tuple
         _check_version(row.pop("version"), f"{path}: line {number}")
         rows.append((row, line))
     return rows
+
+
+def _lines_of(path: Path) -> list[bytes]:
+    try:
+        with path.open("rb") as file:
+            return file.readlines()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror})") from None
 
 
 def _parse_line(line: bytes, required: str | None) -> dict[str, Any] | None:

@@ -17,7 +17,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
-from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +36,7 @@ from nip_ray.serving.fine_tuning_job import Method
 from nip_ray.serving.hangs import ActorWatch
 from nip_ray.settings.providers import ProviderSettings
 from nip_ray.settings.text_training import TextTrainingSettings
+from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.budget import Budget, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
@@ -102,14 +102,14 @@ def first_state(bases: Mapping[str, str], models: Mapping[str, str] | None = Non
 def save_state(folder: RunFolder, state: TextState) -> None:
     """Put `state` into the run folder, in one step."""
     content = asdict(state)
-    folder.write_json(STATE, {"state": content, "sha256": _sum(content)})
+    folder.write_json(STATE, {"state": content, "sha256": checksum(content)})
 
 
 def load_state(folder: RunFolder) -> TextState:
     """The state in a run folder. Raises UserError when it is missing or damaged."""
     document = folder.read_json(STATE)
     found: Any = document.get("state")
-    if "sha256" in document and document["sha256"] != _sum(found):  # states of earlier versions have none
+    if "sha256" in document and document["sha256"] != checksum(found):  # states of earlier versions have none
         raise UserError(f"{folder.path / STATE} is damaged: its checksum is another; go back to a copy of the folder")
     try:
         groups = {name: GroupState(**group) for name, group in found["groups"].items()}
@@ -120,10 +120,6 @@ def load_state(folder: RunFolder) -> TextState:
     if state.stage not in STAGES:
         raise UserError(f"{folder.path / STATE} is damaged: it has no stage {state.stage!r}; go back to a copy of the folder")
     return state
-
-
-def _sum(content: Any) -> str:
-    return sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

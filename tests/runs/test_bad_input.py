@@ -132,7 +132,6 @@ def test_configs_are_refused_at_once(finished: Path, tmp_path: Path) -> None:
 import json, sys, time
 from typer.testing import CliRunner
 from nip_ray.cli import app
-from nip_ray.config.load import load_config
 found = {}
 for name, arguments in json.loads(sys.argv[1]).items():
     start = time.process_time()

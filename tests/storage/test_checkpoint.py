@@ -73,7 +73,7 @@ def reseal(path: Path) -> None:
         if file.name != "manifest.json"
     }
     del manifest["sha256"]
-    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": module._sum_of(manifest)}))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "sha256": module.checksum(manifest)}))
 
 
 # --- saving and loading
@@ -409,7 +409,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(tmp_path: Path, name: str
     manifest = json.loads(path.read_text())
     del manifest["sha256"]
     manifest["files"][name] = manifest["files"]["prover.pt"]
-    path.write_text(json.dumps({**manifest, "sha256": module._sum_of(manifest)}))
+    path.write_text(json.dumps({**manifest, "sha256": module.checksum(manifest)}))
     with pytest.raises(UserError, match="no file of a checkpoint"):
         load_checkpoint(tmp_path)
 
