@@ -150,6 +150,8 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
             process.wait()
             if made is not None:
                 record(made.parent, task, command)
+    if process.returncode:
+        raise SystemExit(f"{folder.name}: nip-ray sweep ended with {process.returncode}")
 
 
 def record(folder: Path, task: str, command: str) -> None:
