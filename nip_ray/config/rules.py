@@ -392,9 +392,19 @@ def fixed_shapes(config: ExperimentConfig) -> Iterator[str]:
 
 
 def evaluations(config: ExperimentConfig) -> Iterator[str]:
-    """An evaluation takes place in at least one way."""
+    """An evaluation takes place in at least one way, and who is to be attacked at the end can be."""
     if not (config.evaluation.greedy or config.evaluation.sampled):
         yield "evaluation.greedy: greedy and sampled are both false, so nothing would be evaluated, set one of them to true"
+    if not config.evaluation.attack.enabled:
+        return
+    table = table_of(config.protocol.name, config.protocol) if config.protocol.name in PROTOCOLS else None
+    key = "evaluation.attack.enabled"
+    if isinstance(config.algorithm, SoloSettings):
+        yield f"{key}: an agent that learns alone meets no prover who could fool it, leave it out"
+    elif table is not None and table.verifier is None:
+        yield f"{key}: {table.name} has no verifier who could be fooled, leave it out"
+    elif table is not None and not table.provers:
+        yield f"{key}: {table.name} has no prover who could fool the verifier, leave it out"
 
 
 # ---------------------------------------------------------------------------------------------------------------- data

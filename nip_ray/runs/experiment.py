@@ -131,10 +131,6 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
     Raises UserError for what cannot be read or does not fit.
     """
     solo_run_score(config)
-    if config.evaluation.attack.enabled:
-        from nip_ray.evaluation.verbs.attack import check_attack_at_end
-
-        check_attack_at_end(config)
     data = getattr(config.scenario, "data", None)
     if config.plugins or getattr(data, "train", None) or getattr(data, "test", None):
         from nip_ray.rllib.shared import scenario_of

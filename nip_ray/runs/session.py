@@ -79,12 +79,10 @@ class Session:
         foreign: it is another run's; this run's rows up to its iteration are kept, its own checkpoints are not.
         Raises UserError when the checkpoint does not fit, or the cluster is too small.
         """
-        from nip_ray.evaluation.verbs.attack import check_attack_at_end
         from nip_ray.rllib.cluster import build_algorithm
         from nip_ray.runs.initial_weights import put_weights
 
         prepare_process(self.config.runtime.num_threads)
-        check_attack_at_end(self.config)
         self.iteration = 0 if checkpoint is None else checkpoint.iteration
         given = self._first_weights() if checkpoint is None else {}
         self.algorithm = build_algorithm(self.config if checkpoint is None else begun(self.config))

@@ -360,14 +360,11 @@ def _some_configs(spec: SweepSpec) -> list[AnyConfig]:
 
 
 def _try_files(configs: Sequence[AnyConfig]) -> None:
-    """Read, once each, what the settings name: data, plugins, other runs. Raises UserError for what cannot be read or attacked."""
-    from nip_ray.evaluation.verbs.attack import check_attack_at_end  # loads torch
-
+    """Read, once each, what the settings name: data, plugins, other runs. Raises UserError for what cannot be read."""
     seen = set[str]()
     for config in configs:
         if not isinstance(config, ExperimentConfig):
             continue
-        check_attack_at_end(config)
         dumped = config.model_dump(mode="json")
         mark = json.dumps([dumped["plugins"], dumped["scenario"].get("data"), dumped["initial_weights"]], sort_keys=True)
         if mark not in seen:

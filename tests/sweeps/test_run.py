@@ -23,7 +23,7 @@ from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import LOCK, RunFolder, lock
 from nip_ray.sweeps.run import SweepResult, free_folder, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
-from tests.runs.small import GRAPHS, MESSAGES, environment, small, untimed
+from tests.runs.small import MESSAGES, environment, small, untimed
 
 METRIC = "eval/verifier/accuracy"
 SWEEP: dict[str, Any] = {
@@ -168,16 +168,6 @@ def test_a_cluster_that_is_too_small_is_said_and_leaves_no_folder(ray_session: N
     with pytest.raises(UserError, match=r"it has 4 CPU in all, and 11 CPU are asked for .*; lower play.num_env_runners"):
         run_sweep(parse_sweep(data), tmp_path / "large")
     assert not (tmp_path / "large").exists()
-
-
-def test_an_attack_without_sense_in_one_of_the_settings_is_met_before_anything_starts(tmp_path: Path) -> None:
-    asked, alone = GRAPHS["protocol"], {"name": "solo_verifier"}
-    cases = {"with a prover": {"protocol": asked}, "alone": {"protocol": alone, "algorithm": {"minibatch_size": 16}}}
-    rest = {key: value for key, value in GRAPHS.items() if key != "protocol"}
-    data = {**rest, "evaluation": {"attack": {"enabled": True}}, "sweep": {"metric": METRIC, "cases": cases}}
-    with pytest.raises(UserError, match=r"evaluation\.attack\.enabled: solo_verifier has no prover"):
-        run_sweep(parse_sweep(data), tmp_path / "swept")
-    assert not (tmp_path / "swept").exists()
 
 
 def test_a_plugin_that_breaks_in_one_of_the_settings_is_met_before_anything_starts(tmp_path: Path) -> None:

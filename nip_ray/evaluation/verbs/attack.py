@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.players import agent_settings
-from nip_ray.config.plugins import import_plugins
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import AttackTarget, attacked, num_iterations, refuse_unfit
 from nip_ray.play.scenario import Scenario
@@ -56,17 +55,6 @@ def check_attack(config: ExperimentConfig) -> None:
     if config.algorithm.name == "solo":
         raise UserError("--attack: an agent that learns alone meets no prover who could fool it; leave it out")
     refuse_unfit(from_settings(config.protocol))
-
-
-def check_attack_at_end(config: ExperimentConfig) -> None:
-    """Before hours of training, not after them: raises UserError where `evaluation.attack.enabled` asks for an attack without sense."""
-    if not config.evaluation.attack.enabled:
-        return
-    import_plugins(config.plugins)
-    try:
-        check_attack(config)
-    except UserError as error:
-        raise UserError(f"evaluation.attack.enabled: {str(error).removeprefix('--attack: ')}") from None
 
 
 def attackers(config: ExperimentConfig, agents: Sequence[str], size: int, seed: int, *, kind: str = "learned") -> dict[str, nn.Module]:

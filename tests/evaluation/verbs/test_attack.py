@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
+from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import ENTRIES
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
@@ -127,8 +128,8 @@ def test_settings_can_be_changed_for_one_evaluation(run: Path) -> None:
         (GRAPHS, ["algorithm={name: solo, agent: verifier, minibatch_size: 16}"], "learns alone"),
     ],
 )
-def test_a_run_that_is_to_end_with_an_impossible_attack_does_not_begin(
-    tmp_path: Path, base: dict[str, Any], overrides: list[str], words: str
+def test_an_attack_that_is_impossible_at_the_end_of_a_run_is_a_fault_of_its_config(
+    base: dict[str, Any], overrides: list[str], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        run_experiment(small("evaluation.attack.enabled=true", *overrides, base=base), tmp_path / "run", quiet=True)
+        check(small("evaluation.attack.enabled=true", *overrides, base=base))
