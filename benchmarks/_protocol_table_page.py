@@ -32,7 +32,8 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
     for task, record in records.items():
         groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
         groups = {case: rows for case, rows in groups.items() if rows}
-        parts = {"table": _table(groups, PUBLISHED[task]), "seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
+        parts = {"table": _table(groups, PUBLISHED[task]), "seats": _seats(record.get("seats", ()), groups)}
+        parts |= {"seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
         for part, made in parts.items():
             name = f"{part} of {task}"
             begin, end = BEGIN.format(name), END.format(name)
@@ -73,6 +74,16 @@ def _seeds(groups: Groups) -> str:
             error = row["soundness_error"]
             by = f"{_with_ends(error)}, {str(error['by']).replace('_', ' ')}" if "estimate" in error else "no prover"
             lines.append(f"| {case} | {row['seed']} | {_with_ends(row['accuracy'])} | {by} | {row['overlap']} |")
+    return "\n".join(lines)
+
+
+def _seats(rows: Sequence[Row], groups: Groups) -> str:
+    lines = ["| protocol | accuracy as it is | accuracy with a prover at random | its seeds |", "|---|---|---|---|"]
+    for case in ORDER:
+        found = [row["accuracy"]["estimate"] for row in sorted(rows, key=lambda row: row["seed"]) if row["case"] == case]
+        if found:
+            whole = _over_seeds([row["accuracy"]["estimate"] for row in groups.get(case, ())])
+            lines.append(_line([case, whole, _over_seeds(found), ", ".join(_share(value) for value in found)]))
     return "\n".join(lines)
 
 

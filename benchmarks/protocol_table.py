@@ -3,8 +3,8 @@
     nip-ray data graph-isomorphism --pairs 1000 --seed 1 --exclude PUBLISHED_TEST.npz --out VALIDATION.npz
     python benchmarks/protocol_table.py gi tune --test VALIDATION.npz --out runs       # which learning rate, for each protocol
     python benchmarks/protocol_table.py gi train --test PUBLISHED_TEST.npz --out runs  # five seeds of each, with the rates of the config
-    python benchmarks/protocol_table.py digits tune --out runs                         # on a share of the training images
-    python benchmarks/protocol_table.py digits train --out runs
+    python benchmarks/protocol_table.py gi seats --test PUBLISHED_TEST.npz --out runs  # the same with a prover who speaks at random
+    python benchmarks/protocol_table.py digits tune --out runs                         # on a share of the training images; the rest alike
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
 What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread
@@ -32,6 +32,11 @@ from PIL import Image
 RATES = {"gi": (3e-4, 6e-4, 1.2e-3), "digits": (1.5e-3, 3e-3, 6e-3)}
 """Task -> learning rates that are tried."""
 TUNING_SEED = 10
+SEATS = {"debate": ("prover0",), "debate, rejection first": ("prover0",), "mnip": ("prover1",), "adp": ("prover",)}
+"""Protocol -> provers who speak at random, to tell whether what fails is the game or learning it against them: without prover0 debate is
+nip, without one of its provers mnip is, and adp is the verifier alone beside noise."""
+SEAT_SEEDS = (0, 1, 2)
+PARTS = ("tune", "train", "seats")
 KEPT = ("estimate", "lower", "upper", "n")
 
 
@@ -39,12 +44,12 @@ def main() -> None:
     """Tune, train, or write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=[*RATES, "page"])
-    parser.add_argument("command", choices=["tune", "train"], nargs="?")
+    parser.add_argument("command", choices=PARTS, nargs="?")
     parser.add_argument(
         "--test", type=Path, help="Held-out pairs of graphs: for tuning a validation split, for training the published one."
     )
     parser.add_argument("--out", type=Path, default=Path("runs"), help="Where the sweeps' folders are made.")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--seeds", type=int, nargs="+", help="Those of the config, three with `seats`.")
     parser.add_argument("--cases", nargs="+", help="Some protocols alone, by their names in the config.")
     parser.add_argument("--concurrent", type=int, default=1, help="Trials at once, each on a thread of its own.")
     options = parser.parse_args()
@@ -53,15 +58,15 @@ def main() -> None:
         write_page({each: recorded(each) for each in RATES})
         return
     if command is None:
-        parser.error("tune or train?")
+        parser.error(f"{', '.join(PARTS[:-1])} or {PARTS[-1]}?")
     if (options.test is None) == (task == "gi"):
         parser.error("--test FILE is needed with gi, and with it alone")
     print(machine(), flush=True)
     if task == "gi":
         data = {"test": str(options.test.resolve())}
     else:
-        data = {} if command == "train" else {"source": "files", "train": str(training_digits(out))}
-    for seed in [TUNING_SEED] if command == "tune" else options.seeds:
+        data = {} if command != "tune" else {"source": "files", "train": str(training_digits(out))}
+    for seed in options.seeds or {"tune": (TUNING_SEED,), "train": (0, 1, 2, 3, 4), "seats": SEAT_SEEDS}[command]:
         if sweep := missing(task, command, seed, data, options.cases):
             sweep["sweep"]["max_concurrent"] = options.concurrent
             run(sweep, out / f"protocols-{task}-{command}-{seed}", task, command)
@@ -91,11 +96,19 @@ def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cas
     """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of scenario.data."""
     data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
     sweep = data["sweep"]
-    done = {(row["case"], row["lr"]) for row in recorded(task)[command] if row["seed"] == seed}
+    done = {(row["case"], row["lr"]) for row in recorded(task).get(command, []) if row["seed"] == seed}
     rates = {case: rate_of(data, case) for case in sweep["cases"]}
     wanted = {case for case in rates if cases is None or case in cases}
     sweep["seeds"] = [seed]
     data["scenario"]["data"] |= held_out
+    if command == "seats":
+        sweep["cases"] = {
+            f"{case} | {', '.join(SEATS[case])}": laid_over(sweep["cases"][case], {"scenario": {"agents": at_random(SEATS[case])}})
+            for case in SEATS
+            if case in wanted and (case, rates[case]) not in done
+        }
+        data["evaluation"]["attack"] = {"enabled": False}
+        return data if sweep["cases"] else {}
     if command == "train":
         sweep["cases"] = {case: change for case, change in sweep["cases"].items() if case in wanted and (case, rates[case]) not in done}
         return data if sweep["cases"] else {}
@@ -110,6 +123,11 @@ def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cas
         schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
     data |= {"iterations": half, "evaluation": {"interval": half}, "checkpoint": {"interval": half}}
     return data if sweep["cases"] else {}
+
+
+def at_random(provers: Sequence[str]) -> dict[str, Any]:
+    """Settings of provers who speak at random."""
+    return {prover: {"kind": "random"} for prover in provers}
 
 
 def rate_of(data: Mapping[str, Any], case: str) -> float:
@@ -156,7 +174,7 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
 
 def record(folder: Path, task: str, command: str) -> None:
     """Add the trials of a sweep's folder that have ended."""
-    known = recorded(task)
+    known = {part: [] for part in PARTS} | recorded(task)
     rows = known[command]
     seen = {(row["case"], row["lr"], row["seed"]) for row in rows}
     for row in ended(folder, command):
@@ -164,7 +182,7 @@ def record(folder: Path, task: str, command: str) -> None:
             rows.append(row)
             print(json.dumps({key: row[key] for key in ("case", "lr", "seed", "accuracy", "soundness_error")}), flush=True)
     rows.sort(key=lambda row: (row["case"], row["lr"], row["seed"]))
-    lines = (f' "{part}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in known[part]) + "\n ]" for part in ("tune", "train"))
+    lines = (f' "{part}": [\n' + ",\n".join(f"  {json.dumps(row)}" for row in known[part]) + "\n ]" for part in PARTS)
     record_of(task).write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
@@ -213,7 +231,7 @@ def kept(figure: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def recorded(task: str) -> dict[str, list[dict[str, Any]]]:
     """What has ended so far."""
-    return json.loads(record_of(task).read_text()) if record_of(task).exists() else {"tune": [], "train": []}
+    return json.loads(record_of(task).read_text()) if record_of(task).exists() else {part: [] for part in PARTS}
 
 
 def record_of(task: str) -> Path:
