@@ -29,7 +29,7 @@ from _common import NIP_RAY, ROOT, machine
 from _protocol_table_page import write_page
 from PIL import Image
 
-RATES = {"gi": (3e-4, 6e-4, 1.2e-3), "digits": (1.5e-3, 3e-3, 6e-3)}
+RATES = {"gi": (3e-4, 6e-4, 1.2e-3), "digits": (1.5e-3, 3e-3, 6e-3, 1.2e-2)}
 """Task -> learning rates that are tried."""
 TUNING_SEED = 10
 SEATS = {"debate": ("prover0",), "debate, rejection first": ("prover0",), "mnip": ("prover1",), "adp": ("prover",)}

@@ -33,7 +33,7 @@ def folders(incomplete: str) -> list[str]:
 def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """`KEY=` with what it takes, of the keys that the config (or run folder, or runner file) on the command line can have."""
     from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-    from nip_ray.config.keys import sections
+    from nip_ray.config.keys import resumable
     from nip_ray.config.load import is_runner, text_names
     from nip_ray.settings.drivers import RunnerSettings
     from nip_ray.settings.sweep import SweepSettings
@@ -53,8 +53,8 @@ def config_keys(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     elif ctx.info_name == "evaluate":
         found = {key: takes for key, takes in found.items() if key.startswith("evaluation.")}
     elif ctx.info_name == "resume" and RunnerSettings not in kinds:
-        resumable = {name for kind in kinds for name in sections(kind, "resumable", True)}
-        found = {key: takes for key, takes in found.items() if key.partition(".")[0] in resumable}
+        allowed = {name for kind in kinds for name in resumable(kind)}
+        found = {key: takes for key, takes in found.items() if {key, key.partition(".")[0]} & allowed}
     return [(f"{key}=", takes) for key, takes in sorted(found.items()) if key.startswith(incomplete)]
 
 

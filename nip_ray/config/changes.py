@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
-from nip_ray.config.keys import sections, walk
+from nip_ray.config.keys import resumable, sections, walk
 from nip_ray.config.load import apply_overrides, config_from_dict, plain
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
@@ -43,10 +43,10 @@ def refuse_fixed(kind: type, changes: Iterable[str], run_dir: Path | str | None 
 
     run_dir: the run from which another file of settings differs by these changes; None where the user asks for them one by one.
     """
-    allowed = sections(kind, "resumable", True)
+    allowed = resumable(kind)
     for change in changes:
         key = change.partition("=")[0].strip()
-        if key.partition(".")[0] not in allowed:
+        if not {key, key.partition(".")[0]} & {*allowed}:
             fault = f"--set {change}" if run_dir is None else f"{run_dir}: was begun with another {key}"
             raise UserError(f"{fault}: a resumed run can change {', '.join(allowed)} only; start a new run in another folder")
 

@@ -139,6 +139,14 @@ def sections(kind: type, meaning: str, value: bool) -> tuple[str, ...]:
 
 
 @cache
+def resumable(kind: type) -> tuple[str, ...]:
+    """The keys that a resumed run may change: whole sections of a config, then single keys of others."""
+    whole = sections(kind, "resumable", True)
+    single = (path for path, key in walk(kind) if key.meaning.get("resumable") is True and path.partition(".")[0] not in whole)
+    return (*whole, *dict.fromkeys(single))
+
+
+@cache
 def path_kind(key: str, kind: type) -> str | None:
     """What sort of path the value of a dotted key of a config is ("file", "run", "plugin", "model"), None where it is none."""
     for pattern, found in walk(kind):

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from nip_ray.errors import UserError
+from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.policy_gradient import PolicyGradientSettings, RatioClipSettings, TokenTrainingSettings
 
 _LARGEST_LOG_RATIO = 20.0  # an infinite ratio times no advantage is not a number
@@ -299,3 +299,8 @@ def no_figures(settings: TokenTrainingSettings, kl: bool, surrogate: Surrogate, 
     zero_NT = torch.zeros(1, 1, device=device)
     rows = (zero_NT, zero_NT, zero_NT, zero_NT[0], zero_NT, zero_NT)
     return token_loss(*rows, settings, zero_NT if kl else None, surrogate)[1]
+
+
+def not_finite(what: str) -> TrainingError:
+    """What ends a run whose next step would spoil its weights."""
+    return TrainingError(f"learning broke off: {what}; begin a run with a lower algorithm.learning_rate (warm-up: warmup_learning_rate)")

@@ -37,6 +37,7 @@ from nip_ray.learning.token_losses import (
     join,
     log_probs_and_entropy,
     no_figures,
+    not_finite,
     token_loss,
     token_weights,
 )
@@ -81,9 +82,10 @@ class PolicyModel:
         self._lora = trained and settings.method == "lora"
         on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self._sharded = learners is not None and learners.sharded
-        self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on, self._sharded)
-        if self._sharded:
-            shard(self._model, on)
+        with _enough_memory(f"{model_dir}: its weights", _SMALLER):
+            self._base, self._adapted, self._model = _load(model_dir, settings, trained, seed, on, self._sharded)
+            if self._sharded:
+                shard(self._model, on)
         self.chat = load_format(model_dir, context_of(self._model, settings.max_length))
         self._batch = ContinuousBatch(self._model, self.chat, settings.max_batch_size)
         self._learned = {name: weight for name, weight in self._model.named_parameters() if weight.requires_grad}
@@ -113,17 +115,19 @@ class PolicyModel:
     def logprobs(self, turns: Sequence[Turn], max_tokens: int = 16384) -> list[list[float]]:
         """The log-probability of every token of these replies, at each turn's temperature. max_tokens: in one forward pass."""
         found: list[list[float]] = [[] for _ in turns]
-        for part in parts_of(turns, max_tokens):
-            drawn = iter(self._log_probs(part.to(self._model.device))[0].tolist())
-            for number in part.turns:
-                found[number] = [next(drawn) for _ in turns[number].reply]
+        with _enough_memory(f"algorithm.micro_batch_tokens: {max_tokens} tokens in one pass"):
+            for part in parts_of(turns, max_tokens):
+                drawn = iter(self._log_probs(part.to(self._model.device))[0].tolist())
+                for number in part.turns:
+                    found[number] = [next(drawn) for _ in turns[number].reply]
         return found
 
     # ------------------------------------------------------------------------------------------------------- learning
 
     def keep_start(self, folder: Path) -> None:
         """See `Policy.keep_start`."""
-        self._start = PolicyModel(folder, self._settings, trained=False, learners=self._learners)
+        with _enough_memory("algorithm.kl_coefficient: the start model beside the one that learns", _SMALLER):
+            self._start = PolicyModel(folder, self._settings, trained=False, learners=self._learners)
 
     def step(
         self, turns: Sequence[Turn], settings: TokenTrainingSettings, max_tokens: int, surrogate: Surrogate = clipped_surrogate
@@ -188,12 +192,13 @@ class PolicyModel:
             if not learners.sharded:
                 learners.add_gradients([*self._learned.values()])
             total = learners.add(total)
-        norm = float(whole(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf"))))
-        if not (math.isfinite(total) and math.isfinite(norm)):
-            raise TrainingError(f"learning broke off: loss {total}, norm of the gradient {norm}; lower the learning rate")
-        for group in self._optimizer.param_groups:
-            group.update(lr=rate, weight_decay=settings.weight_decay)
-        self._optimizer.step()
+        with _enough_memory("the optimizer's moments", _SMALLER):
+            norm = float(whole(torch.nn.utils.clip_grad_norm_(self._learned.values(), settings.max_grad_norm or float("inf"))))
+            if not (math.isfinite(total) and math.isfinite(norm)):
+                raise not_finite(f"loss {total}, norm of the gradient {norm}")
+            for group in self._optimizer.param_groups:
+                group.update(lr=rate, weight_decay=settings.weight_decay)
+            self._optimizer.step()
         self.steps += 1
         self._batch.forget()
         return total, norm, figures
@@ -267,15 +272,18 @@ class PolicyModel:
         """See `Policy.close`."""
 
 
+_SMALLER = "use providers.<provider>.method: lora, algorithm.learner_sharding: full, or a smaller model"
+
+
 @contextmanager
-def _enough_memory(what: str) -> Iterator[None]:
-    """Say what to lower where there is not. what: the key, and what it asked for."""
+def _enough_memory(what: str, remedy: str = "lower it") -> Iterator[None]:
+    """Say what to do where there is not. what: the key where there is one, and what it asked for."""
     try:
         yield
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
             raise
-        raise UserError(f"{what} need more memory than there is; lower it") from None
+        raise UserError(f"{what} need more memory than there is; {remedy}") from None
 
 
 def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, device: torch.device, sharded: bool) -> tuple[Any, Any, Any]:

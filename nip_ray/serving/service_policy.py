@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, token_loss, token_weights
+from nip_ray.learning.token_losses import LossFigures, Surrogate, clipped_surrogate, is_ppo, not_finite, token_loss, token_weights
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat
 from nip_ray.serving.chat_format import ChatFormat
@@ -296,5 +296,5 @@ def _padded(rows: Sequence[Sequence[float]]) -> Tensor:
 def _finite(told: dict[str, float]) -> dict[str, float]:
     """The figures. Raises TrainingError where the loss is not a number: whoever resumes goes back to what was saved before."""
     if not math.isfinite(told["loss"]):
-        raise TrainingError(f"learning broke off: loss {told['loss']}; lower the learning rate")
+        raise not_finite(f"loss {told['loss']}")
     return told

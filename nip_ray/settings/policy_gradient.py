@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-from nip_ray.settings.options import FORBID_UNKNOWN, option
+from nip_ray.settings.options import FORBID_UNKNOWN, RESUMABLE, option
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class TokenTrainingSettings:
     num_epochs: int = option(1, "Passes over an iteration's turns.", ge=1)
     minibatch_size: int | None = option(None, "Turns in a gradient step (none: all of the iteration).", ge=1)
     micro_batch_tokens: int = option(
-        16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", ge=1
+        16384, "Tokens, prompts and padding included, in one forward and backward pass: lower it to save memory.", meaning=RESUMABLE, ge=1
     )
     kl_coefficient: float = option(0.0, "Weight of the KL divergence to the start model (0: it is not even loaded).", ge=0)
     final_kl_coefficient: float | None = option(
@@ -73,6 +73,7 @@ class TokenTrainingSettings:
     max_logprob_difference: float | None = option(
         0.01,
         "The run ends when sampler and learner differ by more in a token's log-probability (none: never; bfloat16 needs about 0.5).",
+        meaning=RESUMABLE,
         gt=0,
     )
     num_rollout_workers: int = option(
@@ -98,11 +99,11 @@ class TokenTrainingSettings:
     curriculum: tuple[CurriculumStage, ...] = option(
         (), "Easier tasks for the first iterations, one after the other; held-out items are always those of the config itself."
     )
-    evaluate_every: int = option(10, "Play held-out items every so many iterations (0: after the last alone).", ge=0)
+    evaluate_every: int = option(10, "Play held-out items every so many iterations (0: after the last alone).", meaning=RESUMABLE, ge=0)
     num_test_items: int | None = option(None, "Held-out items to play (none: all).", ge=1)
     num_test_repeats: int = option(1, "How often each held-out item is played.", ge=1)
-    checkpoint_every: int = option(10, "Write a checkpoint every so many iterations (the last one always is).", ge=1)
-    keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", ge=2)
+    checkpoint_every: int = option(10, "Write a checkpoint every so many iterations (the last one always is).", meaning=RESUMABLE, ge=1)
+    keep_checkpoints: int | None = option(3, "Keep so many of the newest checkpoints (none: all).", meaning=RESUMABLE, ge=2)
 
     def faults(self) -> Iterator[str]:
         """What is wrong with a rule's own settings together: `key: got ..., use ...`."""

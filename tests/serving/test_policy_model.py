@@ -11,6 +11,7 @@ import torch
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_rows import Turn, merge, parts_of
+from nip_ray.serving import policy_model
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.model_folder import save_model
 from nip_ray.serving.policy_model import PolicyModel
@@ -162,6 +163,15 @@ def test_where_memory_runs_out_the_key_to_lower_is_named(make: Make, monkeypatch
         model.step(turns, SETTINGS, 4)
     with pytest.raises(UserError, match=r"max_batch_size: 5 replies at once need more memory"):
         model.sample([GenerationRequest([7, 8, 9], 2, 1.0, seed=1)])
+    with pytest.raises(UserError, match=r"algorithm\.micro_batch_tokens: 64 tokens in one pass need more memory"):
+        model.logprobs(turns, 64)
+    monkeypatch.undo()
+    monkeypatch.setattr(model._optimizer, "step", full)
+    with pytest.raises(UserError, match=r"the optimizer's moments need more memory than there is; use providers\.<provider>\.method: lora"):
+        model.step(turns, SETTINGS, 4)
+    monkeypatch.setattr(policy_model, "_load", full)
+    with pytest.raises(UserError, match=r"its weights need more memory"):
+        make()
     assert all(torch.equal(weight, before[name]) for name, weight in model.weights().items())
 
 

@@ -16,6 +16,7 @@ from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogu
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.generation import GenerationRequest
 from nip_ray.serving.policies import Policy
+from nip_ray.settings.policy_gradient import TokenTrainingSettings
 from nip_ray.text.costs.token_bills import Allowance, TokenBills, Use
 from nip_ray.text.dialogues.runner import Task
 
@@ -25,16 +26,13 @@ _SEED_BITS = 31
 
 @dataclass
 class Reply:
-    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to.
-    version: iterations that the weights had learned by which it was drawn.
-    """
+    """A reply as it was drawn: whose turn of which dialogue, and what a model learns from it. snapshot: of the past, that it is to."""
 
     place: int
     agent: str
     round: int
     turn: Turn
     snapshot: int | None = None
-    version: int = 0
 
 
 @dataclass
@@ -56,6 +54,8 @@ class ModelPlay:
     ) -> None:
         self.seed, self.models, self.bills, self.past = config.seed, models, bills, past
         self.groups, self.agents = groups(config), language_agents(config)
+        assert isinstance(config.algorithm, TokenTrainingSettings)
+        self._most = config.algorithm.micro_batch_tokens
 
     def play(self, scenario: LanguageScenario, tasks: Sequence[Task], split: str, iteration: int) -> Talk:
         """The dialogues of these tasks."""
@@ -110,7 +110,7 @@ class ModelPlay:
 
     def logprobs(self, group: str, turns: Sequence[Turn]) -> list[list[float]]:
         """See `Policy.logprobs`."""
-        return self.models[group].logprobs(turns)
+        return self.models[group].logprobs(turns, self._most)
 
     def _replies(
         self,

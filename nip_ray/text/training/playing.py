@@ -129,8 +129,6 @@ class Playing:
 
     def _played(self, iteration: int, version: int, scenario: LanguageScenario, tasks: Sequence[Task]) -> Played:
         talk = self.plays.play(scenario, tasks, "train", iteration)
-        for reply in talk.replies:
-            reply.version = version
         differences = {group: self._difference(group, talk.replies) for group in self._models} if version < iteration else {}
         return Played(scenario, tasks, talk, version, differences)
 

@@ -102,11 +102,20 @@ class PolicyGradientTrainer:
     # ------------------------------------------------------------------------------------------------------ what others call
 
     def run_stage(self) -> Stage:
-        """The warm-up, or an iteration; returns which. Raises TrainingError (BudgetExhausted too); the last checkpoint stays."""
+        """The warm-up, an iteration, or the end of a run that is to end at its last checkpoint; returns which.
+
+        Raises TrainingError (BudgetExhausted too); the last checkpoint stays.
+        """
         stage = self.state.stage
         if stage == "format_warmup":
             self._warm_up()
             self._advance(0)
+            return stage
+        if stage == "test":
+            if not rollout_file(self.folder.path, "test", self.state.iteration - 1).is_file():
+                self.test(self.state.iteration - 1)
+            self._end(self.state.iteration)
+            save_state(self.folder, self.state)
             return stage
         row = self._iteration(self.state.iteration)
         self.folder.append_metrics(row)
@@ -252,7 +261,7 @@ class PolicyGradientTrainer:
             order = torch.randperm(len(turns), generator=generator(self.config.seed, "minibatches", iteration, epoch, group)).tolist()
             for begin in range(0, len(turns), size):
                 chosen = [turns[number] for number in order[begin : begin + size]]
-                with _naming(f"{group}, iteration {iteration + 1}"):
+                with self._naming(f"{group}, iteration {iteration + 1}"):
                     told.append(model.step(chosen, rule, longest, self._loss))
                 if difference is None:  # later ones are of weights that have moved
                     difference = told[0]["logprob_difference"]
@@ -325,7 +334,7 @@ class PolicyGradientTrainer:
         model = self.models[group]
         turns = [Turn(model.prompt_tokens(chat), model.reply_tokens(chat, reply)) for chat, reply in examples]
         bill = self._bills.ask(group, Use(training=sum(len(turn.prompt) + len(turn.reply) for turn in turns)))
-        with _naming(f"{group}, warm-up"):
+        with self._naming(f"{group}, warm-up"):
             model.supervised_step(turns, self.rule.seen_by(self.groups[group][0]))
         self._bills.book(bill)
 
@@ -380,12 +389,17 @@ class PolicyGradientTrainer:
         if self.past is not None:
             self.past.take(iteration, {group: self.models[group] for group in self._learners()})
         over = iteration >= self.config.iterations
-        self.state = replace(self.state, iteration=iteration, stage="sample", over=over)
+        self.state = replace(self.state, iteration=iteration, stage="sample")
         if over:
-            for group in self._learners():
-                self.state = self.state.group(group, model=self._written(group, f"{group}-{iteration:06d}"))
+            self._end(iteration)
         if over or iteration % self.rule.checkpoint_every == 0:
             self._save(iteration)
+
+    def _end(self, iteration: int) -> None:
+        """Keep the models of a run that is over."""
+        for group in self._learners():
+            self.state = self.state.group(group, model=self._written(group, f"{group}-{iteration:06d}"))
+        self.state = replace(self.state, stage="sample", over=True)
 
     def _save(self, iteration: int) -> None:
         self.folder.sync()
@@ -427,8 +441,9 @@ class PolicyGradientTrainer:
             self.past.load_state(found.state["past"])
         rewind_checkpoints(where, found.iteration)
         self.folder.rewind_metrics(found.iteration)
-        over = found.iteration >= self.config.iterations
-        self.state = replace(self.state, iteration=found.iteration, stage="sample", over=over)
+        ends = found.iteration >= self.config.iterations
+        over = ends and self.state.over  # otherwise it is to end here, which was not planned, or was killed when it did
+        self.state = replace(self.state, iteration=found.iteration, stage="test" if ends and not over else "sample", over=over)
 
     def _provider(self, group: str) -> ProviderSettings:
         return self.config.providers[self.agents[self.groups[group][0]].provider]
@@ -450,21 +465,22 @@ class PolicyGradientTrainer:
         """Keep the group's model under a name; returns the name by which its provider serves it."""
         return self.models[group].save(self._folder(group, name))
 
+    @contextmanager
+    def _naming(self, place: str) -> Iterator[None]:
+        """Say where learning broke off, and where the last good weights are."""
+        try:
+            yield
+        except TrainingError as error:
+            kept = max(kept_iterations(self.folder.path / CHECKPOINTS), default=0)
+            ending = f"; `nip-ray resume {self.folder.path} --iterations {kept}` ends this one with its last checkpoint"
+            raise type(error)(f"{place}: {error}{ending if kept else ''}") from None
+
     def _keep_start(self, group: str) -> None:
         """See to it that the model is there that the group's KL term is to: what it was after the warm-up."""
         if group not in self._with_start:
             kept = self._folder(group, _start_name(group))
             self.models[group].keep_start(kept if kept.is_dir() else start_folder(self.config, group, self.folder.path))
             self._with_start.add(group)
-
-
-@contextmanager
-def _naming(place: str) -> Iterator[None]:
-    """Say where learning broke off."""
-    try:
-        yield
-    except TrainingError as error:
-        raise type(error)(f"{place}: {error}") from None
 
 
 def _start_name(group: str) -> str:

@@ -15,12 +15,13 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.evaluation.verbs.rerun import rerun_tests
-from nip_ray.learning.token_losses import turn_advantages
+from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogue_records import dialogue_record
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
+from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.checkpoint import load_checkpoint
 from nip_ray.storage.folder import RunFolder, read_lines
@@ -284,6 +285,32 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
 def test_where_learning_broke_off_is_said(make: Make, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"prover[01], iteration 2: learning broke off: loss"):
         run_text_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
+
+
+def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, run, steps = PolicyModel.step, tmp_path / "run", []
+
+    def breaks_off(model: PolicyModel, *args: Any) -> dict[str, float]:
+        steps.append(model)
+        if len(steps) > 6:  # in the third iteration of three models
+            raise not_finite("loss nan")
+        return step(model, *args)
+
+    monkeypatch.setattr(PolicyModel, "step", breaks_off)
+    with pytest.raises(TrainingError, match=r"loss nan; .*algorithm\.learning_rate.*`nip-ray resume .*run --iterations 2` ends this one"):
+        run_text_experiment(make(evaluate_every=0), run, quiet=True)
+    ended = resume_text_experiment(run, iterations=2, settings=["algorithm.checkpoint_every=1"], quiet=True)
+    assert (ended.iterations, len(steps)) == (2, 7), "nothing is learned again"
+    with RunFolder.open(run) as folder:
+        assert load_state(folder).models()["verifier"] == "verifier-000002"
+        assert folder.read_json("evaluation.json")["iteration"] == 2
+    assert weights(run)
+    monkeypatch.undo()
+    assert resume_text_experiment(run, iterations=4, quiet=True).iterations == 4
+    run_text_experiment(make(evaluate_every=0, checkpoint_every=1), tmp_path / "undisturbed", quiet=True)
+    assert weights(run) == weights(tmp_path / "undisturbed")
+    with pytest.raises(UserError, match=r"algorithm\.learning_rate=1: a resumed run can change .*algorithm\.micro_batch_tokens"):
+        resume_text_experiment(run, settings=["algorithm.learning_rate=1"], quiet=True)
 
 
 def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
