@@ -67,12 +67,6 @@ ARMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def changes(protocol: str, length: int) -> list[str]:
-    """Settings of chains of a length."""
-    rounds = [f"protocol.max_rounds={2 * (length.bit_length() - 1) + 1}"] if protocol == "bisection" else []
-    return [f"scenario.length={length}", *rounds]
-
-
 def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
     """The final models of a run on held-out chains of a length."""
     with tempfile.TemporaryDirectory() as place:
