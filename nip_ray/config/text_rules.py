@@ -299,14 +299,16 @@ def nobody_to_fine_tune(config: TextExperimentConfig) -> Iterator[str]:
         yield f"scenario.agents: nobody learns ({', '.join(settings)} are frozen), let one, or set iterations to 1 to measure only"
 
 
-def no_fixed_shapes(config: TextExperimentConfig) -> Iterator[str]:
-    """Dialogues have no shapes that could be fixed."""
+def no_networks(config: TextExperimentConfig) -> Iterator[str]:
+    """Dialogues have no shapes that could be fixed, and threads are a provider's."""
+    if config.runtime.num_threads is not None:
+        yield f"runtime.num_threads: got {config.runtime.num_threads}, but local models have providers.<name>.num_threads, leave it out"
     if config.runtime.static_shapes:
         yield "runtime.static_shapes: got true, but language models play and learn in texts, leave it out"
 
 
 TEXT_RULES = (
-    no_fixed_shapes,
+    no_networks,
     text_protocol, provider_names, text_agents, provider_options, text_groups, money, code_files, overlap, warmup, base_run,
     rule_settings, tree_sizes,
 )  # fmt: skip

@@ -201,8 +201,8 @@ class LocalProvider(ProviderSettings):
                 yield f"{key}: {size} examples of a step cannot be shared out over {parts} parts, change either"
         if self.engine != "vllm" and self.vllm_memory != 0.5:
             yield "vllm_memory: for engine vllm only, leave it out"
-        for key in ("quantize_base", "save_merged"):
-            if self.method == "full" and getattr(self, key):
+        for key, unset in (("quantize_base", False), ("save_merged", False), ("lora_rank", 16)):
+            if self.method == "full" and getattr(self, key) != unset:
                 yield f"{key}: for method lora only, leave it out"
         width, heads = self.word_model.hidden_size, self.word_model.num_heads
         if width % (2 * heads):
