@@ -72,6 +72,8 @@ def run_fingerprint(config: ExperimentConfig) -> str:
     for path, key in walk(ExperimentConfig):
         if key.meaning.get("affects_numbers") is False and "." in path:
             _remove(parts, path.split("."))
+    if config.protocol.name == "message_game":
+        _remove(parts, ["protocol", "shared_reward"])  # always true, and false in configs of earlier versions
     return fingerprint(parts)
 
 

@@ -35,6 +35,7 @@ from nip_ray.config.rules import check
 from nip_ray.config.text_rules import learns_from_tokens
 from nip_ray.config.yaml_text import Dumper, parse_yaml
 from nip_ray.errors import UserError
+from nip_ray.progress import say
 from nip_ray.storage.folder import EXPORTED
 from nip_ray.storage.sources import config_file, is_artifact
 from nip_ray.storage.stored_config import plain_config
@@ -60,6 +61,11 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
         config = config_from_dict(data, complete=checked)
         if checked:
             check(config)
+            asked = data.get("protocol", {}).get("shared_reward")
+            if asked is False and config.protocol.shared_reward:
+                say(
+                    f"warning: {name}: protocol.shared_reward: got false, but {config.protocol.name} always shares the reward; leave it out"
+                )
     return config
 
 

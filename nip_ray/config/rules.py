@@ -22,6 +22,7 @@ from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
 from nip_ray.errors import UserError
+from nip_ray.protocols.spec import Protocol
 from nip_ray.protocols.tables import BOUND_TO_SCENARIO, PROTOCOLS, parameter_faults, table_of
 from nip_ray.settings.dqn import DQNSettings
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings, GraphDataSettings, GraphIsomorphismSettings
@@ -29,7 +30,7 @@ from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults, num_labels
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
-from nip_ray.settings.protocol import PayoffEntries
+from nip_ray.settings.protocol import PayoffEntries, ProtocolParams
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import ChainSettings, StateAgentSettings, chain_faults
 
@@ -67,9 +68,15 @@ def check(config: ExperimentConfig | TextExperimentConfig, *, training: bool = T
 
 def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
     """What an experiment can be, and hardly is meant to be."""
-    if config.protocol.name not in PROTOCOLS or isinstance(config.algorithm, SoloSettings):
+    if config.protocol.name not in PROTOCOLS:
+        return
+    if isinstance(config.algorithm, SoloSettings):
+        paid = [key for key in (*_REWARDS, "payoff") if getattr(config.protocol, key) != getattr(ProtocolParams(), key)]
+        if paid:
+            yield f"protocol: {', '.join(paid)} without effect, since the rule solo learns from labels"
         return
     table = table_of(config.protocol.name, config.protocol)
+    yield from _goals_and_payment(table)
     if table.verifier is None:
         return
     if isinstance(config, TextExperimentConfig):
@@ -79,11 +86,27 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
     unpaid = [agent for agent in (*table.verifiers, *table.provers) if agent in learning and not table.payment.is_paid(agent)]
     if table.zero_knowledge is not None and table.zero_knowledge.prover_reward and table.zero_knowledge.simulator_reward:
         unpaid = [agent for agent in unpaid if agent in table.verifiers]
+    if table.zero_knowledge is not None and not table.zero_knowledge.simulator_reward:
+        unpaid += [agent for agent in (table.zero_knowledge.adversary, table.zero_knowledge.simulator) if agent in learning]
     if unpaid:
         yield (
             f"protocol {config.protocol.name}: {', '.join(unpaid)} {'learn' if unpaid[1:] else 'learns'}, but no verdict and no turn pays "
             "(protocol.payoff, or the payment of a protocol of your own)"
         )
+
+
+def _goals_and_payment(table: Protocol) -> Iterator[str]:
+    """A prover that argues for a verdict and is paid more for another."""
+    for prover in table.provers:
+        for role in table.roles or (None,):
+            payment = table.payment.of(role)
+            goal, rows = payment.goals.get(prover), payment.table(prover)
+            if goal is not None and any(row[goal] < max(row[:-1]) for row in rows):
+                yield (
+                    f"protocol {table.name}: {prover} argues for {table.verdicts[goal]!r}, and is paid more for another verdict; prompts, "
+                    "attacks and the score difference take it for one that is after what it argues for"
+                )
+                break
 
 
 # ------------------------------------------------------------------------------------------------------------ protocol
@@ -119,14 +142,19 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
             amounts |= {f"payoff.{agent}.{at}{f.name}": getattr(own, f.name) for f in fields(PayoffEntries) if f.name != "table"}
             amounts |= {f"payoff.{agent}.{at}table[{y}][{v}]": x for y, row in enumerate(own.table or ()) for v, x in enumerate(row)}
         amounts |= {f"payoff.{agent}.turns.{speaker}": amount for speaker, amount in entries.turns.items()}
-    for key, value in amounts.items():
-        if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX):
-            yield f"protocol.{key}: got {value}, expected a finite number within float32"
+    faults = [
+        f"protocol.{key}: got {value}, expected a finite number within float32"
+        for key, value in amounts.items()
+        if value is not None and (not math.isfinite(value) or abs(value) > _FLOAT32_MAX)
+    ]
+    if name in PROTOCOLS:
+        faults += [f"protocol.{fault}" for fault in parameter_faults(name, protocol)]
+    yield from faults
     if name not in PROTOCOLS:
         return
-    for fault in parameter_faults(name, protocol):
-        yield f"protocol.{fault}"
     table = table_of(name, protocol)
+    if not faults and (protocol.payoff or len(protocol.verdicts) > 2 or protocol.verifier_scoring != "linear"):
+        yield from _nonconformity(table)
     if table.verifier is None:
         return
     longest, first, turns = table.max_rounds, table.min_rounds, table.verifier_rounds
@@ -155,6 +183,15 @@ def scoring(config: ExperimentConfig) -> Iterator[str]:
         yield f"protocol.verifier_scoring: got {given}, but votes of a panel of networks have no confidence, leave it out"
     elif rule.name not in ("ppo", "reinforce"):
         yield f"protocol.verifier_scoring: got {given}, but {rule.name} does not learn from it, use ppo or reinforce or leave it out"
+
+
+def _nonconformity(table: Protocol) -> Iterator[str]:
+    from nip_ray.protocols import conformance  # loads torch, so where something is asked for that it may refuse
+
+    try:
+        conformance.check(table)
+    except UserError as error:
+        yield f"protocol: {str(error).removeprefix(f'protocol {table.name!r}: ')}"
 
 
 def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:

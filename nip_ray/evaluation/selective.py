@@ -14,13 +14,14 @@ Decisions that matter here:
 """
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.aggregates import Z95
-from nip_ray.evaluation.intervals import Mean, proportion
+from nip_ray.evaluation.intervals import Mean, Proportion, proportion
 
 COVERAGES = (0.8, 0.9)
 _POINTS = 40
@@ -40,12 +41,13 @@ def selective(graded_N: Array, y_N: Array, count: int, of_verdict: bool = False)
     sure_N = graded_N if of_verdict else np.maximum(graded_N, 1 - graded_N)
     order_N = np.argsort(-sure_N, kind="stable")
     wrong_N = (y_N < 0.5 if of_verdict else (graded_N > 0.5) != (y_N > 0.5)).astype(np.float64)[order_N]
-    risk_N = _risks(sure_N[order_N], wrong_N)
+    even_N = _even(sure_N[order_N], wrong_N)
+    risk_N = _risks(even_N)
     shown = np.unique(np.linspace(0, len(risk_N) - 1, min(_POINTS, len(risk_N))).round().astype(int)) if len(risk_N) else []
     return {
-        "area": area(risk_N, _even(sure_N[order_N], wrong_N)).record(),
+        "area": area(risk_N, even_N).record(),
         "coverage": proportion(len(y_N), count).record(),
-        "precision": {str(share): _precision(wrong_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
+        "precision": {str(share): _precision(even_N, math.ceil(share * count - 1e-9)).record() for share in COVERAGES},
         "curve": [{"coverage": (k + 1) / count, "risk": float(risk_N[k]), **_ends(risk_N, k)} for k in shown],
     }
 
@@ -66,9 +68,9 @@ def area(risk_N: Array, wrong_N: Array) -> Mean:
     return Mean(estimate, max(0.0, estimate - half), min(1.0, estimate + half), n)
 
 
-def _risks(sure_N: Array, wrong_N: Array) -> Array:
-    """(N,) the share of wrong verdicts among the 1, 2, ..., N surest; sure_N: falling."""
-    return np.cumsum(_even(sure_N, wrong_N)) / np.arange(1, len(wrong_N) + 1)
+def _risks(even_N: Array) -> Array:
+    """(N,) the share of wrong verdicts among the 1, 2, ..., N surest."""
+    return np.cumsum(even_N) / np.arange(1, len(even_N) + 1)
 
 
 def _ends(risk_N: Array, k: int) -> dict[str, float]:
@@ -85,7 +87,9 @@ def _even(sure_N: Array, wrong_N: Array) -> Array:
     return (np.bincount(group_N, weights=wrong_N) / np.bincount(group_N))[group_N]
 
 
-def _precision(wrong_N: Array, most: int) -> Any:
-    if most == 0 or most > len(wrong_N):
+def _precision(even_N: Array, most: int) -> Proportion:
+    """Of the surest; within a tie its interval is of the nearest number of errors."""
+    if most == 0 or most > len(even_N):
         return proportion(0, 0)
-    return proportion(most - round(float(wrong_N[:most].sum())), most)
+    wrong = float(even_N[:most].sum())
+    return replace(proportion(most - round(wrong), most), estimate=1 - wrong / most)

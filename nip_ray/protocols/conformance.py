@@ -227,21 +227,14 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
     """A payment function names agents, pays each copy for itself, finite amounts, the same for the same, and leaves what it is given."""
     if protocol.verifier is None:
         return ["payment.function: a game without a verifier is paid by its scenario (`Scenario.judge`)"]
-    roles = torch.arange(max(1, len(protocol.roles)))
-    none, grades = protocol.undecided, 5 if protocol.two_verdicts else 1
-    rounds = torch.arange(protocol.min_rounds, protocol.max_rounds + 1)
-    axes = (torch.arange(none), torch.arange(none + 1), torch.arange(grades), rounds, roles)
-    y_B, verdict_B, grade_B, rounds_B, role_B = torch.cartesian_prod(*axes).T
-    graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
-    graded_B = torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
-    ends = Ends(y_B, verdict_B, graded_B, rounds_B, role_B)
+    ends = _all_ends(protocol)
     kept = [getattr(ends, field.name).clone() for field in fields(ends)]
     paid, again = function(ends), function(ends)
     if not isinstance(paid, Mapping) or set(paid) - set(protocol.agents):
         return [f"payment.function must give a mapping of some of {list(protocol.agents)} to (B,) tensors (gave {paid!r:.60})"]
     faults = []
     for agent, paid_B in paid.items():
-        if not isinstance(paid_B, torch.Tensor) or paid_B.shape != y_B.shape:
+        if not isinstance(paid_B, torch.Tensor) or paid_B.shape != ends.y_B.shape:
             faults.append(f"payment.function: {agent!r} must be paid a tensor of shape (B,), one amount a copy")
         elif not bool(paid_B.float().isfinite().all()):
             faults.append(f"payment.function: what {agent!r} is paid must be finite")
@@ -252,6 +245,27 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
     if any(not torch.equal(getattr(ends, field.name), old) for field, old in zip(fields(ends), kept)):
         faults.append("payment.function must not change the tensors that it is given")
     return faults
+
+
+def pay_alike(protocol: Protocol, one: PaymentFunction, other: PaymentFunction) -> bool:
+    """Whether two payment functions pay the same at every end that `protocol` can have."""
+    if protocol.min_rounds > protocol.max_rounds:
+        return False  # which is refused by itself
+    ends = _all_ends(protocol)
+    paid, again = one(ends), other(ends)
+    return paid.keys() == again.keys() and all(torch.equal(paid_B, again[agent]) for agent, paid_B in paid.items())
+
+
+def _all_ends(protocol: Protocol) -> Ends:
+    """Every end, some confidences of each."""
+    roles = torch.arange(max(1, len(protocol.roles)))
+    none, grades = protocol.undecided, 5 if protocol.two_verdicts else 1
+    rounds = torch.arange(protocol.min_rounds, protocol.max_rounds + 1)
+    axes = (torch.arange(none), torch.arange(none + 1), torch.arange(grades), rounds, roles)
+    y_B, verdict_B, grade_B, rounds_B, role_B = torch.cartesian_prod(*axes).T
+    graded_B = verdict_B * 0.5 + grade_B * 0.125  # rejections below one half, acceptances above
+    graded_B = torch.where(verdict_B == none, 0.5, graded_B) if protocol.two_verdicts else certainty(protocol, verdict_B)
+    return Ends(y_B, verdict_B, graded_B, rounds_B, role_B)
 
 
 def _some(ends: Ends, index: slice) -> Ends:

@@ -106,3 +106,7 @@ class ProtocolSettings(ProtocolParams):
         "One that ships (nip, adp, debate, open_debate, critique, merlin_arthur, consultancy, open_consultancy, helpful_sneaky, mnip, "
         "bisection, prover_estimator, judge_panel, solo_verifier) or one that a plugin registers.",
     )
+
+    def __post_init__(self) -> None:
+        if self.name == "message_game":  # whose config then says what is played
+            object.__setattr__(self, "shared_reward", True)

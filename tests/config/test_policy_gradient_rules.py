@@ -193,7 +193,7 @@ def test_what_can_work_is_accepted_and_written_out(change: dict[str, Any]) -> No
         ({"providers": {"local": {"name": "local", "num_training_workers": 2}}}, ["providers.local.num_training_workers: is for"]),
         (
             {"providers": {"local": {"name": "local", "method": "full", "lora_rank": 4}}, "runtime": {"num_threads": 2}},
-            ["providers.local.lora_rank: for method lora only", "runtime.num_threads: got 2, but local models have providers.<name>.num_threads"],
+            ["providers.local.lora_rank: for method lora only", "runtime.num_threads: got 2, but local models have"],
         ),
         ({"base_run": {"run_dir": "."}}, ["base_run: policy_gradient starts from the models of scenario.agents"]),
     ],

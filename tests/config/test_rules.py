@@ -72,6 +72,7 @@ SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
         # protocol
         (protocol("nipp"), "protocol.name", "did you mean nip?"),
         (MESSAGE_GAME | {"protocol": {"name": "message_game", "zero_knowledge": True}}, "protocol.zero_knowledge", "not available in"),
+        (protocol("nip", verifier_scoring="brier", payoff={"verifier": {"false_accept": -5}}), "protocol", "brier is honest only"),
         (protocol("nip", zero_knowledge_legacy=True), "protocol.zero_knowledge_legacy", "set protocol.zero_knowledge to true"),
         (protocol("nip", simulator_reward_coefficient=2), "protocol.simulator_reward_coefficient", "counts with zero_knowledge only"),
         (protocol("nip", zero_knowledge=True) | ppo(skip_silent_messages=True), "algorithm.skip_silent_messages", "set it to false"),
@@ -214,6 +215,12 @@ def test_who_learns_for_nothing_is_named() -> None:
             [": judge0, judge1, judge2 learn, but"],
         ),
         (MESSAGE_GAME, []),
+        (protocol("nip", prover_reward=-1.0), ["prover argues for 'accept', and is paid more for another verdict"]),
+        (protocol("nip", zero_knowledge=True, simulator_reward_coefficient=0.0), [": adversarial_verifier, simulator learn, but"]),
+        (
+            protocol("nip", verifier_reward=5.0) | {"algorithm": {"name": "solo"}},
+            ["protocol: verifier_reward without effect, since the rule solo"],
+        ),
     ):
         found = list(warnings_of(config_from_dict(data)))
         assert len(found) == len(said)

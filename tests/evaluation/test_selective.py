@@ -43,6 +43,10 @@ def test_ties_are_broken_by_nobody() -> None:
     again = random.permutation(300)
     one, other = selective(graded, y, 300), selective(graded[again], y[again], 300)
     assert one["area"]["estimate"] == pytest.approx(other["area"]["estimate"], abs=1e-12)
+    for share in ("0.8", "0.9"):
+        assert one["precision"][share]["estimate"] == pytest.approx(other["precision"][share]["estimate"], abs=1e-12)
+    all_alike = selective(np.full(10, 0.9), np.array([1.0] * 8 + [0.0] * 2), 10)
+    assert all_alike["precision"]["0.8"]["estimate"] == pytest.approx(0.8), "not that of the first eight"
     assert one["curve"][-1]["risk"] == pytest.approx(1 - accuracy_score(y, graded > 0.5), abs=1e-12)
 
 

@@ -135,6 +135,21 @@ def test_build_refuses(name: str, params: dict[str, Any], said: str) -> None:
         build(name, **params)
 
 
+def test_a_parameter_without_effect_is_found_beside_a_payment_function(no_plugins: None) -> None:
+    """Which is made afresh with each table."""
+
+    def bonus(params: ProtocolParams) -> Protocol:
+        amount = params.prover_reward
+        return replace(
+            PROTOCOLS["nip"](ProtocolParams()), name="bonus", payment=Payment(function=lambda ends: {"prover": amount * ends.y_B})
+        )
+
+    register("bonus", bonus)
+    assert build("bonus", prover_reward=3.0).payment.function is not None
+    with pytest.raises(UserError, match="verifier_reward: bonus has no use for it"):
+        build("bonus", verifier_reward=3.0)
+
+
 def test_register_refuses_a_taken_name_and_takes_the_same_builder_twice() -> None:
     builder = PROTOCOLS["nip"]
     with pytest.raises(UserError, match="'adp' is registered already"):

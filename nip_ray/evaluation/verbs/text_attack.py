@@ -25,9 +25,11 @@ from nip_ray.config.text_rules import groups, language_agents, learns_from_token
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import attacked_goals, entries_of, refuse_unfit, wanted_for
 from nip_ray.protocols import Protocol, from_settings
+from nip_ray.protocols.tables import table_of
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
+from nip_ray.settings.protocol import ProtocolSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
@@ -133,15 +135,18 @@ def attack_config(
     scenario = config.scenario
     if isinstance(scenario, CodeValidationSettings):
         scenario = replace(scenario, randomize_prover_stance=False)
+    payoff = {agent: own for agent, own in config.protocol.payoff.items() if agent not in agents}
+    unset = ProtocolSettings()
+    protocol = replace(config.protocol, shared_reward=unset.shared_reward, prover_reward=unset.prover_reward, payoff=payoff)
     made = config.model_copy(
         update={
             "name": f"{config.name}-attack",
             "iterations": _iterations(config, settings),
-            "protocol": replace(
-                config.protocol, shared_reward=False, payoff={a: own for a, own in config.protocol.payoff.items() if a not in agents}
-            ),
+            "protocol": protocol,
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
-            "algorithm": _rule(config, agents, _least(config.algorithm.num_test_items, settings.max_instances)),
+            "algorithm": _rule(
+                config, agents, _mid_point(protocol, agents[0]), _least(config.algorithm.num_test_items, settings.max_instances)
+            ),
             "base_run": None,
             "opponents": None,
             "tracking": TrackingSettings(),
@@ -151,13 +156,22 @@ def attack_config(
     return made
 
 
+def _mid_point(protocol: ProtocolSettings, attacker: str) -> float:
+    """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same."""
+    amounts = [amount for row in table_of(protocol.name, protocol).payment.table(attacker) for amount in row[:-1]]
+    if min(amounts) == max(amounts):
+        raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works")
+    return (min(amounts) + max(amounts)) / 2
+
+
 def _iterations(config: TextExperimentConfig, settings: AttackSettings) -> int:
     return settings.text_iterations or (50 if learns_from_tokens(config) else 4)
 
 
-def _rule(config: TextExperimentConfig, agents: tuple[str, ...], num_test_items: int | None) -> TextAlgorithmSettings:
-    """By which `agents` learn to attack."""
+def _rule(config: TextExperimentConfig, agents: tuple[str, ...], threshold: float, max_instances: int | None) -> TextAlgorithmSettings:
+    """By which `agents` learn to attack. threshold: see `reward_threshold`."""
     rule = config.algorithm
+    num_test_items = _least(rule.num_test_items, max_instances)
     if isinstance(rule, TokenTrainingSettings):
         unset = type(rule)()
         return replace(
@@ -177,7 +191,7 @@ def _rule(config: TextExperimentConfig, agents: tuple[str, ...], num_test_items:
     return replace(
         own,
         rollouts_per_iteration=rule.rollouts_per_iteration,
-        reward_threshold=config.protocol.prover_reward / 2,
+        reward_threshold=threshold,
         fine_tune_on_all_previous_rollouts=True,  # at first lies that work are rare
         test_scheme="first_and_last",
         num_test_items=num_test_items,

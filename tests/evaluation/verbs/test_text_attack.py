@@ -94,7 +94,11 @@ def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
         "prover": ("tuned", False, None),
         "verifier": ("tuned", True, None),
     }
-    assert not made.protocol.shared_reward
+    assert (made.protocol.shared_reward, made.algorithm.reward_threshold) == (False, 0.5)
+    shared["protocol"] = {"name": "adp", "prover_reward": 0.0, "payoff": {"prover": {"false_accept": 9.0}}}
+    own = config_from_dict(shared)
+    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
+    assert (made.protocol.prover_reward, made.protocol.payoff, made.algorithm.reward_threshold) == (1.0, {}, 0.5)
     assert (made.algorithm.name, made.algorithm.rollouts_per_iteration) == ("expert_iteration", 40)
 
 
