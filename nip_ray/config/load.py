@@ -63,9 +63,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = (), *, checked: boo
             check(config)
             asked = data.get("protocol", {}).get("shared_reward")
             if asked is False and config.protocol.shared_reward:
-                say(
-                    f"warning: {name}: protocol.shared_reward: got false, but {config.protocol.name} always shares the reward; leave it out"
-                )
+                say(f"warning: {name}: protocol.shared_reward: got false, but {config.protocol.name} always shares it, leave it out")
     return config
 
 

@@ -191,7 +191,8 @@ def _nonconformity(table: Protocol) -> Iterator[str]:
     try:
         conformance.check(table)
     except UserError as error:
-        yield f"protocol: {str(error).removeprefix(f'protocol {table.name!r}: ')}"
+        said = str(error).removeprefix(f"protocol {table.name!r}: ")
+        yield f"protocol: {said.replace('; ', ', ')}"
 
 
 def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:

@@ -265,7 +265,7 @@ def test_a_reward_that_is_shared_whatever_is_asked_is_warned_of(tmp_path: Path, 
     path = tmp_path / "shared.yaml"
     path.write_text("{protocol: {name: message_game, shared_reward: false}, scenario: {name: message_game}}")
     assert load_config(path).protocol.shared_reward
-    assert "protocol.shared_reward: got false, but message_game always shares the reward" in capsys.readouterr().err
+    assert "protocol.shared_reward: got false, but message_game always shares it" in capsys.readouterr().err
     path.write_text("{protocol: {name: message_game}, scenario: {name: message_game}}")
     assert load_config(path).protocol.shared_reward
     assert capsys.readouterr().err == ""
