@@ -15,7 +15,9 @@ long.
 import argparse
 import io
 import json
+import signal
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", help="Some protocols alone, by their names in the config.")
     parser.add_argument("--concurrent", type=int, default=1, help="Trials at once, each on a thread of its own.")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that a sweep does not outlive this
     task, command, out = options.task, options.command, options.out.resolve()
     if task == "page":
         write_page({each: recorded(each) for each in RATES})

@@ -86,7 +86,7 @@ def test_own_protocol_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def train(name: str, run: Path, *settings: str) -> None:
     """By the command line, from the top of the repository."""
-    words = [word for setting in ("iterations=3", "runtime.num_threads=1", *settings) for word in ("--set", setting)]
+    words = [word for setting in ("iterations=3", *settings) for word in ("--set", setting)]
     done = CliRunner().invoke(app, ["train", f"examples/{name}.yaml", "--run-dir", str(run), *words])
     assert done.exit_code == 0, done.output
 

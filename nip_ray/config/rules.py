@@ -30,7 +30,7 @@ from nip_ray.settings.heads import LrFactors
 from nip_ray.settings.hironaka import HironakaAgentSettings, HironakaSettings, hironaka_faults
 from nip_ray.settings.image_classification import ImageClassificationSettings, image_faults, num_labels
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings, MatrixGameSettings, game_faults, protocol_of
-from nip_ray.settings.protocol import PayoffEntries, ProtocolParams
+from nip_ray.settings.protocol import PayoffEntries, ProtocolParams, ProtocolSettings
 from nip_ray.settings.solo import SoloSettings
 from nip_ray.settings.state_tracking import ChainSettings, StateAgentSettings, chain_faults
 
@@ -77,6 +77,7 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
         return
     table = table_of(config.protocol.name, config.protocol)
     yield from _goals_and_payment(table)
+    yield from _turns_that_never_pay(config.protocol, table)
     if table.verifier is None:
         return
     if isinstance(config, TextExperimentConfig):
@@ -107,6 +108,16 @@ def _goals_and_payment(table: Protocol) -> Iterator[str]:
                     "attacks and the score difference take it for one that is after what it argues for"
                 )
                 break
+
+
+def _turns_that_never_pay(protocol: ProtocolSettings, table: Protocol) -> Iterator[str]:
+    """Prices of a verifier's turns where it has its last one alone."""
+    if set(table.verifier_rounds) != {table.max_rounds - 1}:
+        return
+    keys = ["verifier_no_guess_reward"] if protocol.verifier_no_guess_reward else []
+    keys += [f"payoff.{agent}.turns.{own}" for agent, entries in protocol.payoff.items() for own in entries.turns if own in table.verifiers]
+    if keys:
+        yield f"protocol: {', '.join(keys)} without effect, since in {table.name} the verifier has one turn, its last, which is not priced"
 
 
 # ------------------------------------------------------------------------------------------------------------ protocol

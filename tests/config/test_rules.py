@@ -216,6 +216,11 @@ def test_who_learns_for_nothing_is_named() -> None:
         ),
         (MESSAGE_GAME, []),
         (protocol("nip", prover_reward=-1.0), ["prover argues for 'accept', and is paid more for another verdict"]),
+        (protocol("adp", verifier_no_guess_reward=1.0), ["protocol: verifier_no_guess_reward without effect"]),
+        (
+            protocol("nip", max_rounds=2, verifier_first=False, payoff={"prover": {"turns": {"verifier": 1.0}}}),
+            ["payoff.prover.turns.verifier w"],
+        ),
         (protocol("nip", zero_knowledge=True, simulator_reward_coefficient=0.0), [": adversarial_verifier, simulator learn, but"]),
         (
             protocol("nip", verifier_reward=5.0) | {"algorithm": {"name": "solo"}},

@@ -90,20 +90,20 @@ PLAIN, UNLIKE = {"clip_gradients": "joint"}, {"critic_loss": "l2", "clip_value":
 )
 def test_weights_and_figures_are_the_same_after_ten_minibatches(game: str, rule: dict[str, Any]) -> None:
     """Of 22 copies in minibatches of four: the last has two more."""
-    algorithm = {"name": "ppo", "lr": 3e-4, "minibatch_copies": 4, "num_epochs": 1, **rule}
+    algorithm = {"name": "ppo", "lr": 3e-4, "minibatch_copies": 4, "num_epochs": 2, **rule}
     rows, weights = [], []
     for fixed in (False, True):
         made = build_algorithm(experiment(game, algorithm=algorithm, play={"num_copies": 22}, runtime={"static_shapes": fixed}))
         try:
-            for _ in range(2):
-                made.train()
+            made.train()
             rows.append({name: value for name, value in made.row.items() if not name.startswith("time/")})
             weights.append({f"{agent} {name}": x.clone() for agent, net in made.networks().items() for name, x in net.state_dict().items()})
         finally:
             made.stop()
     assert rows[0] == pytest.approx(rows[1], rel=1e-4, abs=2e-6)
     for name, one in weights[0].items():
-        assert torch.allclose(one, weights[1][name], rtol=0, atol=1e-6), name
+        unseen = name.endswith("node_selector.2.bias")  # no output depends on it, so its gradient is rounding, which Adam makes large
+        assert torch.allclose(one, weights[1][name], rtol=0, atol=1e-4 if unseen else 1e-6), name
 
 
 @pytest.mark.parametrize("game", ["message game", "nip, stacked"])
