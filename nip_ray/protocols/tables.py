@@ -12,7 +12,7 @@ from nip_ray.errors import UserError
 from nip_ray.protocols.panel import Panel
 from nip_ray.protocols.payment import ENTRIES, Payment, Stake, for_being_right, for_verdict
 from nip_ray.protocols.spec import ACCEPT, REJECT, TWO_VERDICTS, Protocol, ProtocolBuilder, ProtocolParams, Turn
-from nip_ray.protocols.zero_knowledge import wrap
+from nip_ray.protocols.zero_knowledge import ADVERSARY, SIMULATOR, wrap
 from nip_ray.settings.protocol import ProtocolSettings
 
 Round = tuple[Turn, ...]
@@ -394,6 +394,9 @@ def _payoff_faults(name: str, params: ProtocolParams, table: Protocol) -> Iterat
     for agent, entries in params.payoff.items():
         if table.verifier is None:
             yield f"payoff.{agent}: {name} has no verifier, and its scenario pays, leave it out"
+            continue
+        if params.zero_knowledge and agent in (ADVERSARY, SIMULATOR):
+            yield f"payoff.{agent}: it is paid for similarity alone (simulator_reward_coefficient), leave it out"
             continue
         for other, place in ((agent, ""), *((speaker, ".turns") for speaker in entries.turns)):
             if other not in table.agents:

@@ -121,6 +121,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("debate", {"half_chosen_by": "verifier"}, "half_chosen_by: debate has no use"),
     *((name, {"sequential": True}, f"sequential: {name} has no use") for name in ("nip", "adp", "merlin_arthur", "solo_verifier")),
     ("nip", {"payoff": {"referee": PayoffSettings()}}, "payoff.referee: no agent 'referee' of nip, expected one of prover, verifier"),
+    ("nip", {"zero_knowledge": True, "payoff": {"simulator": PayoffSettings(undecided=1)}}, "payoff.simulator: it is paid for similarity"),
     ("nip", {"payoff": {"prover": PayoffSettings(turns={"x": 1.0})}}, "payoff.prover.turns: no agent 'x' of nip"),
     ("nip", {"payoff": {"prover": PayoffSettings(undecided=float("nan"))}}, r"payoff\['prover'\]: must be a finite number"),
     ("nip", {"verifier_scoring": "log", "payoff": {"verifier": PayoffSettings(false_accept=-5.0)}}, "log is honest only.*has 6 and 2"),
