@@ -32,7 +32,7 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
     for task, record in records.items():
         groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
         groups = {case: rows for case, rows in groups.items() if rows}
-        parts = {"table": _table(groups, PUBLISHED[task]), "seats": _seats(record.get("seats", ()), groups)}
+        parts = {"table": _table(groups, PUBLISHED[task]), "seats": _seats(record["seats"], groups)}
         parts |= {"seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
         for part, made in parts.items():
             name = f"{part} of {task}"

@@ -68,7 +68,7 @@ def main() -> None:
     if task == "gi":
         data = {"test": str(options.test.resolve())}
     else:
-        data = {} if command != "tune" else {"source": "files", "train": str(training_digits(out))}
+        data = {"source": "files", "train": str(training_digits(out))} if command == "tune" else {}
     for seed in options.seeds or {"tune": (TUNING_SEED,), "train": (0, 1, 2, 3, 4), "seats": SEAT_SEEDS}[command]:
         if sweep := missing(task, command, seed, data, options.cases):
             sweep["sweep"]["max_concurrent"] = options.concurrent
@@ -99,15 +99,16 @@ def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cas
     """The sweep of the trials of a seed that are not recorded; empty where none is missing. held_out: changes of scenario.data."""
     data = yaml.safe_load((ROOT / "tune_configs" / f"protocols_{task}.yaml").read_text())
     sweep = data["sweep"]
-    done = {(row["case"], row["lr"]) for row in recorded(task).get(command, []) if row["seed"] == seed}
+    done = {(row["case"], row["lr"]) for row in recorded(task)[command] if row["seed"] == seed}
     rates = {case: rate_of(data, case) for case in sweep["cases"]}
     wanted = {case for case in rates if cases is None or case in cases}
     sweep["seeds"] = [seed]
     data["scenario"]["data"] |= held_out
     if command == "seats":
+        random = {"kind": "random"}
         sweep["cases"] = {
-            f"{case} | {', '.join(SEATS[case])}": laid_over(sweep["cases"][case], {"scenario": {"agents": at_random(SEATS[case])}})
-            for case in SEATS
+            f"{case} | {', '.join(provers)}": laid_over(sweep["cases"][case], {"scenario": {"agents": dict.fromkeys(provers, random)}})
+            for case, provers in SEATS.items()
             if case in wanted and (case, rates[case]) not in done
         }
         data["evaluation"]["attack"] = {"enabled": False}
@@ -126,11 +127,6 @@ def missing(task: str, command: str, seed: int, held_out: Mapping[str, str], cas
         schedule |= {key: schedule[key] // 2 for key in ("period", "start", "stop")}
     data |= {"iterations": half, "evaluation": {"interval": half}, "checkpoint": {"interval": half}}
     return data if sweep["cases"] else {}
-
-
-def at_random(provers: Sequence[str]) -> dict[str, Any]:
-    """Settings of provers who speak at random."""
-    return {prover: {"kind": "random"} for prover in provers}
 
 
 def rate_of(data: Mapping[str, Any], case: str) -> float:
@@ -177,7 +173,7 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
 
 def record(folder: Path, task: str, command: str) -> None:
     """Add the trials of a sweep's folder that have ended."""
-    known = {part: [] for part in PARTS} | recorded(task)
+    known = recorded(task)
     rows = known[command]
     seen = {(row["case"], row["lr"], row["seed"]) for row in rows}
     for row in ended(folder, command):
@@ -234,7 +230,8 @@ def kept(figure: Mapping[str, Any] | None) -> dict[str, Any]:
 
 def recorded(task: str) -> dict[str, list[dict[str, Any]]]:
     """What has ended so far."""
-    return json.loads(record_of(task).read_text()) if record_of(task).exists() else {part: [] for part in PARTS}
+    written = json.loads(record_of(task).read_text()) if record_of(task).exists() else {}
+    return {part: written.get(part, []) for part in PARTS}
 
 
 def record_of(task: str) -> Path:

@@ -71,7 +71,8 @@ def warnings_of(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str
     if config.protocol.name not in PROTOCOLS:
         return
     if isinstance(config.algorithm, SoloSettings):
-        paid = [key for key in (*_REWARDS, "payoff") if getattr(config.protocol, key) != getattr(ProtocolParams(), key)]
+        unset = ProtocolParams()
+        paid = [key for key in (*_REWARDS, "payoff") if getattr(config.protocol, key) != getattr(unset, key)]
         if paid:
             yield f"protocol: {', '.join(paid)} without effect, since the rule solo learns from labels"
         return

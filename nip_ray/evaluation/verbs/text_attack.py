@@ -157,7 +157,10 @@ def attack_config(
 
 
 def _mid_point(protocol: ProtocolSettings, attacker: str) -> float:
-    """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same."""
+    """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same.
+
+    Not `Payment.mid_point`, which is for agents who can do better and worse under every label: an attacker may be paid under one alone.
+    """
     amounts = [amount for row in table_of(protocol.name, protocol).payment.table(attacker) for amount in row[:-1]]
     if min(amounts) == max(amounts):
         raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works")
