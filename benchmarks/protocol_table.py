@@ -8,8 +8,8 @@
     python benchmarks/protocol_table.py page                                           # docs/results.md and its figures
 
 What has ended stands in `benchmarks/protocols_TASK.json`, with what it was trained by, and is not run again: so the trials may be spread
-over many days and machines. An interrupted command continues where it was. Tuning trains one seed that is none of the five, for half as
-long.
+over many days and machines. An interrupted command continues with the trials that had not ended. Tuning trains one seed that is none of
+the five, for half as long.
 """
 
 import argparse
@@ -70,9 +70,12 @@ def main() -> None:
     else:
         data = {"source": "files", "train": str(training_digits(out))} if command == "tune" else {}
     for seed in options.seeds or {"tune": (TUNING_SEED,), "train": (0, 1, 2, 3, 4), "seats": SEAT_SEEDS}[command]:
+        folder = out / f"protocols-{task}-{command}-{seed}"
+        for earlier in sorted(out.glob(f"{folder.name}*/sweep.yaml")):  # of a command that was interrupted
+            record(earlier.parent, task, command)
         if sweep := missing(task, command, seed, data, options.cases):
             sweep["sweep"]["max_concurrent"] = options.concurrent
-            run(sweep, out / f"protocols-{task}-{command}-{seed}", task, command)
+            run(sweep, folder, task, command)
 
 
 def training_digits(out: Path) -> Path:
@@ -144,9 +147,8 @@ def laid_over(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 
 
 def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
-    """Run or resume the sweep, and record what has ended, also where the sweep was interrupted."""
-    for earlier in sorted(folder.parent.glob(f"{folder.name}*/sweep.yaml")):
-        record(earlier.parent, task, command)
+    """Run the sweep, and record what has ended, also where the sweep is interrupted."""
+    earlier = set(folder.parent.glob(f"{folder.name}*/sweep.yaml"))
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         sweep["sweep"]["storage_path"] = str(folder.parent)
         yaml.safe_dump(sweep | {"name": folder.name}, file, sort_keys=False)
@@ -155,7 +157,7 @@ def run(sweep: dict[str, Any], folder: Path, task: str, command: str) -> None:
         made = None
         try:
             while process.poll() is None:
-                made = made or max(folder.parent.glob(f"{folder.name}*/sweep.yaml"), key=lambda path: path.stat().st_mtime, default=None)
+                made = made or next((path for path in folder.parent.glob(f"{folder.name}*/sweep.yaml") if path not in earlier), None)
                 if made is not None:
                     record(made.parent, task, command)
                 try:

@@ -174,14 +174,19 @@ def _iterations_of_goal(settings: AttackSettings) -> int:
 
 
 def attacking_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers who are paid for the verdict `wanted`; all of them where none is. One who chooses its side attacks alone."""
+    """Those who attack for the verdict `wanted`: `paid_agents`, or all provers where nobody is paid for it."""
+    return paid_agents(protocol, wanted) or protocol.provers
+
+
+def paid_agents(protocol: Protocol, wanted: int) -> tuple[str, ...]:
+    """The provers who are paid for `wanted` where it is wrong, at least in some role. One who chooses its side attacks alone."""
     if protocol.chooser is not None:
         return (protocol.chooser,)
-    return _paid(protocol, wanted) or protocol.provers
+    return _paid(protocol, wanted)
 
 
 def _paid(protocol: Protocol, wanted: int) -> tuple[str, ...]:
-    """The provers who are paid for `wanted` where it is wrong, at least in some role."""
+    """The same, also of those who do not choose."""
     return tuple(agent for agent in protocol.provers if _roles_for(protocol, agent, wanted) is not None)
 
 

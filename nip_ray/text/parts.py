@@ -29,7 +29,7 @@ from nip_ray.config.text_rules import groups, language_agents, learns_from_token
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.play.dialogue_records import transcript_record
-from nip_ray.protocols import from_settings
+from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind
 from nip_ray.serving.fine_tuning_job import Method
@@ -141,11 +141,22 @@ _BYTES_PER_TOKEN = 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the user wrote, read. kind: of the scenario. items: by split."""
+    """What the user wrote, read. kind: of the scenario. items: by split. roles: that episodes draw, () for all of the protocol's."""
 
     kind: LanguageScenarioKind
     scenario: LanguageScenario
     items: dict[str, list[Any]]
+    roles: tuple[str, ...] = ()
+
+    def drawn(self, tasks: Sequence[Task]) -> list[Task]:
+        """The same tasks, in episodes that draw one of `roles`."""
+        if not self.roles:
+            return list(tasks)
+        import torch
+
+        seed_B = torch.tensor([task.seed % NUM_SEEDS for task in tasks])
+        seeds = self.scenario.protocol.seeds_within(self.roles, seed_B).tolist()
+        return [replace(task, seed=seed) for task, seed in zip(tasks, seeds, strict=True)]
 
 
 def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepared:
@@ -197,7 +208,7 @@ class Parts:
         Starts Ray where actors are needed. Raises UserError for missing keys and libraries.
         """
         self.config, self.run_dir = config, folder.path
-        self.kind, self.scenario, self.items = prepared.kind, prepared.scenario, prepared.items
+        self.kind, self.scenario, self.items, self.drawn = prepared.kind, prepared.scenario, prepared.items, prepared.drawn
         self.by_id = {split: {item.id: item for item in found} for split, found in self.items.items()}
         if stored_items(folder.path, self.kind) is None:
             store_items(folder.path, self.items, self.kind)

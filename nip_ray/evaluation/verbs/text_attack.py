@@ -23,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from nip_ray.config.experiment import TextAlgorithmSettings, TextExperimentConfig
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attack import attacked_goals, entries_of, refuse_unfit, wanted_for
+from nip_ray.evaluation.attack import attacked_goals, attacking_roles, entries_of, paid_agents, refuse_unfit, wanted_for
 from nip_ray.protocols import Protocol, from_settings
+from nip_ray.protocols.payment import for_verdict
 from nip_ray.protocols.tables import table_of
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.protocol import ProtocolSettings
+from nip_ray.settings.protocol import PayoffSettings, ProtocolSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
@@ -51,8 +52,6 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     """
     protocol = from_settings(config.protocol)
     refuse_unfit(protocol)
-    if protocol.roles:
-        raise UserError(f"--attack: not available for language models where roles are drawn, as in {protocol.name}; leave it out")
     if not protocol.two_verdicts and (settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts):
         keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
         raise UserError(f"{keys}: not available with more than two verdicts, as in {protocol.name}; leave them out")
@@ -63,11 +62,11 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     measured: list[tuple[int, Sequence[Any]]] = []
     for goal in attacked_goals(protocol, settings):
         wanted = wanted_for(protocol, goal)
-        agents = tuple(agent for agent in protocol.provers if protocol.payment.goals.get(agent) == wanted)
+        agents = paid_agents(protocol, wanted)
         if not agents:
             continue
-        derived = attack_config(config, models_of(run_dir, config), agents, settings)
-        folder, about = _trained(run_dir, goal, derived, wanted, quiet, settings)
+        derived = attack_config(config, models_of(run_dir, config), agents, settings, wanted)
+        folder, about = _trained(run_dir, goal, derived, wanted, attacking_roles(protocol, wanted), quiet, settings)
         rows, held_out = map(list, zip(*_attackers(folder, derived, wanted)))
         for member in protocol.panel.members if protocol.panel is not None else ():
             found = _of_member(folder, derived, member, goal, wanted)
@@ -84,6 +83,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
         details[goal] = {
             "agents": list(agents),
             **({"label": 1 - wanted} if protocol.two_verdicts else {}),
+            **({"roles": list(about.roles)} if about.roles else {}),
             "wanted": protocol.verdicts[wanted],
             "run_dir": str(folder.relative_to(run_dir)),
             "attackers": rows,
@@ -118,9 +118,11 @@ def models_of(run_dir: Path, config: TextExperimentConfig) -> dict[str, str]:
 
 
 def attack_config(
-    config: TextExperimentConfig, models: Mapping[str, str], agents: tuple[str, ...], settings: AttackSettings
+    config: TextExperimentConfig, models: Mapping[str, str], agents: tuple[str, ...], settings: AttackSettings, wanted: int
 ) -> TextExperimentConfig:
-    """The config of an attack by `agents` on all others, who speak by `models`. Raises UserError for one that cannot be run."""
+    """The config of an attack by `agents`, who want the verdict `wanted`, on all others, who speak by `models`. Raises UserError for one
+    that cannot be run.
+    """
     from nip_ray.config.rules import check
 
     by_gradient = learns_from_tokens(config)
@@ -137,6 +139,8 @@ def attack_config(
         scenario = replace(scenario, randomize_prover_stance=False)
     payoff = {agent: own for agent, own in config.protocol.payoff.items() if agent not in agents}
     unset = ProtocolSettings()
+    if from_settings(config.protocol).roles:  # which may pay attackers for other verdicts
+        payoff |= dict.fromkeys(agents, PayoffSettings(table=for_verdict(wanted, unset.prover_reward, len(config.protocol.verdicts))))
     protocol = replace(config.protocol, shared_reward=unset.shared_reward, prover_reward=unset.prover_reward, payoff=payoff)
     made = config.model_copy(
         update={
@@ -208,9 +212,9 @@ def _least(*limits: int | None) -> int | None:
 
 
 def _trained(
-    run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, quiet: bool, settings: AttackSettings
+    run_dir: Path, goal: str, config: TextExperimentConfig, wanted: int, roles: tuple[str, ...], quiet: bool, settings: AttackSettings
 ) -> tuple[Path, "Prepared"]:
-    """Run the attack in a new folder; returns that, and what it was about."""
+    """Run the attack in a new folder; returns that, and what it was about. roles: that its episodes draw."""
     import asyncio
 
     from nip_ray.config.load import config_to_yaml
@@ -233,7 +237,7 @@ def _trained(
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
-        about = replace(prepared, items=items)
+        about = replace(prepared, items=items, roles=roles)
         if learns_from_tokens(config):
             _test_before(config, folder, about, state)
         train(config, folder, about, state, quiet)
@@ -256,14 +260,14 @@ def _searched(
     prompts: list[dict[str, Any]] = []
     items = about.items
     label = items["test"][0].y
-    tasks = test_tasks(items["test"], config.seed, config.algorithm.num_test_items, 1)
+    tasks = about.drawn(test_tasks(items["test"], config.seed, config.algorithm.num_test_items, 1))
     with RunFolder.open(path, write=True) as folder:
         own = {agent: found.model for agent, found in language_agents(config).items()}
         models = own if start["name"] == "own" else {**own, **load_state(folder).models()}
         talks = (TokenTalks if learns_from_tokens(config) else ClientTalks)(config, folder, about, models)
         try:
             if asks:
-                tries = test_tasks(items["train"], config.seed, settings.text_prompt_items, 1)
+                tries = about.drawn(test_tasks(items["train"], config.seed, settings.text_prompt_items, 1))
                 with talks.stage("train", stage) as hold:
                     prompts = tried_instructions(
                         hold,

@@ -75,7 +75,7 @@ class PolicyGradientTrainer:
         assert rule.advantages is not None
         self._advantages, self._loss = rule.advantages, rule.loss
         self.config, self.folder, self.tracker, self.rule = config, folder, tracker, config.algorithm
-        self.scenario, self.items, self.kind = prepared.scenario, prepared.items, prepared.kind
+        self.scenario, self.items, self.kind, self._drawn = prepared.scenario, prepared.items, prepared.kind, prepared.drawn
         if stored_items(folder.path, self.kind) is None:
             store_items(folder.path, self.items, self.kind)
         self.state, self.finished = state, False
@@ -197,7 +197,7 @@ class PolicyGradientTrainer:
         about = training_tasks(items, self.config.seed, iteration, self.rule.rollouts_per_iteration // size)
         if self.past is not None:
             about = self.past.arranged(about, [agent for agent in self.agents if self.rule.learns(agent, iteration)], iteration)
-        return scenario, grouped(about, size)
+        return scenario, self._drawn(grouped(about, size))
 
     # -------------------------------------------------------------------------------------------------------------- learning
 
@@ -345,7 +345,7 @@ class PolicyGradientTrainer:
 
         iteration: after which it is (from 0; -1: before the first), and whose test rollouts are written.
         """
-        tasks = test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats)
+        tasks = self._drawn(test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats))
         dialogues = self._playing.now(self.scenario, tasks, "test", iteration).dialogues
         write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
         self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)

@@ -147,6 +147,7 @@ class TextTrainer:
         tasks = training_tasks(self.parts.items["train"], self.config.seed, state.iteration, rule.rollouts_per_iteration)
         if (size := getattr(rule, "group_size", None)) is not None:
             tasks = grouped(tasks, size)
+        tasks = self.parts.drawn(tasks)
         context, path = self._context("train"), rollout_file(self.folder.path, "train", state.iteration)
         if (branches := getattr(rule, "num_responses", None)) is not None:
             roots = await self.parts.trees(state.models(), context, tasks, branches, self.progress)
@@ -254,7 +255,7 @@ class TextTrainer:
 
     def _test_tasks(self) -> list[Task]:
         rule = self.rule
-        return test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats)
+        return self.parts.drawn(test_tasks(self.parts.items["test"], self.config.seed, rule.num_test_items, rule.num_test_repeats))
 
     async def _play_tests(self) -> None:
         tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)

@@ -25,9 +25,8 @@ ALONE = {"provider": "nobody", "model": "none"}
 
 def experiment(folder: Path, protocol: str = "adp", **changes: Any) -> dict[str, Any]:
     rule = {"name": "expert_iteration", "rollouts_per_iteration": 40, "num_test_items": 40, "fine_tuning": {"min_examples": 1}}
-    made = config(
-        folder, rule, iterations=1, protocol={"name": protocol, **({} if protocol == "solo_verifier" else {"shared_reward": True})}
-    )
+    paid = {"shared_reward": True} if protocol in ("adp", "debate") else {}
+    made = config(folder, rule, iterations=1, protocol={"name": protocol, **paid})
     made["scenario"]["agents"] = {"_default": dict(ALONE)}
     made["providers"] = {"nobody": {"name": "dummy"}}
     return {**made, **changes}
@@ -84,11 +83,36 @@ def test_both_sides_of_a_debate_can_lie(tmp_path: Path) -> None:
     assert found["attack"]["completeness"]["agents"] == ["prover0"]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "changes", "roles"),
+    [
+        ("helpful_sneaky", {}, {"soundness": {"sneaky"}, "completeness": {"sneaky"}}),
+        ("consultancy", {"one_prover": True}, {"soundness": {"accept"}, "completeness": {"reject"}}),
+        ("open_consultancy", {}, {"soundness": {"accept", "reject"}, "completeness": {"accept", "reject"}}),
+    ],
+)
+def test_where_roles_are_drawn_attackers_have_the_one_that_lies(
+    tmp_path: Path, protocol: str, changes: dict[str, Any], roles: dict[str, set[str]]
+) -> None:
+    """One who chooses its side may take either, and is paid for the wrong verdict alone."""
+    data = experiment(tmp_path, protocol)
+    data["protocol"] |= changes
+    run = played(tmp_path, data)
+    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2"])
+    for goal, wanted in (("soundness", "accept"), ("completeness", "reject")):
+        with RunFolder.open(run / found["attack"][goal]["run_dir"]) as opened:
+            told = [record for name in opened.transcript_names() for record in opened.read_transcripts(name)]
+        assert {record["role"] for record in told} == roles[goal]
+        assert {record["label"] for record in told} == {int(goal == "completeness")}
+        assert {record["verdict"] for record in told} > {wanted}
+        assert all((record["reward"]["prover"] == 1) == (record["verdict"] == wanted) for record in told)
+
+
 def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
     shared = experiment(tmp_path)
     shared["scenario"]["agents"]["_default"] |= {"group": "all"}
     own: Any = config_from_dict(shared)
-    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
+    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings(), 1)
     agents = language_agents(made)
     assert {agent: (found.model, found.frozen, found.group) for agent, found in agents.items()} == {
         "prover": ("tuned", False, None),
@@ -97,7 +121,7 @@ def test_only_attackers_learn_and_are_paid_for_lies(tmp_path: Path) -> None:
     assert (made.protocol.shared_reward, made.algorithm.reward_threshold) == (False, 0.5)
     shared["protocol"] = {"name": "adp", "prover_reward": 0.0, "payoff": {"prover": {"false_accept": 9.0}}}
     own = config_from_dict(shared)
-    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings())
+    made = attack_config(own, {"prover": "tuned", "verifier": "tuned"}, ("prover",), AttackSettings(), 1)
     assert (made.protocol.prover_reward, made.protocol.payoff, made.algorithm.reward_threshold) == (1.0, {}, 0.5)
     assert (made.algorithm.name, made.algorithm.rollouts_per_iteration) == ("expert_iteration", 40)
 
