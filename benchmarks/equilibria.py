@@ -1,5 +1,5 @@
 """How near training comes to an equilibrium, under every protocol, in the smallest games: exactly, from all dialogues. They are haystacks
-of two places, and for the protocols that split a claim a claim of two steps.
+of two places, for the protocols that split a claim a claim of two steps, and the message game with two secrets.
 
     python benchmarks/equilibria.py [--seeds 3] [--iterations N] [--protocols NAME ...]
 
@@ -40,27 +40,33 @@ GAMES: dict[str, dict[str, Any]] = {
     "helpful_sneaky": dict(name="helpful_sneaky"),
     "mnip": dict(name="mnip", **ONCE),
     "bisection": dict(name="bisection", max_rounds=3),
+    "bisection, verifier's halves": dict(name="bisection", max_rounds=3, half_chosen_by="verifier"),
     "prover_estimator": dict(name="prover_estimator", max_rounds=4),
     "judge_panel": dict(name="judge_panel"),
     "solo_verifier": dict(name="solo_verifier"),
+    "message_game": dict(name="message_game", max_rounds=2),
 }
 ALGORITHM: dict[str, Any] = dict(name="ppo", lr=1e-2, minibatch_size=256)
 TWO_FACED = ("consultancy, one prover", "helpful_sneaky")
 """A prover that says the opposite in one role of what it says in the other learns an exclusive or, and settles on three of its four cases
 where it learns too fast, or explores too little."""
-SPLIT = ("bisection", "prover_estimator")
+SPLIT = ("bisection", "bisection, verifier's halves", "prover_estimator")
 SLOW: dict[str, Any] = dict(lr=2e-3, entropy_coefficient=0.05)
 
 
 def settings(game: str, seed: int, iterations: int) -> dict[str, Any]:
     """The config of one run."""
     slow = game in TWO_FACED
-    scenario = dict(name="two_steps") if game in SPLIT else dict(name="haystack", num_places=2, num_instances=1000)
+    scenario: dict[str, Any] = dict(name="haystack", num_places=2, num_instances=1000)
+    if game == "message_game":
+        scenario = dict(name="message_game", num_symbols=2, num_secrets=2)
+    elif game in SPLIT:
+        scenario = dict(name="two_steps")
     return dict(
         name="equilibria",
         seed=seed,
         iterations=iterations,
-        plugins=[str(PLUGINS[scenario["name"]])],
+        plugins=[str(PLUGINS[scenario["name"]])] if scenario["name"] in PLUGINS else [],
         protocol=GAMES[game],
         scenario=dict(**scenario, agents=dict(_default=dict(activation="relu" if slow else "tanh"))),
         algorithm={**ALGORITHM, **(SLOW if slow else {})},
@@ -104,9 +110,11 @@ def row(game: str, seeds: int, iterations: int | None) -> str:
         paid.append(f"{float(value_A[verifier]):.3f}")
         regret_A = torch.tensor(list(tree.regrets().values()), dtype=torch.float64)
         regrets.append(f"{100 * float((regret_A / span_A).max()):.2f}")
-        distances.append(f"{100 * float(((returns_EA - value_A).abs() / span_A).amax(1).min()):.2f}")
-    ends = f"{float(returns_EA[:, verifier].min()):.3f} to {float(returns_EA[:, verifier].max()):.3f}"
-    return f"| {game} | {len(returns_EA)} | {ends} | {' '.join(paid)} | {' '.join(regrets)} | {' '.join(distances)} |"
+        if len(returns_EA):
+            distances.append(f"{100 * float(((returns_EA - value_A).abs() / span_A).amax(1).min()):.2f}")
+    paid_E = returns_EA[:, verifier].tolist()
+    ends = f"{min(paid_E):.3f} to {max(paid_E):.3f}" if paid_E else "-"
+    return f"| {game} | {len(returns_EA)} | {ends} | {' '.join(paid)} | {' '.join(regrets)} | {' '.join(distances) or '-'} |"
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -51,6 +51,8 @@ from nip_ray.text.training.rules import rule_of
 from nip_ray.text.word_models import check_words, write_word_models
 
 STATE = "state.json"
+ROLES = "roles.json"
+"""Which of a protocol's roles the episodes of an attack draw; runs that draw all of them have no such file."""
 Stage = Literal["format_warmup", "sample", "log", "test", "create_jobs", "await_jobs"]
 STAGES: tuple[Stage, ...] = ("format_warmup", "sample", "log", "test", "create_jobs", "await_jobs")
 
@@ -174,7 +176,19 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
     check_words(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
-    return Prepared(kind, scenario, items)
+    return Prepared(kind, scenario, items, _stored_roles(run_dir))
+
+
+def store_roles(folder: RunFolder, roles: Sequence[str]) -> None:
+    """Keep the roles that the episodes of a run draw, for whoever continues it."""
+    folder.write_json(ROLES, {"roles": list(roles)})
+
+
+def _stored_roles(run_dir: Path | None) -> tuple[str, ...]:
+    if run_dir is None or not (run_dir / ROLES).exists():
+        return ()
+    with RunFolder.open(run_dir) as folder:
+        return tuple(folder.read_json(ROLES)["roles"])
 
 
 def _check_schemas(config: TextExperimentConfig, scenario: LanguageScenario) -> None:

@@ -30,7 +30,7 @@ from nip_ray.protocols.tables import table_of
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.policy_gradient import TokenTrainingSettings
-from nip_ray.settings.protocol import PayoffSettings, ProtocolSettings
+from nip_ray.settings.protocol import PayoffEntries, PayoffSettings, ProtocolSettings
 from nip_ray.settings.text_training import ExpertIterationSettings
 from nip_ray.settings.tracking import TrackingSettings
 from nip_ray.storage.folder import RunFolder, environment
@@ -50,7 +50,7 @@ def attack_text_run(run_dir: Path, config: TextExperimentConfig, settings: Attac
     Of `settings` count goals, text_iterations and max_instances. Raises UserError where there is nobody to attack or to do it, and for
     missing keys; TrainingError when a provider stays away or the budget is spent.
     """
-    protocol = from_settings(config.protocol)
+    protocol = from_settings(_unshared(config.protocol))
     refuse_unfit(protocol)
     if not protocol.two_verdicts and (settings.text_best_of > 1 or settings.text_prompts or settings.text_proposed_prompts):
         keys = "evaluation.attack.text_best_of, text_prompts and text_proposed_prompts"
@@ -138,10 +138,10 @@ def attack_config(
     if isinstance(scenario, CodeValidationSettings):
         scenario = replace(scenario, randomize_prover_stance=False)
     payoff = {agent: own for agent, own in config.protocol.payoff.items() if agent not in agents}
-    unset = ProtocolSettings()
-    if from_settings(config.protocol).roles:  # which may pay attackers for other verdicts
-        payoff |= dict.fromkeys(agents, PayoffSettings(table=for_verdict(wanted, unset.prover_reward, len(config.protocol.verdicts))))
-    protocol = replace(config.protocol, shared_reward=unset.shared_reward, prover_reward=unset.prover_reward, payoff=payoff)
+    protocol = replace(_unshared(config.protocol), prover_reward=ProtocolSettings().prover_reward, payoff=payoff)
+    for_lies = PayoffEntries(table=for_verdict(wanted, protocol.prover_reward, len(protocol.verdicts)))
+    for agent, roles in _misled(protocol, agents, wanted).items():
+        payoff[agent] = PayoffSettings(by_role=dict.fromkeys(roles, for_lies))
     made = config.model_copy(
         update={
             "name": f"{config.name}-attack",
@@ -149,7 +149,7 @@ def attack_config(
             "protocol": protocol,
             "scenario": replace(scenario, agents={agent: changed(agent, found) for agent, found in language_agents(config).items()}),
             "algorithm": _rule(
-                config, agents, _mid_point(protocol, agents[0]), _least(config.algorithm.num_test_items, settings.max_instances)
+                config, agents, _mid_point(protocol, agents[0], wanted), _least(config.algorithm.num_test_items, settings.max_instances)
             ),
             "base_run": None,
             "opponents": None,
@@ -160,12 +160,31 @@ def attack_config(
     return made
 
 
-def _mid_point(protocol: ProtocolSettings, attacker: str) -> float:
+def _unshared(protocol: ProtocolSettings) -> ProtocolSettings:
+    return replace(protocol, shared_reward=ProtocolSettings().shared_reward)
+
+
+def _misled(protocol: ProtocolSettings, agents: Sequence[str], wanted: int) -> dict[str, tuple[str, ...]]:
+    """Attackers -> the roles in which they would be paid for other verdicts than `wanted` too: of one who chooses its side all roles, and
+    where there are several wrong verdicts those in which any of them is paid for.
+    """
+    made = from_settings(protocol)
+    if made.chooser is not None:
+        return {made.chooser: made.roles}
+    if made.two_verdicts:
+        return {}
+    found = {agent: [role for role in attacking_roles(made, wanted) if made.payment.of(role).goals.get(agent) is None] for agent in agents}
+    return {agent: tuple(roles) for agent, roles in found.items() if roles}
+
+
+def _mid_point(protocol: ProtocolSettings, attacker: str, wanted: int) -> float:
     """Between the most and the least that a verdict pays an attacker. Raises UserError where all pay the same.
 
     Not `Payment.mid_point`, which is for agents who can do better and worse under every label: an attacker may be paid under one alone.
     """
-    amounts = [amount for row in table_of(protocol.name, protocol).payment.table(attacker) for amount in row[:-1]]
+    made = table_of(protocol.name, protocol)
+    tables = [made.payment.of(role).table(attacker) for role in attacking_roles(made, wanted) or made.roles or (None,)]
+    amounts = [amount for table in tables for row in table for amount in row[:-1]]
     if min(amounts) == max(amounts):
         raise UserError(f"--attack: {protocol.name} pays {attacker} the same for every verdict, so nothing tells a lie that works")
     return (min(amounts) + max(amounts)) / 2
@@ -219,7 +238,7 @@ def _trained(
 
     from nip_ray.config.load import config_to_yaml
     from nip_ray.evaluation.verbs.text_search import check_search
-    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state
+    from nip_ray.text.parts import PROVIDERS, check_providers, known_abilities, prepare, save_state, store_roles
     from nip_ray.text.training.trainer import new_state, train
 
     prepared = prepare(config, run_dir)
@@ -237,6 +256,8 @@ def _trained(
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
         save_state(folder, state)
+        if roles:
+            store_roles(folder, roles)
         about = replace(prepared, items=items, roles=roles)
         if learns_from_tokens(config):
             _test_before(config, folder, about, state)

@@ -274,7 +274,7 @@ def rewards_of(protocol: Protocol, agent: str, stance: int | None, names: Mappin
     shared = bool(prover) and own == judged and payment.turns.get(prover, {}) == asking
     usual = judged == for_being_right(right, wrong, undecided) and not set(asking) - {*protocol.verifiers}
     if agent in protocol.provers and not shared:
-        usual = own == for_verdict(goal, wanted) and not payment.turns.get(agent)
+        usual = own == for_verdict(goal, wanted) and (agent in payment.goals or not wanted) and not payment.turns.get(agent)
     return {
         "prover": wanted,
         "verifier": right,

@@ -11,9 +11,11 @@ from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict, config_to_yaml, load_config
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import UserError
+from nip_ray.evaluation.attack import paid_agents
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.text_attack import attack_config
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.protocols import from_settings
+from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.storage.folder import RunFolder
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
@@ -187,3 +189,27 @@ def test_what_cannot_be_asked_is_one_clear_error(tmp_path: Path, settings: list[
         evaluate_run(run, attacked=True, settings=settings)
     with pytest.raises(UserError, match="--checkpoint: of language models the last ones are attacked"):
         evaluate_run(run, attacked=True, checkpoint=1)
+
+
+def test_a_resumed_attack_draws_its_roles_again(tmp_path: Path) -> None:
+    run = played(tmp_path, experiment(tmp_path, "helpful_sneaky"))
+    found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2", "evaluation.attack.goals=[soundness]"])
+    folder = run / found["attack"]["soundness"]["run_dir"]
+    resume_text_experiment(folder, iterations=3, quiet=True)
+    with RunFolder.open(folder) as opened:
+        told = [record for name in opened.transcript_names() if "3" in name for record in opened.read_transcripts(name)]
+    assert {record["role"] for record in told} == {"sneaky"}
+
+
+def test_attackers_keep_the_payment_that_already_pays_for_the_lie(tmp_path: Path) -> None:
+    """Prompts tell of payments, so `own` is the run's own prover only where they stay."""
+    for protocol, changed in (("helpful_sneaky", False), ("open_debate", True)):
+        own: Any = config_from_dict(experiment(tmp_path, protocol))
+        agents = paid_agents(from_settings(own.protocol), 1)
+        models = dict.fromkeys(language_agents(own), "tuned")
+        made = attack_config(own, models, agents, AttackSettings(), 1)
+        assert bool(made.protocol.payoff) == changed
+        assert made.algorithm.reward_threshold == 0.5
+        payment = from_settings(made.protocol).payment
+        if changed:
+            assert {payment.of(role).table(agents[0]) for role in payment.by_role} == {((0.0, 1.0, 0.0), (0.0, 1.0, 0.0))}
