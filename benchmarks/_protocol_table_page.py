@@ -1,14 +1,15 @@
 """The generated parts of docs/results.md, and its figures, from the recorded trials of `protocol_table.py`."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Any
 
 from _common import ROOT
 
 from nip_ray.evaluation.intervals import mean
 
-PAGE, BEGINNING = ROOT / "docs" / "results.md", ROOT / "benchmarks" / "_protocol_table_page.md"
-"""The page, and what it is before it is first written; what stands between its generated parts may then be added to by hand."""
+PAGE = ROOT / "docs" / "results.md"
+"""What stands between its generated parts is written by hand."""
 BEGIN, END = "<!-- {}: written by `python benchmarks/protocol_table.py page` -->", "<!-- end of {} -->"
 ORDER = (
     "nip", "zero-knowledge nip", "debate", "debate, rejection first", "debate, acceptance first", "consultancy", "adp", "merlin_arthur",
@@ -28,12 +29,13 @@ Groups = Mapping[str, Sequence[Row]]
 
 def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
     """Put the tables of each task into the page, between the marks that stand there, and draw the figures."""
-    text = (PAGE if PAGE.exists() else BEGINNING).read_text()
+    text = PAGE.read_text()
     for task, record in records.items():
         groups = {case: [row for row in record["train"] if row["case"] == case] for case in ORDER}
         groups = {case: rows for case, rows in groups.items() if rows}
-        parts = {"table": _table(groups, PUBLISHED[task]), "seats": _seats(record["seats"], groups)}
-        parts |= {"seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
+        parts = {"table": _table(groups, PUBLISHED[task]), "seeds": _seeds(groups), "tuning": _tuning(record["tune"])}
+        if record["seats"]:
+            parts["seats"] = _seats(record["seats"], groups)
         for part, made in parts.items():
             name = f"{part} of {task}"
             begin, end = BEGIN.format(name), END.format(name)
@@ -46,11 +48,12 @@ def write_page(records: Mapping[str, Mapping[str, Sequence[Row]]]) -> None:
 
 
 def _table(groups: Groups, published: Mapping[str, float]) -> str:
-    titles = ["protocol", "seeds", "accuracy (95 % interval over seeds)", "completeness", "soundness error in the worst case"]
+    titles = ["protocol", "seeds", "accuracy: median", "mean (95 % interval over seeds)", "completeness", "soundness error, worst case"]
     lines = [_line([*titles, *(["published"] if published else [])]), "|---" * (len(titles) + bool(published)) + "|"]
     for case, rows in groups.items():
         figures = [_over_seeds([row[key].get("estimate") for row in rows]) for key in ("accuracy", "completeness", "soundness_error")]
-        lines.append(_line([case, str(len(rows)), *figures, *([_share(published.get(case))] if published else [])]))
+        middle = _share(median(row["accuracy"]["estimate"] for row in rows))
+        lines.append(_line([case, str(len(rows)), middle, *figures, *([_share(published.get(case))] if published else [])]))
     return "\n".join(lines)
 
 

@@ -74,6 +74,33 @@ def with_pairs(scenario: GraphIsomorphism, pairs: GraphPairs) -> GraphIsomorphis
     return GraphIsomorphism(scenario.protocol, pairs, pairs, scenario.agents, **same)
 
 
+def test_one_named_node_tells_nothing_of_graphs_that_look_alike() -> None:
+    """A hexagon beside two triangles or beside another hexagon: with a node of the first graph named they are the same to the verifier,
+    with one of the second as well they are not. So adp and merlin_arthur, with one message, cannot prove what nip can.
+    """
+    first, second = ([[(i, (i + 1) % 6) for i in range(6)], [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3)]][kind] for kind in (0, 1))
+    adjacency = torch.zeros(2, 2, 6, 6, dtype=torch.uint8)
+    for pair, graph, edges in ((0, 0, first), (0, 1, second), (1, 0, first), (1, 1, [(5 - i, 5 - j) for i, j in first])):
+        for i, j in edges:
+            adjacency[pair, graph, i, j] = adjacency[pair, graph, j, i] = 1
+    alike = GraphPairs(adjacency, torch.tensor([6, 6]), torch.tensor([10, -1], dtype=torch.int32))
+
+    def decisions(protocol: str, *named: int) -> Tensor:
+        """(2, 3) logits after these nodes were named, those of the second graph from 6 on."""
+        rounds = {"max_rounds": 3, "min_rounds": 3} if protocol == "nip" else {}
+        scenario = graph_scenario(build(protocol, **rounds), alike)
+        play = BatchedPlay(scenario)
+        play.reset(scenario.ids("test"), torch.zeros(2, dtype=torch.int64))
+        for agent, node in zip(("verifier", "prover") if protocol == "nip" else ("prover",), named, strict=True):
+            action = {"message": torch.full((2, 1), node), "decision": torch.full((2,), 2)}
+            play.step({agent: (torch.arange(2), action)})
+        return outputs(network(scenario, "verifier"), play.observe("verifier", torch.arange(2)))["decision"]
+
+    one, both = (float((logits[0] - logits[1]).abs().max()) for logits in (decisions("adp", 3), decisions("nip", 3, 9)))
+    assert one < 2e-6
+    assert both > 2e-4
+
+
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("agent", ["prover0", "verifier"])
 @pytest.mark.parametrize("speech", SPEECH)
