@@ -20,6 +20,7 @@ from nip_ray.scenarios.registry import random_twin
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from nip_ray.settings.heads import LrFactors
 from tests.builders import PROTOCOLS, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of
+from tests.scenarios.graph_isomorphism.test_alone import HEXAGON, TRIANGLES, pairs
 
 Observation = dict[str, Tensor]
 SPEECH: list[dict[str, int]] = [{}, {"message_size": 2, "linear_symbols": 3}]
@@ -78,12 +79,7 @@ def test_one_named_node_tells_nothing_of_graphs_that_look_alike() -> None:
     """A hexagon beside two triangles or beside another hexagon: with a node of the first graph named they are the same to the verifier,
     with one of the second as well they are not. So adp and merlin_arthur, with one message, cannot prove what nip can.
     """
-    first, second = ([[(i, (i + 1) % 6) for i in range(6)], [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3)]][kind] for kind in (0, 1))
-    adjacency = torch.zeros(2, 2, 6, 6, dtype=torch.uint8)
-    for pair, graph, edges in ((0, 0, first), (0, 1, second), (1, 0, first), (1, 1, [(5 - i, 5 - j) for i, j in first])):
-        for i, j in edges:
-            adjacency[pair, graph, i, j] = adjacency[pair, graph, j, i] = 1
-    alike = GraphPairs(adjacency, torch.tensor([6, 6]), torch.tensor([10, -1], dtype=torch.int32))
+    alike = pairs((HEXAGON, TRIANGLES, 10), (HEXAGON, [(5 - i, 5 - j) for i, j in HEXAGON], -1))
 
     def decisions(protocol: str, *named: int) -> Tensor:
         """(2, 3) logits after these nodes were named, those of the second graph from 6 on."""
