@@ -45,11 +45,12 @@ def test_the_message_game_is_learned_whatever_the_seed(tmp_path: Path, seed: int
 
 @pytest.mark.learning
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("how", [(), ("panel_rule=mean", "judges_paid_for=verdict", "verifier_scoring=brier")])
+def test_a_panel_comes_to_its_equilibrium(tmp_path: Path, how: tuple[str, ...], seed: int) -> None:
     """In a haystack of four places a needle can be pointed at and nothing else shown: judges who accept what they see are never wrong."""
     panel = ["protocol.name=judge_panel", "protocol.max_rounds=2", "protocol.min_rounds=1", "scenario.num_places=4", f"seed={seed}"]
     plugin = f"plugins=[{ROOT / 'examples' / 'own_scenario.py'}]"
-    config = load_config(ROOT / "examples" / "own_scenario.yaml", [*panel, plugin, "iterations=30"])
+    config = load_config(ROOT / "examples" / "own_scenario.yaml", [*panel, *(f"protocol.{key}" for key in how), plugin, "iterations=30"])
     assert run_experiment(config, tmp_path / "run", quiet=True).metrics["eval/verifier/accuracy"] > 0.99
 
 

@@ -17,7 +17,7 @@ from nip_ray.config.keys import keys_of, suggest
 from nip_ray.config.learning_rules import LEARNING_RULES, learns, nothing_to_train
 from nip_ray.config.members import ADDED
 from nip_ray.config.opponent_rules import opponents
-from nip_ray.config.players import panel_of, players, playing, rounds_of, source_of, without_verifier
+from nip_ray.config.players import players, playing, rounds_of, source_of, without_verifier
 from nip_ray.config.plugins import import_plugins
 from nip_ray.config.policy_gradient_rules import policy_gradient
 from nip_ray.config.text_rules import TEXT_RULES, language_agents, nobody_to_fine_tune
@@ -45,6 +45,7 @@ _REWARDS += ("simulator_reward_coefficient", "aux_prover_reward_coefficient")
 _FLOAT32_MAX = 3.4028234663852886e38
 _SMALLEST_WITH_SCORE_3 = 7  # nodes; no smaller graphs need three refinement rounds
 _TINY = 1e-9
+_MOST_IN_MEAN = 12  # 4,096 sets
 _MEASURE_ESTIMATES = ("state_tracking",)
 _TWO_LABELS = ("graph_isomorphism", "state_tracking", "code_validation")
 _ZERO_KNOWLEDGE_SCENARIOS = ("graph_isomorphism", "image_classification")
@@ -182,19 +183,27 @@ def protocol_parameters(config: ExperimentConfig) -> Iterator[str]:
         )
 
 
-def scoring(config: ExperimentConfig) -> Iterator[str]:
+def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
     """A graded verdict of networks is the probability that it was drawn with: what learns by policy gradients alone can be paid for it."""
     if config.protocol.name not in PROTOCOLS or without_verifier(config):
         return
-    given, rule = table_of(config.protocol.name, config.protocol).payment.scoring, config.algorithm
-    if given == "linear":
-        return
-    if len(config.protocol.verdicts) > 2:
-        yield f"protocol.verifier_scoring: got {given}, but it is defined for two verdicts, leave it out"
-    elif panel_of(config) is not None:
-        yield f"protocol.verifier_scoring: got {given}, but votes of a panel of networks have no confidence, leave it out"
-    elif rule.name not in ("ppo", "reinforce"):
-        yield f"protocol.verifier_scoring: got {given}, but {rule.name} does not learn from it, use ppo or reinforce or leave it out"
+    table = table_of(config.protocol.name, config.protocol)
+    scoring, count = table.payment.scoring, len(config.protocol.verdicts)
+    if scoring != "linear" and count > 2:
+        yield f"protocol.verifier_scoring: got {scoring}, but it is defined for two verdicts, leave it out"
+    elif table.graded and config.algorithm.name not in ("ppo", "reinforce"):
+        unable = f"but {config.algorithm.name} does not learn from it, use ppo or reinforce"
+        if scoring != "linear":
+            yield f"protocol.verifier_scoring: got {scoring}, {unable} or leave it out"
+        elif table.payment.graded:
+            yield f"protocol.name: {table.name} has a payment function of confidences, {unable} or another protocol"
+        else:
+            yield f"protocol.panel_rule: got mean, {unable} or another rule"
+    if (panel := table.panel) is not None and panel.rule == "mean" and len(panel.members) > _MOST_IN_MEAN:
+        yield (
+            f"protocol.judges: got {len(panel.members)}, but under the mean at most {_MOST_IN_MEAN}, since evaluation tries every set of "
+            "votes that may be missing, use fewer or another protocol.panel_rule"
+        )
 
 
 def _nonconformity(table: Protocol) -> Iterator[str]:
@@ -217,12 +226,6 @@ def verdicts(config: ExperimentConfig | TextExperimentConfig) -> Iterator[str]:
             yield f"protocol.verdicts: got {count}, but {made}, name as many"
     elif count > 2 and scenario.name in _TWO_LABELS:
         yield f"protocol.verdicts: got {count}, but {scenario.name} has two labels, leave them out"
-
-
-def panels(config: ExperimentConfig) -> Iterator[str]:
-    """Votes of networks are not graded."""
-    if (panel := panel_of(config)) is not None and panel.rule == "mean":
-        yield "protocol.panel_rule: got mean, but votes of networks have no confidence, use majority, unanimous or veto"
 
 
 def zero_knowledge(config: ExperimentConfig) -> Iterator[str]:
@@ -546,8 +549,7 @@ _RULES: tuple[Rule, ...] = (
     protocol_name,
     protocol_parameters,
     verdicts,
-    scoring,
-    panels,
+    graded_verdicts,
     zero_knowledge,
     chosen_sides,
     games,

@@ -29,7 +29,7 @@ from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.drivers.contract import Agent, Scope, arrays
 from nip_ray.drivers.environments import Recipe
-from nip_ray.environments.single import refuse_scored
+from nip_ray.environments.single import refuse_graded
 from nip_ray.errors import UserError
 from nip_ray.evaluation.metrics import shares
 from nip_ray.learning.policy import Action
@@ -55,7 +55,7 @@ class ProtocolCopies:
 
     def __init__(self, scenario: Scenario, num_copies: int, total: int | None = None) -> None:
         self.scenario, self.protocol = scenario, scenario.protocol
-        refuse_scored(self.protocol)
+        refuse_graded(self.protocol)
         self.num_copies = self.num_envs = num_copies
         self.first, self.total = 0, total or num_copies
         self.observations: Any = None

@@ -52,7 +52,7 @@ class SinglePlay:
 
         Raises UserError for one that there is not, and for a protocol that actions alone cannot play.
         """
-        refuse_scored(self.protocol)  # not before: who plays in batches asks for the spaces
+        refuse_graded(self.protocol)  # not before: who plays in batches asks for the spaces
         if seed is not None:
             self.random = np.random.default_rng(seed)
         drawn = {"id": int(self.instances[self.random.integers(len(self.instances))]), "seed": int(self.random.integers(NUM_SEEDS))}
@@ -123,7 +123,7 @@ class SinglePlay:
         if self.play.finished and self.protocol.verifier is not None:
             told |= {"label": int(self.play.state.y_B[0]), "verdict": words[int(self.play.decision_B[0])]}
             if self.protocol.panel is not None:
-                votes = verdict_of(self.play.state.grade_BM)[0].tolist()
+                votes = verdict_of(self.play.state.vote_BM)[0].tolist()
                 told |= {"votes": {agent: words[vote] for agent, vote in zip(self.protocol.verifiers, votes)}}
             told |= {"role": self.protocol.role_of(int(self.play.state.seed_B[0]))} if self.protocol.roles else {}
         return told
@@ -179,13 +179,17 @@ class SinglePlay:
         return flat.astype(np.int64)
 
 
-def refuse_scored(protocol: Protocol) -> None:
-    """Raises UserError where a verdict is paid by what the verifier stated with it, which actions do not say."""
-    if protocol.verifier is not None and protocol.payment.scoring != "linear":
-        given = protocol.payment.scoring
-        raise UserError(
-            f"protocol.verifier_scoring: got {given}, but actions do not say how sure they are; play it in batches, or use linear"
-        )
+def refuse_graded(protocol: Protocol) -> None:
+    """Raises UserError where more than the verdict counts of what the verifier states, which actions do not say."""
+    if not protocol.graded:
+        return
+    if protocol.payment.scoring != "linear":
+        given, instead = f"protocol.verifier_scoring: got {protocol.payment.scoring}", "linear"
+    elif protocol.payment.graded:
+        given, instead = f"protocol.name: {protocol.name} has a payment function of confidences", "a payment function without `graded`"
+    else:
+        given, instead = "protocol.panel_rule: got mean", "majority, unanimous or veto"
+    raise UserError(f"{given}, but actions do not say how sure they are; play it in batches, or use {instead}")
 
 
 def action_space(sizes: list[int]) -> gym.spaces.Space[Any]:

@@ -77,10 +77,12 @@ def calibration_error(graded_N: Array, y_N: Array, seed: int) -> Mean:
 
 def graded_verdicts(staged: Staged) -> tuple[Array, Array]:
     """(N,) probabilities of acceptance at the verdict, and (N,) labels, of the copies that have one. With more than two verdicts: of the
-    verdict itself, and whether it is right.
+    verdict itself, and whether it is right. Under a panel's mean: the mean.
     """
     rollout, chance_BRD = staged.rollout, staged.chance_BRD
     decided_B = rollout.verdict_B != chance_BRD.shape[-1] - 1
+    if staged.stated_B is not None:
+        return staged.stated_B[decided_B].double().cpu().numpy(), rollout.y_B[decided_B].double().cpu().numpy()
     # the turn of the verdict is the verifier's last whose decision could count: it is asked nothing after it
     counts_BR = chance_BRD.sum(-1) > 0
     rounds_R = torch.arange(counts_BR.shape[1], device=counts_BR.device)

@@ -148,12 +148,12 @@ def grow(
     """Every dialogue about the instances `id_K`, each as likely as `weight_K` says (they sum to 1), the seed classes alike.
 
     decisive: leave out that an agent continues where its decision counts, for strategies that always decide. Raises UserError for a game
-    with more than `max_nodes` dialogues in a round, and for what no tree is made of: linear messages, zero knowledge, scored verdicts, and
+    with more than `max_nodes` dialogues in a round, and for what no tree is made of: linear messages, zero knowledge, graded verdicts, and
     games whose position is carried along.
     """
     protocol = scenario.protocol
-    if scenario.linear_symbols or protocol.zero_knowledge is not None or scenario.rules is not None or protocol.payment.scoring != "linear":
-        raise UserError("exact regrets are for messages and plain verdicts; leave out linear messages, zero knowledge and scoring")
+    if scenario.linear_symbols or protocol.zero_knowledge is not None or scenario.rules is not None or protocol.graded:
+        raise UserError("exact regrets are for messages and plain verdicts; leave out linear messages, zero knowledge and graded verdicts")
     classes = torch.arange(protocol.seed_classes)
     play = BatchedPlay(scenario)
     play.reset(id_K.repeat_interleave(len(classes)), classes.repeat(len(id_K)))

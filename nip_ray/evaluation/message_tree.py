@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.evaluation.panels import panel_chances
 from nip_ray.learning.policy import Policy
-from nip_ray.play.core import BatchedPlay, Player, policies
+from nip_ray.play.core import BatchedPlay, Player, policies, stated
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
@@ -116,7 +116,9 @@ class MessageTree:
             if protocol.panel is not None and not self.who:
                 last = torch.ones(count * len(self.ways), dtype=torch.bool, device=play.device)  # see `exact_for`
                 voted = torch.stack(list(chances.values()), 2).flatten(0, 1)
-                chance_NWD = panel_chances(protocol.panel, voted, last).view(chance_NWD.shape)
+                grade_NM = stated(play, asked, {agent: Player(network) for agent, network in self.networks.items()})[0]
+                grade_KM = grade_NM.repeat_interleave(len(self.ways), 0)
+                chance_NWD = panel_chances(protocol.panel, voted, last, grade_KM).view(chance_NWD.shape)
             on_NW = chance_NWD[:, :, protocol.undecided].clone()
             wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]
             decided_NW2 = torch.stack([chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1)

@@ -2,9 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from nip_ray.play.rollout import Rollout
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, Protocol
@@ -12,6 +14,7 @@ from nip_ray.protocols.batched_step import verdict_of
 
 VERDICT = "verifier"
 """Under which name figures of the verdict stand, whoever gives it."""
+_TINY = 1e-30
 
 
 def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
@@ -24,12 +27,24 @@ def judged(protocol: Protocol, rollout: Rollout) -> dict[str, Rollout]:
     }
 
 
-def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor) -> Tensor:
+def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor, grade_BM: Tensor | None = None) -> Tensor:
     """(B, 3) the chances of the verdicts reject and accept, and of none, in a round in which members vote independently of one another.
 
     chance_BM3: of each member's reject, accept and continue; certain of one that has voted before. last_B: (B,) bool, whether the rounds
-    run out. Exact: the chances of all numbers of votes for either side, added one member at a time.
+    run out. grade_BM: the probability of acceptance that each states if it votes, which the rule "mean" wants. Exact: under the mean the
+    chances of all sets of members who vote, else of all numbers of votes for either side, added one member at a time.
     """
+    found_B3 = torch.zeros_like(chance_BM3[:, 0])
+    if panel.rule == "mean":
+        assert grade_BM is not None
+        none_BM = chance_BM3[..., CONTINUE]
+        for votes in product((False, True), repeat=grade_BM.shape[1]):
+            votes_M = torch.tensor(votes, device=grade_BM.device)
+            chance_B = torch.where(votes_M, chance_BM3[..., :CONTINUE].sum(-1), none_BM).prod(1)
+            verdict_B = verdict_of(panel.confidence(grade_BM.masked_fill(~votes_M, torch.nan)))
+            counted_B = torch.where(last_B | all(votes), verdict_B, CONTINUE)
+            found_B3.scatter_add_(1, counted_B[:, None], chance_B[:, None])
+        return found_B3
     batch, members, _ = chance_BM3.shape
     table_BKL = chance_BM3.new_zeros(batch, members + 1, members + 1)  # by votes to accept and to reject
     table_BKL[:, 0, 0] = 1
@@ -39,7 +54,6 @@ def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor) -> Tensor:
         more_BKL[:, 1:] += table_BKL[:, :-1] * accept_B11
         more_BKL[:, :, 1:] += table_BKL[:, :, :-1] * reject_B11
         table_BKL = more_BKL
-    found_B3 = chance_BM3.new_zeros(batch, 3)
     for accepts in range(members + 1):
         for rejects in range(members + 1 - accepts):
             cast = [1.0] * accepts + [0.0] * rejects + [torch.nan] * (members - accepts - rejects)
@@ -51,8 +65,9 @@ def panel_chances(panel: Panel, chance_BM3: Tensor, last_B: Tensor) -> Tensor:
     return found_B3
 
 
-def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[str, Tensor]) -> Tensor:
-    """(B, R, 3) the chances of the panel's verdicts in each round, given who had voted what before; 0 where nobody could vote.
+def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """((B, R, 3) the chances of the panel's verdicts in each round, given who had voted what before, 0 where nobody could vote; and, under
+    the mean, (B,) the verdict as a probability of acceptance, NaN where nobody voted).
 
     chance_BR3: member -> its chances in each round, 0 where it could not vote.
     """
@@ -60,12 +75,16 @@ def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[s
     assert panel is not None
     chance_BRM3 = torch.stack([chance_BR3[member] for member in panel.members], 2)
     found_BR3 = torch.zeros_like(chance_BRM3[:, :, 0])
-    before_BM3 = torch.nn.functional.one_hot(torch.full_like(rollout.turn_BRA[:, 0, protocol.verifier_indices].long(), CONTINUE), 3).float()
+    before_BM3 = one_hot(torch.full_like(rollout.turn_BRA[:, 0, protocol.verifier_indices].long(), CONTINUE), 3).float()
+    stated_BM = torch.full_like(before_BM3[..., 0], torch.nan)
     for r in range(rollout.num_rounds):
-        may_BM1 = (chance_BRM3[:, r].sum(-1) > 0)[..., None]
-        now_BM3 = torch.where(may_BM1, chance_BRM3[:, r], before_BM3)
+        may_BM = chance_BRM3[:, r].sum(-1) > 0
+        now_BM3 = torch.where(may_BM[..., None], chance_BRM3[:, r], before_BM3)
+        accept_BM = chance_BRM3[:, r, :, ACCEPT] / (chance_BRM3[:, r, :, ACCEPT] + chance_BRM3[:, r, :, REJECT]).clamp_min(_TINY)
+        grade_BM = torch.where(may_BM, accept_BM, stated_BM)
         last_B = torch.full_like(rollout.id_B, r == rollout.num_rounds - 1, dtype=torch.bool)
-        found_BR3[:, r] = panel_chances(panel, now_BM3, last_B) * may_BM1.any(1)
+        found_BR3[:, r] = panel_chances(panel, now_BM3, last_B, grade_BM) * may_BM.any(1, keepdim=True)
         decided_BM = rollout.decision_BRA[:, r, protocol.verifier_indices]
-        before_BM3 = torch.where(may_BM1, torch.nn.functional.one_hot(decided_BM, 3).float(), before_BM3)
-    return found_BR3
+        before_BM3 = torch.where(may_BM[..., None], one_hot(decided_BM, 3).float(), before_BM3)
+        stated_BM = torch.where(may_BM & (decided_BM != CONTINUE), accept_BM, stated_BM)
+    return found_BR3, panel.confidence(stated_BM) if panel.rule == "mean" else None

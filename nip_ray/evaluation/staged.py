@@ -26,21 +26,26 @@ BATCH = 512
 @dataclass(frozen=True)
 class Staged:
     """rollout: what was played. chance_BRD: (B, R, D) the verifier's probabilities of each verdict and of continuing, 0 where no decision
-    of it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote.
+    of it could count; where a panel decides, its verdict's. members: the same of each member of a panel by its own vote. stated_B: under a
+    panel's mean, the mean of what the members stated, NaN where none did; else None.
     """
 
     rollout: Rollout
     chance_BRD: Tensor
     members: Mapping[str, Tensor] = field(default_factory=dict)
+    stated_B: Tensor | None = None
 
     def copies(self, index: slice | Tensor) -> "Staged":
         """Some copies."""
-        return Staged(self.rollout.copies(index), self.chance_BRD[index], {name: part[index] for name, part in self.members.items()})
+        members = {name: part[index] for name, part in self.members.items()}
+        stated_B = None if self.stated_B is None else self.stated_B[index]
+        return Staged(self.rollout.copies(index), self.chance_BRD[index], members, stated_B)
 
     def by(self, protocol: Protocol) -> dict[str, "Staged"]:
         """Who judges -> the same as judged by it; see `judged`."""
         seen = judged(protocol, self.rollout)
-        return {who: Staged(rollout, self.members.get(who, self.chance_BRD)) for who, rollout in seen.items()}
+        own = {who: Staged(rollout, self.members[who]) for who, rollout in seen.items() if who in self.members}
+        return {who: own.get(who) or replace(self, members={}) for who in seen}
 
 
 def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor) -> Staged:
@@ -58,7 +63,8 @@ def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B
 
     rollout = play_episodes(play, players, id_B, seed_B, record=record)
     if protocol.panel is not None:
-        return Staged(rollout, chances_of_panel(protocol, rollout, chances), chances)
+        chance_BR3, stated_B = chances_of_panel(protocol, rollout, chances)
+        return Staged(rollout, chance_BR3, chances, stated_B)
     return Staged(rollout, next(iter(chances.values()), torch.zeros(shape, device=play.device)))
 
 
@@ -79,7 +85,9 @@ def stage_all(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, se
 def joined(parts: Sequence[Staged]) -> Staged:
     """All copies of several, in order."""
     members = {name: torch.cat([part.members[name] for part in parts]) for name in parts[0].members}
-    return Staged(concatenate([part.rollout for part in parts]), torch.cat([part.chance_BRD for part in parts]), members)
+    stated = [part.stated_B for part in parts if part.stated_B is not None]
+    whole = concatenate([part.rollout for part in parts]), torch.cat([part.chance_BRD for part in parts])
+    return Staged(*whole, members, torch.cat(stated) if stated else None)
 
 
 def _part(player: Player, here: slice) -> Player:

@@ -89,8 +89,8 @@ class BatchedPlay:
     ) -> StepOutcome:
         """Play one round. actions: agent -> (copies N, action of those N turns); an agent without a turn is left out.
 
-        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are scored, the probability
-        that the verifier gave to acceptance, and whether it drew its decision from it.
+        similarity_B: under zero knowledge, what `compared` says of the round. grade_BM, drawn: where verdicts are graded, the probability
+        that each who decides gave to acceptance, and whether it drew its decision from it.
         """
         decision_BA = torch.full(self.active_BAC.shape[:2], self.protocol.undecided, device=self.device)
         for agent, (copy_N, action) in actions.items():
@@ -120,7 +120,7 @@ class BatchedPlay:
             verdict_B=self.decision_B,
             simulation_BR2=simulation_BR2,
             cut_B=self.state.exhausted_B if self.protocol.cuts else None,
-            vote_BM=verdict_of(self.state.grade_BM) if self.protocol.panel else None,
+            vote_BM=verdict_of(self.state.vote_BM) if self.protocol.panel else None,
         )
 
     def _error(self) -> Tensor | None:
@@ -241,20 +241,20 @@ def play_round(play: BatchedPlay, players: Mapping[str, Player]) -> tuple[list[T
         turns.append(turn)
         actions[agent] = copy_N, turn.action if player.edit is None else player.edit(turn)
     similarity_B, distance_B2 = (None, None) if extra is None else compared(extra, asked, play.id_B)
-    grade_BM, drawn = stated(play, asked, players) if play.protocol.payment.scoring != "linear" else (None, False)
+    grade_BM, drawn = stated(play, asked, players) if play.protocol.graded else (None, False)
     return turns, play.step(actions, similarity_B, grade_BM, drawn).reward_BA, distance_B2
 
 
-def stated(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]) -> tuple[Tensor | None, bool]:
-    """((B, 1) the probability of acceptance among its two verdicts that the verifier gives now, whether it draws its decision)."""
-    verifier = play.protocol.viewpoint
-    if verifier not in asked:
-        return None, False
-    copy_N, policy = asked[verifier]
-    assert policy.decision is not None
-    grade_B = torch.full((len(play.id_B),), 0.5, device=play.device)
-    grade_B[copy_N] = torch.sigmoid(policy.decision[:, ACCEPT] - policy.decision[:, REJECT]).float()
-    return grade_B[:, None], players[verifier].noise is not None
+def stated(play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]], players: Mapping[str, Player]) -> tuple[Tensor, bool]:
+    """((B, M) the probability of acceptance among its two verdicts that each who decides gives now, whether they draw their decisions)."""
+    deciders = play.protocol.verifiers
+    grade_BM = torch.full((len(play.id_B), len(deciders)), 0.5, device=play.device)
+    for place, agent in enumerate(deciders):
+        if agent in asked:
+            copy_N, policy = asked[agent]
+            assert policy.decision is not None
+            grade_BM[copy_N, place] = torch.sigmoid(policy.decision[:, ACCEPT] - policy.decision[:, REJECT]).float()
+    return grade_BM, any(players[agent].noise is not None for agent in deciders)
 
 
 def play_rollout(

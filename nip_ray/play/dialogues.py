@@ -114,7 +114,7 @@ class Rulebook:
         decision_1A[:, protocol.verifier_indices] = torch.where(now_1M.isnan(), CONTINUE, ACCEPT)
         state = start(protocol, torch.tensor([y]), torch.tensor([seed]))
         state.agent_done_BA[:, protocol.verifier_indices] = ~before_1M.isnan()
-        state = replace(state, round_B=torch.tensor([round]), grade_BM=before_1M)
+        state = replace(state, round_B=torch.tensor([round]), vote_BM=before_1M, grade_BM=before_1M)
         after, outcome = step(protocol, state, decision_1A, grade_BM=now_1M)
         ended = bool(after.ended_B)
         confidence = float(protocol.panel.confidence(after.grade_BM)) if protocol.panel is not None and ended else math.nan

@@ -21,8 +21,8 @@ class ProtocolState:
     agent_done_BA: (B, A) bool, who has no more turns. done_B: (B,) bool, over with a verdict. exhausted_B: (B,) bool, over without: the
     rounds ran out while the verifier was undecided, or cut a game off (`Protocol.cuts`). Under zero knowledge a verdict alone does not
     end a copy: the verifier is done, and `done_B` follows when the adversarial verifier has decided as well, or when the rounds run out
-    (which then costs nobody anything). grade_BM: (B, M) float32, what each member of a panel has voted: its probability of acceptance,
-    NaN where it has not; without a panel there is no column.
+    (which then costs nobody anything). vote_BM, grade_BM: (B, M) float32, what each member of a panel has voted and with which probability
+    of acceptance, NaN where it has not; without a panel there is no column. They differ where votes are drawn from what is stated.
     """
 
     round_B: Tensor
@@ -31,6 +31,7 @@ class ProtocolState:
     agent_done_BA: Tensor
     done_B: Tensor
     exhausted_B: Tensor
+    vote_BM: Tensor
     grade_BM: Tensor
 
     @property
@@ -61,8 +62,8 @@ def start(protocol: Protocol, y_B: Tensor, seed_B: Tensor) -> ProtocolState:
     false_B = torch.zeros(batch, dtype=torch.bool, device=y_B.device)
     false_BA = torch.zeros(batch, len(protocol.agents), dtype=torch.bool, device=y_B.device)
     members = len(protocol.panel.members) if protocol.panel else 0
-    grade_BM = torch.full((batch, members), torch.nan, device=y_B.device)
-    return ProtocolState(torch.zeros_like(y_B), seed_B % NUM_SEEDS, y_B, false_BA, false_B, false_B, grade_BM)
+    no_BM = torch.full((batch, members), torch.nan, device=y_B.device)
+    return ProtocolState(torch.zeros_like(y_B), seed_B % NUM_SEEDS, y_B, false_BA, false_B, false_B, no_BM, no_BM)
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ def step(
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
-    under a scoring other than linear. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
+    where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
     wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing). turn_BA: whose turn it is, where the
     caller knows.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
@@ -126,7 +127,7 @@ def _step(
         turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
     last_B = state.round_B >= protocol.max_rounds - 1
     if protocol.panel is not None:
-        return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM)
+        return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM, drawn)
     verifier = protocol.verifier_index
     decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != protocol.undecided
@@ -160,21 +161,26 @@ def _panel_step(
     live_B: Tensor,
     last_B: Tensor,
     given_BM: Tensor | None,
+    drawn: bool,
 ) -> tuple[ProtocolState, StepOutcome]:
     """Members vote each in their time, and have no more turns then. The verdict comes with the last vote, or when the rounds run out."""
     places = protocol.verifier_indices
-    vote_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
-    given_BM = vote_BM.float() if given_BM is None or protocol.force_guess is not None else given_BM
-    grade_BM = torch.where(vote_BM != CONTINUE, given_BM, state.grade_BM)
-    voted_BM = ~grade_BM.isnan()
+    code_BM = torch.stack([_counted(protocol, state, decision_BA, turn_BA, place) for place in places], 1)
+    if given_BM is None or protocol.force_guess is not None:
+        given_BM, drawn = code_BM.float(), False
+    now_BM = code_BM != CONTINUE
+    grade_BM = torch.where(now_BM, given_BM, state.grade_BM)
+    vote_BM = torch.where(now_BM, code_BM.float() if drawn else given_BM, state.vote_BM)
+    voted_BM = ~vote_BM.isnan()
     over_B = live_B & (voted_BM.all(1) | last_B)
-    confidence_B = panel.confidence(grade_BM)
+    confidence_B = panel.confidence(grade_BM if panel.rule == "mean" else vote_BM)
     decided_B = over_B & ~confidence_B.isnan()
     decision_B = torch.where(decided_B, verdict_of(confidence_B), CONTINUE)
     counts_BA = turn_BA.clone()
-    counts_BA[:, places] &= (vote_BM == CONTINUE) & ~over_B[:, None]
-    paid_BA = _panel_pays(protocol, panel, state, grade_BM, confidence_B)
-    reward_BA = _with_more(protocol, state, torch.where(over_B[:, None], paid_BA, 0.0), counts_BA, over_B, decision_B, confidence_B)
+    counts_BA[:, places] &= ~now_BM & ~over_B[:, None]
+    paid_BA = torch.where(over_B[:, None], _panel_pays(protocol, panel, state, vote_BM, grade_BM, confidence_B), 0.0)
+    excess_BM = _excess_of_mean(vote_BM, grade_BM) if panel.rule == "mean" else None
+    reward_BA = _with_more(protocol, state, paid_BA, counts_BA, over_B, decision_B, confidence_B, excess_BM)
     agent_done_BA = state.agent_done_BA | over_B[:, None]
     agent_done_BA[:, places] |= voted_BM
     after = replace(
@@ -183,6 +189,7 @@ def _panel_step(
         agent_done_BA=agent_done_BA,
         done_B=state.done_B | decided_B,
         exhausted_B=state.exhausted_B | (over_B & ~decided_B),
+        vote_BM=vote_BM,
         grade_BM=grade_BM,
     )
     return after, StepOutcome(reward_BA, decided_B, over_B & ~decided_B, decision_B)
@@ -193,21 +200,34 @@ def verdict_of(confidence_B: Tensor) -> Tensor:
     return torch.where(confidence_B > 0.5, ACCEPT, torch.where(confidence_B < 0.5, REJECT, CONTINUE))
 
 
-def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, grade_BM: Tensor, confidence_B: Tensor) -> Tensor:
-    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a share of each."""
+def _panel_pays(protocol: Protocol, panel: Panel, state: ProtocolState, vote_BM: Tensor, grade_BM: Tensor, confidence_B: Tensor) -> Tensor:
+    """(B, A) what the tables pay for an end with these votes and this verdict: a probability between 0 and 1 pays a share of each.
+
+    Where votes are drawn with the probabilities that members state, a member is paid besides for what its draw exceeds them, times how
+    much of the share depends on it, as in `score`.
+    """
     payoff_KYVA, _ = protocol.amounts_on(confidence_B.device)
     amount_BVA = payoff_KYVA[protocol.role_B(state.seed_B), state.y_B]
-    own_BA = confidence_B[:, None].repeat(1, len(protocol.agents))
+    places, own_BA = protocol.verifier_indices, confidence_B[:, None].repeat(1, len(protocol.agents))
+    excess_BA = torch.zeros_like(own_BA)
     if panel.paid_for == "vote":
-        own_BA[:, protocol.verifier_indices] = grade_BM
+        own_BA[:, places], excess_BA[:, places] = grade_BM, (vote_BM - grade_BM).nan_to_num(0.0)
+    elif panel.rule == "mean":
+        excess_BA[:, places] = _excess_of_mean(vote_BM, grade_BM)
     share_BA = own_BA.nan_to_num(0.0)
-    scoring = protocol.payment.scoring
+    paid_BA, scoring = share_BA + excess_BA, protocol.payment.scoring
     if scoring != "linear":
         true_B1 = state.y_B[:, None] == ACCEPT
-        right_BA, _ = score(scoring, torch.where(true_B1, share_BA, 1 - share_BA))
-        share_BA = torch.where(_honest(protocol, state), torch.where(true_B1, right_BA, 1 - right_BA), share_BA)
-    mixed_BA = share_BA * amount_BVA[:, ACCEPT] + (1 - share_BA) * amount_BVA[:, REJECT]
+        right_BA, slope_BA = score(scoring, torch.where(true_B1, share_BA, 1 - share_BA))
+        right_BA = right_BA + torch.where(true_B1, excess_BA, -excess_BA) * slope_BA
+        paid_BA = torch.where(_honest(protocol, state), torch.where(true_B1, right_BA, 1 - right_BA), paid_BA)
+    mixed_BA = paid_BA * amount_BVA[:, ACCEPT] + (1 - paid_BA) * amount_BVA[:, REJECT]
     return torch.where(own_BA.isnan(), amount_BVA[:, CONTINUE], mixed_BA)
+
+
+def _excess_of_mean(vote_BM: Tensor, grade_BM: Tensor) -> Tensor:
+    """(B, M) how far each member's draw moves the mean of the votes cast from the mean of what is stated; 0 where it has not voted."""
+    return (vote_BM - grade_BM).nan_to_num(0.0) / (~vote_BM.isnan()).sum(1, keepdim=True).clamp_min(1)
 
 
 def score(scoring: str, truth: Tensor) -> tuple[Tensor, Tensor]:
@@ -297,14 +317,19 @@ def _rewards(
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
-    if grade_BM is not None and protocol.payment.scoring != "linear" and protocol.force_guess is None:
-        paid_BA = _scored(protocol, state, paid_BA, decision_B, grade_BM[:, 0], drawn)
+    grade_B = None if grade_BM is None or protocol.force_guess is not None or not protocol.graded else grade_BM[:, 0]
+    if grade_B is not None and protocol.payment.scoring != "linear":
+        paid_BA = _scored(protocol, state, paid_BA, decision_B, grade_B, drawn)
     reward_BA = torch.where(over_B[:, None], paid_BA, 0.0)
     counts_BA = turn_BA
     if turns_AA is not None:
         counts_BA = turn_BA.clone()
         counts_BA[:, protocol.verifier_index] &= ~over_B
-    return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, None)
+    if grade_B is None:
+        return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, None)
+    none_B = decision_B == CONTINUE
+    excess_B1 = torch.where(none_B, 0.0, decision_B - grade_B)[:, None] if drawn else None
+    return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, grade_B.masked_fill(none_B, torch.nan), excess_B1)
 
 
 def _with_more(
@@ -315,9 +340,10 @@ def _with_more(
     over_B: Tensor,
     decision_B: Tensor,
     confidence_B: Tensor | None,
+    excess_BM: Tensor | None = None,
 ) -> Tensor:
     """(B, A) with what turns pay, of those that count (B, A), and with what the payment function pays at an end. confidence_B: of a graded
-    verdict, NaN for none (None: of one without a grade).
+    verdict, NaN for none (None: of one without a grade). excess_BM: how far the draw of each who decides moves it (None: not at all).
     """
     turns_AA = protocol.amounts_on(decision_B.device)[1]
     if turns_AA is not None:
@@ -326,8 +352,34 @@ def _with_more(
     if protocol.payment.function is not None:
         given_B = certainty(protocol, decision_B) if confidence_B is None else confidence_B.nan_to_num(0.5)
         ends = Ends(state.y_B, decision_B, given_B, state.round_B + 1, protocol.role_B(state.seed_B))
-        reward_BA = reward_BA + torch.where(over_B[:, None], function_pays(protocol, ends), 0.0)
+        paid_BA = function_pays(protocol, ends)
+        if excess_BM is not None:
+            slope_BM = _slopes(protocol, ends)[:, protocol.verifier_indices]
+            paid_BA[:, protocol.verifier_indices] += torch.where(excess_BM == 0, 0.0, excess_BM * slope_BM)
+        reward_BA = reward_BA + torch.where(over_B[:, None], paid_BA, 0.0)
     return reward_BA
+
+
+def _slopes(protocol: Protocol, ends: Ends) -> Tensor:
+    """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn besides, with that
+    confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds nothing in the mean, and makes the
+    score-function gradient that of the mean payment.
+    """
+    if protocol.panel is not None:
+        return _slope(protocol, ends, ends.verdict_B)
+    accept_BA, reject_BA = (_slope(protocol, ends, torch.full_like(ends.verdict_B, verdict)) for verdict in (ACCEPT, REJECT))
+    return ends.confidence_B[:, None] * accept_BA + (1 - ends.confidence_B[:, None]) * reject_BA
+
+
+def _slope(protocol: Protocol, ends: Ends, verdict_B: Tensor) -> Tensor:
+    """(B, A) the derivative of what the payment function pays by the confidence, at these verdicts; 0 where it has none."""
+    with torch.enable_grad():
+        confidence_B = ends.confidence_B.detach().clone().requires_grad_()
+        paid_BA = function_pays(protocol, replace(ends, verdict_B=verdict_B, confidence_B=confidence_B))
+        if not paid_BA.requires_grad:
+            return torch.zeros_like(paid_BA)
+        columns = [torch.autograd.grad(paid_B.sum(), confidence_B, retain_graph=True)[0] for paid_B in paid_BA.unbind(1)]
+    return torch.stack(columns, 1)
 
 
 def certainty(protocol: Protocol, decision_B: Tensor) -> Tensor:

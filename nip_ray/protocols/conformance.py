@@ -103,6 +103,8 @@ def _verdict_faults(protocol: Protocol) -> list[str]:
         return ["verdicts: a panel's rule makes one of two of its votes; give it two verdicts"]
     if many and protocol.verifier is None:
         return ["verdicts: a game without a verifier has none; leave them out"]
+    if protocol.payment.graded and (many or protocol.payment.function is None):
+        return ["payment.graded: says that a payment function reads confidences, of two verdicts; leave it out"]
     if many and protocol.payment.scoring != "linear":
         return [f"verifier_scoring {protocol.payment.scoring}: is defined for two verdicts (got {len(names)}); use linear"]
     return []

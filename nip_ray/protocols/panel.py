@@ -1,7 +1,8 @@
 """Several deciders with one verdict: who they are, and the rule that makes a verdict of their votes.
 
 Decisions that matter here:
-- a vote is a probability of acceptance: 0 or 1, anything between where votes are graded, NaN for none;
+- a vote is a probability of acceptance: 0 or 1, anything between where votes are graded, NaN for none. Networks draw a vote of 0 or 1,
+  and under the mean state the probability that they draw it with;
 - a vote of exactly one half favours neither side: it is cast, and counts as no vote for either. The mean alone heeds how sure votes are;
 - imports no torch: tables of protocols name panels.
 """

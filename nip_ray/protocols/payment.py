@@ -36,6 +36,7 @@ class Ends:
 
     y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no side was favoured.
     confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
+    Verdicts of networks are where `Payment.graded` or another scoring than linear asks for it.
     Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a verdict, 0 without.
     rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
     """
@@ -68,7 +69,8 @@ class Payment:
     prover left out argues for none. function: pays at the end what no table says. scoring: what a graded verdict pays those who are paid
     for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent -> what
     stands in episodes of that role in place of the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit
-    of the error that the scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are.
+    of the error that the scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are. graded: the
+    function reads how sure a network is of its verdict; it must then be differentiable by the confidence wherever that should be learned.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)
@@ -79,6 +81,7 @@ class Payment:
     by_role: Mapping[str, Mapping[str, Stake]] = field(default_factory=dict)
     per_error: Mapping[str, float] = field(default_factory=dict)
     verdicts: int = 2
+    graded: bool = False
 
     @classmethod
     def from_params(

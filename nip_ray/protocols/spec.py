@@ -111,6 +111,12 @@ class Protocol:
         return len(self.verdicts) == 2
 
     @property
+    def graded(self) -> bool:
+        """Whether more than the verdict counts of what the verifier, or a panel's members, state: the probability of acceptance."""
+        mean = self.panel is not None and self.panel.rule == "mean"
+        return self.verifier is not None and (mean or self.payment.scoring != "linear" or self.payment.graded)
+
+    @property
     def decision_words(self) -> tuple[str, ...]:
         """The words for the codes of decisions."""
         return (*self.verdicts, DECISIONS[CONTINUE])
@@ -282,8 +288,8 @@ class Protocol:
         """Why it cannot be told in advance which turns agents may have, and that all have one before a verdict counts; None if it can."""
         if self.verifier is None or self.panel is not None:
             return f"the end of {self.name!r} is not one verifier's to decide"
-        if self.zero_knowledge is not None or self.chooser is not None or self.payment.scoring != "linear":
-            return "zero knowledge, roles that an agent chooses and scored verdicts look at more than turns"
+        if self.zero_knowledge is not None or self.chooser is not None or self.graded:
+            return "zero knowledge, roles that an agent chooses and graded verdicts look at more than turns"
         if self.payment.per_error or self.deciders != (self.verifier,):
             return "estimates that are paid for, and decisions of others than the verifier, are among what is computed otherwise"
         late: set[str] = set()

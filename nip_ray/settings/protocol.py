@@ -75,7 +75,7 @@ class ProtocolParams:
     panel_rule: Literal["majority", "unanimous", "veto", "mean"] = option(
         "majority",
         "How votes make the verdict: more than half of all judges; accepted if all accept, else rejected; rejected if one rejects, else "
-        "accepted; or the mean of how sure they are of acceptance, for language models (judge_panel).",
+        "accepted; or the mean of how sure they are of acceptance, of networks under ppo and reinforce (judge_panel).",
     )
     judges_paid_for: Literal["vote", "verdict"] = option(
         "vote", "Whether each judge is paid for its own vote or for the panel's verdict (judge_panel)."

@@ -148,5 +148,5 @@ def test_what_is_refused() -> None:
     with pytest.raises(UserError, match="more than 50 dialogues in round 1"):
         grow(scenario, networks, ids, KINDS, max_nodes=50)
     scored, ids = haystack("adp", verifier_scoring="brier")
-    with pytest.raises(UserError, match="leave out linear messages, zero knowledge and scoring"):
+    with pytest.raises(UserError, match="leave out linear messages, zero knowledge and graded verdicts"):
         grow(scored, networks, ids, KINDS)

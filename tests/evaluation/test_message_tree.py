@@ -43,7 +43,7 @@ def test_greedy_values_are_those_of_all_scripts(protocol: str, attackers: list[s
         assert 0 < best[:, 1].mean() < best[:, 0].mean(), "true claims are rightly accepted"
 
 
-@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto"])
+@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto", "mean"])
 def test_of_a_panel_and_its_members_values_are_those_of_all_messages(rule: str) -> None:
     with one_thread():
         scenario = graph_scenario(build("judge_panel", panel_rule=rule))

@@ -11,26 +11,29 @@ from nip_ray.evaluation.calibration import graded_verdicts
 from nip_ray.evaluation.panels import judged, panel_chances
 from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
-from nip_ray.protocols import CONTINUE, Panel, build
+from nip_ray.protocols import ACCEPT, CONTINUE, Panel, build
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator
 from tests.builders import graph_scenario, one_thread
 
 
-@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto"])
+@pytest.mark.parametrize("rule", ["majority", "unanimous", "veto", "mean"])
 @pytest.mark.parametrize("members", [1, 2, 3, 4])
 def test_against_a_sum_over_all_votes(rule: Any, members: int) -> None:
     panel = Panel(tuple(map(str, range(members))), rule)
     chance_BM3 = torch.rand(8, members, 3, generator=torch.Generator().manual_seed(members)).softmax(-1)
     last_B = torch.arange(8) % 2 == 0
     expected = torch.zeros(8, 3)
+    grade_BM = chance_BM3[..., ACCEPT] / chance_BM3[..., :2].sum(-1)
     for votes in product(range(3), repeat=members):
         chance_B = torch.stack([chance_BM3[:, place, vote] for place, vote in enumerate(votes)]).prod(0)
-        grades = torch.tensor([[(0.0, 1.0, math.nan)[vote] for vote in votes]])
-        verdict = int(verdict_of(panel.confidence(grades))[0])
         for copy in range(8):
+            cast = [(0.0, 1.0, math.nan)[vote] for vote in votes]
+            if rule == "mean":  # what is drawn says only who votes
+                cast = [float(grade_BM[copy, place]) + 0 * vote for place, vote in enumerate(cast)]
+            verdict = int(verdict_of(panel.confidence(torch.tensor([cast])))[0])
             expected[copy, verdict if bool(last_B[copy]) or CONTINUE not in votes else CONTINUE] += chance_B[copy]
-    assert torch.allclose(panel_chances(panel, chance_BM3, last_B), expected, atol=1e-6)
+    assert torch.allclose(panel_chances(panel, chance_BM3, last_B, grade_BM), expected, atol=1e-6)
 
 
 def test_in_play_of_several_rounds() -> None:
@@ -59,3 +62,39 @@ def test_in_play_of_several_rounds() -> None:
     assert len(grades) == len(labels) == int((rollout.verdict_B != CONTINUE).sum())
     by = judged(scenario.protocol, rollout)
     assert [by[judge].verdict_B.tolist() for judge in ("judge0", "judge1")] == rollout.vote_BM.T.tolist()
+
+
+def test_of_the_mean_in_play_of_several_rounds() -> None:
+    """A vote stands with the probability it was cast with; the verdict, its chances and its confidence are those of the mean."""
+    with one_thread():
+        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, panel_rule="mean", verifier_scoring="brier"))
+        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+        id_B = scenario.ids("test").repeat(20)
+        for noise in (None, 1):
+            players = {agent: Player(network, noise and generator(noise, agent)) for agent, network in networks.items()}
+            staged = stage(BatchedPlay(scenario), players, id_B, torch.arange(len(id_B)))
+            rollout, drawn = staged.rollout, 0
+            stated: list[tuple[float, float]] = []
+            for copy in range(len(id_B)):
+                grades, own = [], []
+                for place, judge in enumerate(scenario.protocol.verifiers):
+                    for r in (1, 3):
+                        if (code := int(rollout.decision_BRA[copy, r, 1 + place])) != CONTINUE and len(own) == place:
+                            chance_3 = staged.members[judge][copy, r]
+                            grades.append(float(chance_3[ACCEPT] / chance_3[:2].sum()))
+                            own.append(code)
+                    own += [CONTINUE] * (place + 1 - len(own))
+                mean = sum(grades) / len(grades) if grades else math.nan
+                verdict = CONTINUE if not grades or mean == 0.5 else int(mean > 0.5)
+                assert int(rollout.verdict_B[copy]) == verdict
+                assert rollout.vote_BM is not None
+                assert rollout.vote_BM[copy].tolist() == own
+                last = int(rollout.length_B[copy]) - 1
+                if noise is not None:
+                    assert float(staged.chance_BRD[copy, last, verdict]) > 0, "what came could come"
+                if verdict != CONTINUE:
+                    stated.append((mean, float(rollout.y_B[copy])))
+                    drawn += len(set(own)) == 2 and CONTINUE not in own
+            assert noise is None or drawn > 0, "judges that disagree"
+            graded, labels = graded_verdicts(staged.copies(slice(None)))
+            assert list(zip(graded, labels, strict=True)) == [(pytest.approx(p, abs=1e-6), y) for p, y in stated]

@@ -1,6 +1,7 @@
 """Proper scores of what networks state with their verdicts: paid in the mean, and climbed by policy gradients."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,8 +11,10 @@ from nip_ray.environments.single import SinglePlay
 from nip_ray.errors import UserError
 from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
-from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build, start, step
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check, start, step
+from nip_ray.protocols.payment import Ends
 from nip_ray.seeding import generator
+from nip_ray.settings.protocol import PayoffSettings
 from tests.builders import graph_scenario, one_thread
 
 SCORINGS = ("brier", "log")
@@ -84,3 +87,89 @@ def test_plays_by_actions_alone_are_refused() -> None:
     play = SinglePlay(graph_scenario(build("nip", verifier_scoring="log")))
     with pytest.raises(UserError, match=r"protocol.verifier_scoring: got log, but actions do not say how sure they are"):
         play.reset()
+
+
+def panel(**params: Any) -> Protocol:
+    return build("judge_panel", judges=2, payoff={"judge0": PayoffSettings(false_accept=-2.0, false_reject=-2.0)}, **params)
+
+
+def sure(protocol: Protocol) -> Protocol:
+    """The same with a payment of confidences that depends on the verdict, too."""
+
+    def bent(ends: Ends) -> dict[str, torch.Tensor]:
+        bent_B = (1 + ends.verdict_B) * ends.confidence_B**2
+        return {"prover": ends.confidence_B, **dict.fromkeys(protocol.verifiers, bent_B), protocol.verifiers[0]: -bent_B}
+
+    return replace(protocol, payment=replace(protocol.payment, function=bent, graded=True))
+
+
+DRAWN = [
+    *(panel(panel_rule=rule, judges_paid_for=paid_for, verifier_scoring=scoring)
+      for rule in ("mean", "majority") for paid_for in ("vote", "verdict") for scoring in ("linear", *SCORINGS)),
+    sure(panel(panel_rule="mean")),
+    sure(build("adp")),
+]  # fmt: skip
+
+
+def all_draws(protocol: Protocol, y: int, stated: tuple[float, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(probability of each draw, (draws, A) what it pays) where those who decide state this."""
+    codes = torch.tensor(list(product((REJECT, ACCEPT), repeat=len(stated))))
+    grade_BM = torch.tensor(stated).expand(len(codes), -1)
+    decision_BA = torch.full((len(codes), len(protocol.agents)), CONTINUE)
+    decision_BA[:, protocol.verifier_indices] = codes
+    begun = start(protocol, torch.full((len(codes),), y), torch.zeros(len(codes), dtype=torch.int64))
+    outcome = step(protocol, replace(begun, round_B=begun.round_B + 1), decision_BA, grade_BM=grade_BM, drawn=True)[1]
+    return torch.where(codes == ACCEPT, grade_BM, 1 - grade_BM).double().prod(1), outcome.reward_BA.double()
+
+
+@pytest.mark.parametrize("number", range(len(DRAWN)))
+@pytest.mark.parametrize("y", [REJECT, ACCEPT])
+def test_sampled_decisions_climb_the_mean_payment(number: int, y: int) -> None:
+    """The score-function gradient, which holds payments fixed, is the slope of the mean payment, which depends on what is stated; where
+    grades alone count, that mean is what is paid for the grades.
+    """
+    protocol, step_ = DRAWN[number], 0.002
+    check(protocol)
+    places = protocol.verifier_indices
+    for stated in ((0.3, 0.6), (0.8, 0.9), (0.2, 0.35))[:: 1 if protocol.panel else 2]:
+        stated = stated[: len(places)]
+        chance_B, paid_BA = all_draws(protocol, y, stated)
+        for member, place in enumerate(places):
+            up, down = (tuple(c + change * (m == member) for m, c in enumerate(stated)) for change in (step_, -step_))
+            (above_B, more_BA), (below_B, less_BA) = all_draws(protocol, y, up), all_draws(protocol, y, down)
+            slope = (above_B @ more_BA[:, place] - below_B @ less_BA[:, place]) / (2 * step_)
+            gradient = (above_B - below_B) @ paid_BA[:, place] / (2 * step_)
+            assert float(gradient) == pytest.approx(float(slope), abs=2e-3)
+        if protocol.panel and protocol.panel.rule == "mean" and protocol.payment.function is None:
+            begun = start(protocol, torch.tensor([y]), torch.tensor([0]))
+            decision_1A = torch.full((1, len(protocol.agents)), CONTINUE)
+            decision_1A[:, places] = ACCEPT
+            known = step(protocol, replace(begun, round_B=begun.round_B + 1), decision_1A, grade_BM=torch.tensor([stated]))[1]
+            assert torch.allclose(chance_B @ paid_BA, known.reward_BA[0].double(), atol=1e-5)
+
+
+def test_a_graded_function_is_given_what_a_network_states() -> None:
+    given: list[Ends] = []
+
+    def seen(ends: Ends) -> dict[str, torch.Tensor]:
+        given.append(ends)
+        return {"prover": ends.confidence_B}
+
+    made = build("adp")
+    for graded in (True, False):
+        given.clear()
+        with one_thread():
+            scenario = graph_scenario(replace(made, payment=replace(made.payment, payoff={}, function=seen, graded=graded)))
+            networks = {agent: scenario.build_agent(agent, 1).eval() for agent in made.agents}
+            players = {agent: Player(network, generator(0, agent)) for agent, network in networks.items()}
+            staged = stage(BatchedPlay(scenario), players, scenario.ids("test"), torch.arange(len(scenario.ids("test"))))
+        chance_B3, decided_B = staged.chance_BRD[:, 1], staged.rollout.verdict_B != CONTINUE
+        stated_B = chance_B3[:, ACCEPT] / chance_B3[:, :2].sum(1) if graded else staged.rollout.verdict_B.float()
+        assert torch.allclose(given[-1].confidence_B, torch.where(decided_B, stated_B, 0.5), atol=1e-6)
+        assert torch.allclose(staged.rollout.reward_BRA[:, 1, 0], given[-1].confidence_B.detach(), atol=1e-6)
+    SinglePlay(scenario).reset()  # one that reads no confidences can be played by actions
+    with pytest.raises(UserError, match="has a payment function of confidences, but actions"):
+        SinglePlay(graph_scenario(replace(made, payment=replace(made.payment, function=seen, graded=True)))).reset()
+    for fault in (replace(made.payment, graded=True), replace(build("debate", verdicts=list("abc")).payment, function=seen, graded=True)):
+        with pytest.raises(UserError, match=r"payment\.graded"):
+            check(replace(made if fault.function is None else build("debate", verdicts=list("abc")), payment=fault))

@@ -269,6 +269,7 @@ def state_of(copies: list[Copy]) -> ProtocolState:
         agent_done_BA=torch.tensor([[c.agents_done] * width for c in copies]),
         done_B=torch.tensor([c.done for c in copies]),
         exhausted_B=torch.tensor([c.terminated for c in copies]),
+        vote_BM=torch.empty(len(copies), 0),
         grade_BM=torch.empty(len(copies), 0),
     )
 
