@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCHMARKS = $(filter-out benchmarks/_% benchmarks/gate.py benchmarks/headline.py,$(sort $(wildcard benchmarks/*.py)))
 
+# Else every process of a test compiles what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 TIERS := test-slow test-crash test-docs test-browser test-learning

@@ -1,6 +1,8 @@
 """Seeds by a stable hash: every random draw of an experiment comes from (config seed, purpose, worker, iteration, ...)."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,3 +25,16 @@ def generator(seed: int, *purpose: str | int, device: "torch.device | str" = "cp
     made = torch.Generator(device=device)
     made.manual_seed(stable_seed(seed, *purpose))
     return made
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draws from torch's global generator of the processor begin at `seed` inside, and go on afterwards as if there had been none.
+
+    Not `torch.manual_seed`, which keeps the stack of every call for devices that may come.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield

@@ -3,9 +3,11 @@
 The environment is set while this file is imported, so before any test imports torch or ray, and child processes inherit it.
 """
 
+import gc
 import os
 import shutil
 import signal
+import ssl
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,12 +34,15 @@ os.environ.update(
     NIP_PROVIDER_KEY="sk-canary-7d2c41f0a9b84e55",  # of the provider for tests; here, so that Ray's workers have it, too
     RAY_USAGE_STATS_ENABLED="0",
     RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO="0",
+    RAY_worker_niceness="0",  # else every other process goes first, and who waits for a worker waits for them all
     RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="60",  # a busy machine needs more than the 5 s of a server
     RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="60",
     RAY_TMPDIR=str(SCRATCH / "ray"),  # where Ray instances go that tests start in processes of their own
 )
 os.environ.pop("RAY_ADDRESS", None)  # never a cluster that happens to be there
 (SCRATCH / "ray").mkdir()
+
+ssl.create_default_context = cache(ssl.create_default_context)  # every client of a provider reads the system's certificates for it
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,6 +65,8 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """In a worker; all collect the same."""
+    gc.collect()
+    gc.freeze()  # what is imported by now is not looked through again whenever something collects garbage
     place = getattr(session.config, "workerinput", {}).get("ray_tests")
     if place is not None:
         found = [item.nodeid for item in session.items if "ray_session" in getattr(item, "fixturenames", ())]
@@ -90,7 +97,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return ByRayAndFile(config, log)
 
 
-DRAWS = ("tests/evaluation", "tests/browser", "tests/sweeps/test_page.py")
+DRAWS = ("tests/evaluation/report/", "tests/evaluation/test_report.py", "tests/browser")
 """Where pictures are looked at. Elsewhere figures are made and not rasterised, which takes longer than a tiny run's training."""
 
 

@@ -18,7 +18,7 @@ from nip_ray.learning.groups import FlatOptimizer, ParameterGroup
 from nip_ray.networks.basic import mlp
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.seeding import generator, stable_seed
+from nip_ray.seeding import generator, seeded, stable_seed
 from nip_ray.settings.experiment import MessageRegressionSettings
 
 
@@ -77,8 +77,7 @@ def _score(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, se
 @torch.enable_grad()
 def _fitted(said_NX: Tensor, y_N: Tensor, settings: MessageRegressionSettings, seed: int, labels: int) -> nn.Module:
     """A perceptron trained by cross-entropy and Adam to read labels off messages."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stable_seed(seed, "reader"))
+    with seeded(stable_seed(seed, "reader")):
         reader = mlp(said_NX.shape[1], settings.hidden, labels, settings.num_layers, settings.activation)
     parameters = list(reader.parameters())
     optimizer = FlatOptimizer([ParameterGroup("actor", "reader", parameters, 1.0)], settings.lr)

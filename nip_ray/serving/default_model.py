@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from nip_ray.seeding import stable_seed
+from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.extras import local_llm
 from nip_ray.storage.files import put_in_place
 
@@ -67,7 +67,6 @@ def default_model(seed: int, vocabulary_size: int) -> Any:
 
 def untrained_llama(seed: int, **sizes: Any) -> Any:
     """A Llama whose output layer is its embedding, with weights drawn from `seed`. sizes: of `transformers.LlamaConfig`."""
-    import torch
 
     transformers = local_llm("transformers")
     config = transformers.LlamaConfig(
@@ -77,8 +76,7 @@ def untrained_llama(seed: int, **sizes: Any) -> Any:
         eos_token_id=SPECIAL.index("<|end|>"),
         **sizes,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return transformers.LlamaForCausalLM(config)
 
 

@@ -43,7 +43,7 @@ from nip_ray.learning.token_losses import (
 )
 from nip_ray.learning.token_rows import Part, Turn, parts_of, shares
 from nip_ray.play.dialogue import Chat
-from nip_ray.seeding import stable_seed
+from nip_ray.seeding import seeded, stable_seed
 from nip_ray.serving.batch import ContinuousBatch
 from nip_ray.serving.chat_format import load_format
 from nip_ray.serving.extras import local_llm
@@ -307,8 +307,7 @@ def _load(folder: Path, settings: LocalProvider, trained: bool, seed: int, devic
     if adapters_of is not None:
         adapted = peft.PeftModel.from_pretrained(model, str(folder / ADAPTER))
     else:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(stable_seed(seed, "adapters"))
+        with seeded(stable_seed(seed, "adapters")):
             adapted = peft.get_peft_model(model, lora_config(settings.lora_rank))
     return base, adapted, adapted.get_base_model().eval()
 

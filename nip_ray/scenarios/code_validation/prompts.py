@@ -11,7 +11,7 @@ Decisions that matter here:
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
@@ -135,16 +135,21 @@ def load_prompts(version: int, folder: str | None, protocol: Protocol) -> Prompt
 
     Raises UserError for an unknown version, a folder or file that cannot be read, or a file that would never be used.
     """
+    if folder is None:
+        return _shipped(version)
+    templates, own = dict(_shipped(version).templates), dict(_read_folder(Path(folder)))
+    _refuse_useless(Path(folder), own, templates, protocol)
+    return Prompts(templates | own)
+
+
+@cache
+def _shipped(version: int) -> Prompts:
+    """Read, and compiled, once."""
     package = _PACKAGE / f"v{version}"
     if not package.is_dir():
         known = ", ".join(sorted(path.name[1:] for path in _PACKAGE.iterdir() if path.is_dir()))
         raise UserError(f"scenario.prompt_version: there is no version {version}, expected one of {known}")
-    templates = dict(_read_folder(package))
-    if folder is not None:
-        own = dict(_read_folder(Path(folder)))
-        _refuse_useless(Path(folder), own, templates, protocol)
-        templates |= own
-    return Prompts(templates)
+    return Prompts(dict(_read_folder(package)))
 
 
 def check_templates(prompts: Prompts, names: Sequence[str]) -> None:

@@ -218,7 +218,8 @@ def check_prompts(scenario: CodeValidation) -> None:
                 f"protocol.name: there are no prompts for {protocol.name!r} (no template {name!r}); "
                 f"put {', '.join(names)} into a folder and name it in scenario.prompts"
             )
-    check_templates(scenario.prompts, names)
+    if scenario.settings.prompts is not None:  # those that ship are looked at by the tests
+        check_templates(scenario.prompts, names)
     for agent, name in zip(speaking, names):
         for stance, role in product((REJECT, ACCEPT), protocol.told_of(agent)):
             item = replace(SAMPLE, prover_stance=stance)

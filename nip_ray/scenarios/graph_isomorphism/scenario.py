@@ -19,6 +19,7 @@ from nip_ray.scenarios.graph_isomorphism.network import GraphAgent
 from nip_ray.scenarios.graph_isomorphism.overlap import occurring
 from nip_ray.scenarios.graph_isomorphism.stacked import GraphStack, fits
 from nip_ray.scenarios.seat import Seat, seat
+from nip_ray.seeding import seeded
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 
@@ -99,8 +100,7 @@ class GraphIsomorphism(Scenario):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """The networks of `agent`, initialised from `seed` without touching the global generator."""
         settings, at = self.agents[agent], self.seats[agent]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             if settings.kind == "random":
                 return RandomAgent(at, self.num_symbols)
             if settings.kind == "manual":

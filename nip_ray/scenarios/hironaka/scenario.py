@@ -18,6 +18,7 @@ from nip_ray.scenarios.hironaka.players import Player, Role, scripted
 from nip_ray.scenarios.hironaka.positions import Rules
 from nip_ray.scenarios.hironaka.records import host_of, positions_of, rho_figures, tree_of
 from nip_ray.scenarios.hironaka.seats import NetworkSeat, ScriptedAgent
+from nip_ray.seeding import seeded
 from nip_ray.settings.hironaka import ROLES, HironakaAgentSettings, HironakaSettings, hironaka_faults
 
 
@@ -63,8 +64,7 @@ class Hironaka(Scenario):
         own, role = self.agents[agent], cast(Role, agent)
         if own.kind == "scripted":
             return self.scripted_agent(role, own.player, *own.others)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             settings = self.settings
             return HironakaAgent(own, settings.max_points, settings.dimension, self.moves[agent], self.num_symbols, agent == "agent")
 

@@ -17,6 +17,7 @@ from nip_ray.protocols import Protocol
 from nip_ray.scenarios.image_classification.images import ImageSet
 from nip_ray.scenarios.image_classification.network import ImageAgent, ImageShape, RandomAgent
 from nip_ray.scenarios.seat import Seat, seat
+from nip_ray.seeding import seeded
 from nip_ray.settings.image_classification import ImageAgentSettings
 
 
@@ -105,8 +106,7 @@ class ImageClassification(Scenario):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """The networks of `agent`, initialised from `seed` without touching the global generator."""
         settings, at = self.agents[agent], self.seats[agent]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             if settings.kind == "random":
                 return RandomAgent(at, self.num_symbols)
             maps = self.embeddings.get(agent)

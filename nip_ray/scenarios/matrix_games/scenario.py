@@ -15,6 +15,7 @@ from nip_ray.scenarios.matrix_games.agent import MatrixAgent
 from nip_ray.scenarios.matrix_games.games import Game, matrix_game
 from nip_ray.scenarios.matrix_games.kuhn import KuhnPoker
 from nip_ray.scenarios.seat import agents_of
+from nip_ray.seeding import seeded
 from nip_ray.settings.matrix_games import MatrixAgentSettings, game_faults, protocol_of
 
 PLAYERS = ("player0", "player1")
@@ -59,8 +60,7 @@ class MatrixGame(Scenario):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """Tables or small perceptrons, initialised from `seed`."""
         moves = self.game.actions[PLAYERS.index(agent)]
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return MatrixAgent(self.agents[agent], self.game.num_states, moves, self.num_symbols)
 
     def exact_figures(self, networks: Mapping[str, nn.Module]) -> dict[str, float]:

@@ -19,6 +19,7 @@ from nip_ray.play.rollout import Dialogue
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import NUM_DECISIONS, Protocol
 from nip_ray.scenarios.seat import agents_of
+from nip_ray.seeding import seeded
 from nip_ray.settings.message_game import MessageAgentSettings, MessageGameSettings
 
 _INSTANCES = 1024
@@ -65,8 +66,7 @@ class MessageGame(Scenario):
     def build_agent(self, agent: str, seed: int) -> nn.Module:
         """A small perceptron, initialised from `seed`."""
         num_in = self.protocol.max_rounds + 2 * self.num_symbols + self.settings.num_secrets
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             return MessageAgent(self.agents[agent], num_in, self.num_symbols, agent in self.protocol.deciders)
 
 

@@ -58,6 +58,7 @@ from nip_ray.scenarios.state_tracking.worst_case import (
     worst_acceptance,
     worst_acceptance_of_chain,
 )
+from nip_ray.seeding import seeded
 from nip_ray.settings.state_tracking import StateAgentSettings, StateTrackingSettings
 
 ROLES = (
@@ -155,8 +156,7 @@ class StateTracking(Scenario):
         """A small transformer, initialised from `seed`."""
         says, slots, role_L = self._voice(agent)
         shape = (len(self.protocol.writes[agent]) * self.message_size, self.num_symbols)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             told = len(self.protocol.roles) if agent in self.protocol.told else 0
             decides = agent in self.protocol.deciders
             return StateAgent(self.agents[agent], self.settings.length, role_L, says, slots, shape, decides, told)

@@ -52,7 +52,7 @@ def test_the_task_and_the_pay_are_those_of_the_config(config: dict[str, Any], ta
     assert told[1].startswith(pay)
 
 
-def test_what_is_said_of_shipped_scenarios_holds() -> None:
+def test_what_is_said_of_shipped_scenarios_holds(no_plugins: None) -> None:
     assert {*TASKS, "matrix_game"} >= set(SCENARIOS)
     assert not has_held_out({"scenario": {"name": "message_game"}})
     assert not MessageGame.held_out
