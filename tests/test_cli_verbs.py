@@ -57,7 +57,19 @@ def test_all_checkpoints_are_examined_and_kept(trained: Path) -> None:
 
 
 def test_a_run_stands_for_its_config(trained: Path, tmp_path: Path) -> None:
-    result = call("train", trained, "--seed", "11", "--iterations", "1", "--run-dir", tmp_path / "again", "--quiet")
+    result = call(
+        "train",
+        trained,
+        "--seed",
+        "11",
+        "--iterations",
+        "1",
+        "--run-dir",
+        tmp_path / "again",
+        "--quiet",
+        "--set",
+        "profiling.enabled=false",
+    )
     assert result.exit_code == 0, result.output
     text = RunFolder.open(tmp_path / "again").config_yaml()
     assert "seed: 11" in text

@@ -29,6 +29,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+@cache
 def bound(node: ast.AST) -> set[str]:
     """Private names that are made in there: functions, classes, variables, attributes of `self`."""
     found = set[str]()
@@ -37,7 +38,7 @@ def bound(node: ast.AST) -> set[str]:
             found.add(child.name)
         elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
             found.add(child.id)
-        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and ast.unparse(child.value) in ("self", "cls"):
+        elif isinstance(child, ast.Attribute) and isinstance(child.ctx, ast.Store) and getattr(child.value, "id", "") in ("self", "cls"):
             found.add(child.attr)
     return {name for name in found if is_private(name)}
 
@@ -53,6 +54,7 @@ def files_of_classes() -> dict[str, Path]:
     return {node.name: file for file in FILES for node in ast.walk(tree(file)) if isinstance(node, ast.ClassDef)}
 
 
+@cache
 def inherited(source: ast.Module) -> set[str]:
     """Private names bound in the files of our own classes that classes in `source` derive from."""
     files = {there for _, base in bases(source) if (there := files_of_classes().get(base.rpartition(".")[2])) and tree(there) is not source}

@@ -137,6 +137,7 @@ def test_a_mistake_is_answered_by_one_line(tmp_path: Path, script: str, words: l
     assert not list(tmp_path.iterdir()), "nothing was begun"
 
 
+@pytest.mark.slow
 def test_ppo_learns_in_turns_for_every_seed(tmp_path: Path) -> None:
     words = ("--protocol", "debate", "--iterations", 3, "--seeds", 3, 4, "--turns", 1, 1, 1, "--out", tmp_path)
     found = lines(run("ppo_gi", *words, settings=TINY_GRAPHS))

@@ -26,6 +26,7 @@ from nip_ray.settings.drivers import ExperimentEnvironmentSettings
 from nip_ray.storage.checkpoint import load_checkpoint, rewind_checkpoints, save_checkpoint
 from tests.drivers.small import quiet, same
 from tests.rllib.experiments import experiment
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 MESSAGES = experiment(dict(name="message_game"), dict(num_symbols=6, num_secrets=3), algorithm=dict(minibatch_size=32))
@@ -166,7 +167,7 @@ def test_processes_learn_what_the_sequential_driver_learns(learners: int, shared
         driver.close()
 
 
-@pytest.mark.parametrize("name", GAMES)
+@pytest.mark.parametrize("name", thinned(GAMES))
 def test_a_stop_in_the_middle_of_episodes_leaves_no_trace(name: str, tmp_path: Path) -> None:
     config = GAMES[name]
     expected = trained(SequentialDriver(recipe(config, 6), learner(config, 6), quiet(21)))

@@ -21,6 +21,7 @@ from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols.tables import SHIPPED
 from nip_ray.rllib.shared import networks_of, scenario_of
 from tests.rllib.experiments import GAMES, experiment, game_id, hironaka
+from tests.tiers import thinned
 
 CHAINS: dict[str, Any] = dict(name="state_tracking", length=4, num_train=40, num_test=10)
 IMAGES = dict(name="image_classification", data=dict(num_train=40, num_test=10), num_normalization_steps=64, num_block_groups=1)
@@ -42,7 +43,7 @@ def configs() -> Iterator[Any]:
 CONFIGS = list(configs())
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
 def test_pettingzoos_own_tests_pass(config: ExperimentConfig) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PettingZoo would like boxes as observations, and agents that are numbered
@@ -101,18 +102,18 @@ def paid_as_in_the_core(config: ExperimentConfig, count: int) -> None:
         assert list(paid.values()) == pytest.approx(rollout.reward_BRA[copy].sum(0).tolist())
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
 def test_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) -> None:
     paid_as_in_the_core(config, 12)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
 def test_a_thousand_scripted_dialogues_are_paid_as_in_the_core(config: ExperimentConfig) -> None:
     paid_as_in_the_core(config, 1000)
 
 
-@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("config", thinned(CONFIGS, 3))
 @torch.no_grad()
 def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None:
     env, networks = zoo.parallel(config), networks_of(config.model_dump(mode="json"))

@@ -76,7 +76,7 @@ CALIBRATED = {
 }
 
 
-@pytest.mark.parametrize("n", [50, 300])
+@pytest.mark.parametrize("n", [50, pytest.param(300, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CALIBRATED)
 def test_the_interval_of_a_calibrated_verifiers_error_begins_at_zero(kind: str, n: int) -> None:
     random, held, trials = np.random.default_rng(5), 0, 40

@@ -61,7 +61,8 @@ def test_play_beside_learning_takes_its_time_away(ray_session: None) -> None:
     assert fastest_s(0) / fastest_s(1) >= 1.6
 
 
-@pytest.mark.parametrize("travel", [TRAVELS[1], *(pytest.param(*other.values, marks=pytest.mark.slow) for other in TRAVELS[::2])])
+@pytest.mark.slow
+@pytest.mark.parametrize("travel", TRAVELS)
 def test_a_restore_plays_by_the_weights_that_were_to_play(ray_session: None, made: Any, tmp_path: Any, travel: Travel) -> None:
     """Four iterations are two and two, to the last bit: in another algorithm, and in one that is ahead and plays."""
     config = message_game(play=AHEAD, opponents=PAST | dict(size=2))

@@ -16,6 +16,7 @@ from nip_ray.scenarios.matrix_games.scenario import PLAYERS, MatrixGame
 from nip_ray.settings.dqn import DQNRoleSettings, DQNSettings
 from tests.rllib.experiments import distance, train, weights
 from tests.rllib.test_restore import TRAVELS, Travel, same_state
+from tests.tiers import thinned
 
 ROLE: dict[str, Any] = dict(
     batch_size=32,
@@ -54,10 +55,10 @@ def dqn(protocol: str = "kuhn_poker", scenario: dict[str, Any] | None = None, ro
 @pytest.mark.parametrize(
     "rule",
     [
-        pytest.param(dict(loss="l2"), id="double"),
-        pytest.param(dict(double=False, loss="smooth_l1", loss_beta=4.0), id="single"),
+        pytest.param(dict(loss="l2"), id="double", marks=pytest.mark.slow),
+        pytest.param(dict(double=False, loss="smooth_l1", loss_beta=4.0), id="single", marks=pytest.mark.slow),
         pytest.param(dict(loss="l2", dueling=True, n_step=2), id="dueling-2-steps"),
-        pytest.param(dict(loss="l2", prioritised=True, precision="bfloat16"), id="prioritised-bfloat16"),
+        pytest.param(dict(loss="l2", prioritised=True, precision="bfloat16"), id="prioritised-bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_poker_against_a_random_player_is_won_by_as_much_as_possible(made: Any, rule: dict[str, Any]) -> None:
@@ -89,7 +90,7 @@ def every_pure_table(table: torch.Tensor) -> Any:
         yield nn.functional.one_hot(digits, moves).double()
 
 
-@pytest.mark.parametrize("travel", TRAVELS)
+@pytest.mark.parametrize("travel", thinned(TRAVELS, 3, 1))
 @pytest.mark.parametrize(
     "config",
     [

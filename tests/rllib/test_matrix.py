@@ -50,11 +50,7 @@ def ids(pairs: list[Pair]) -> list[str]:
 
 
 WHOLE = [(protocol, rule) for protocol in PROTOCOLS for rule in RULES]
-# every protocol and every rule, and besides every rule where messages are of all kinds
-USUAL = [
-    *diagonal(PROTOCOLS, [*RULES[1:], RULES[0]]),
-    *((protocol, rule) for protocol, rule in WHOLE if protocol["name"] == "debate"),
-]
+USUAL = diagonal(PROTOCOLS, [*RULES[1:], RULES[0]])  # every protocol and every rule
 SOME = experiments([pair for pair in WHOLE if pair in USUAL])
 REST = experiments([pair for pair in WHOLE if pair not in USUAL])
 

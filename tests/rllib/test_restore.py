@@ -11,6 +11,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.rllib.env_runner import ProtocolEnvRunner
 from nip_ray.rllib.ppo import ProtocolPPO, ProtocolPPOConfig
 from tests.rllib.experiments import PAST, TINY, Weights, distance, experiment, message_game, runner_weights, train, weights
+from tests.tiers import thinned
 
 Travel = Callable[[ProtocolPPO, ProtocolPPO, Path], None]
 
@@ -31,7 +32,7 @@ def by_state(old: ProtocolPPO, new: ProtocolPPO, folder: Path) -> None:
 TRAVELS = [pytest.param(by_path, id="path"), pytest.param(by_training_state, id="training_state"), pytest.param(by_state, id="state")]
 
 
-@pytest.mark.parametrize("travel", TRAVELS)
+@pytest.mark.parametrize("travel", thinned(TRAVELS, 3, 1))
 @pytest.mark.parametrize(
     "config",
     [

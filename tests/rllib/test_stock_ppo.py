@@ -42,8 +42,8 @@ def module_weights(algorithm: PPO) -> dict[str, dict[str, Tensor]]:
     "config",
     [
         pytest.param(experiment(dict(name="nip")), id="nip"),
-        pytest.param(experiment(dict(name="debate"), dict(shared_body=False, linear_symbols=2)), id="debate"),
-        pytest.param(experiment(dict(name="merlin_arthur")), id="merlin_arthur"),
+        pytest.param(experiment(dict(name="debate"), dict(shared_body=False, linear_symbols=2)), id="debate", marks=pytest.mark.slow),
+        pytest.param(experiment(dict(name="merlin_arthur")), id="merlin_arthur", marks=pytest.mark.slow),
         pytest.param(message_game(), id="message_game"),
     ],
 )

@@ -151,6 +151,7 @@ def sizes(path: Path, process: subprocess.Popen[str]) -> Iterator[tuple[int, int
 # ------------------------------------------------------------------------------------------------------- resume in general
 
 
+@pytest.mark.crash
 def test_a_run_that_is_killed_while_it_writes_a_checkpoint_goes_on(finished: Path, tmp_path: Path) -> None:
     config, run = write_small(tmp_path / "small.yaml", *SHORT), tmp_path / "run"
     aim = {"SHOT_AFTER": "3", "SHOT_WHERE": "000006"}
@@ -277,7 +278,7 @@ def test_a_signal_ends_a_run_after_the_iteration_that_it_came_in(
 
 @pytest.mark.parametrize(
     ("part", "struck_in", "kept_every_s", "left"),
-    [("_evaluate", 8, 1e6, 7), ("_trained", 7, 0.0, 6), ("_trained", 7, 1e6, 3)],
+    [("_evaluate", 8, 1e6, 7), pytest.param("_trained", 7, 0.0, 6, marks=pytest.mark.slow), ("_trained", 7, 1e6, 3)],
     ids=["an evaluation", "a slow iteration", "what was kept is older"],
 )
 def test_what_takes_longer_than_the_grace_is_done_again(

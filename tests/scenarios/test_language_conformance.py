@@ -36,7 +36,7 @@ def claim(monkeypatch: pytest.MonkeyPatch) -> Any:
         (build("kuhn_poker"), LanguageMatrixGameSettings()),
         (build("bisection", max_rounds=9), STATES),
         (build("debate", max_rounds=3), STATES),
-        (build("prover_estimator"), STATES),
+        pytest.param(build("prover_estimator"), STATES, marks=pytest.mark.slow),
         (build("mnip"), CodeValidationSettings(data=SMALL)),
         (build("debate"), CodeValidationSettings(data=SMALL, decision_format="json", verdict_scale="percent")),
     ],

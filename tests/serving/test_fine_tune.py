@@ -51,7 +51,7 @@ def check_learning(method: Method, adaptation: str, seed: int, base: Path, out: 
     assert margin > margin_before + 0.5
 
 
-@pytest.mark.parametrize("method", ["supervised", "dpo"])
+@pytest.mark.parametrize("method", ["supervised", pytest.param("dpo", marks=pytest.mark.slow)])
 def test_learning_quick(method: Method, default_dir: Path, tmp_path: Path) -> None:
     check_learning(method, "full", 0, default_dir, tmp_path / "out", 80, 3)
 
@@ -64,7 +64,7 @@ def test_learning(method: Method, adaptation: str, seed: int, default_dir: Path,
     check_learning(method, adaptation, seed, default_dir, tmp_path / "out")
 
 
-@pytest.mark.parametrize(("method", "adaptation"), [("supervised", "full"), ("dpo", "lora")])
+@pytest.mark.parametrize(("method", "adaptation"), [pytest.param("supervised", "full", marks=pytest.mark.slow), ("dpo", "lora")])
 def test_the_same_seed_gives_the_same_model(method: Method, adaptation: str, default_dir: Path, tmp_path: Path) -> None:
     data = supervised(chats(0, 24)) if method == "supervised" else preferences(chats(0, 24))
 

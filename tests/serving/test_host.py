@@ -62,6 +62,7 @@ def test_chat(host: LocalHost) -> None:
     assert seeded[0] == seeded[1]
 
 
+@pytest.mark.slow
 def test_learning_end_to_end(host: LocalHost, folder: Path) -> None:
     """A job by the interface makes a model that answers by the rule, under its new name; asked for again it is the same job."""
 

@@ -56,7 +56,7 @@ def held(learner: Any) -> tuple[int, int]:
 
 @pytest.mark.parametrize(
     ("method", "sharding"),
-    [("full", "none"), ("lora", "full"), *(pytest.param(*given, marks=pytest.mark.slow) for given in [("full", "full"), ("lora", "none")])],
+    [("lora", "full"), *(pytest.param(*given, marks=pytest.mark.slow) for given in [("full", "none"), ("full", "full"), ("lora", "none")])],
 )
 def test_two_learners_take_the_steps_of_one(ray_session: None, default_dir: Path, tmp_path: Path, method: Any, sharding: Any) -> None:
     """Supervised, of many turns, and of one turn alone, from which one of them learns nothing; after a resume as well."""

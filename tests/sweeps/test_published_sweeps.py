@@ -13,6 +13,7 @@ from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.scenarios.graph_isomorphism.build import graph_data
 from nip_ray.settings.graph_isomorphism import GraphIsomorphismSettings
 from nip_ray.sweeps.spec import SweepSpec, config_of, draw_settings, load_sweep
+from tests.tiers import only
 
 CONFIGS = Path(__file__).resolve().parents[2] / "tune_configs"
 FILES = ["protocols_gi", *sorted(path.stem for path in CONFIGS.glob("sweep_*.yaml") if path.stem != "sweep_tiny")]
@@ -129,7 +130,10 @@ def test_agents_learn_in_turns_that_fill_the_period() -> None:
             assert {agent for agents in learning for agent in agents} == set(config.schedules)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "sweep_ei_cv"])
+TRAINED = [name for name in FILES if name != "sweep_ei_cv"]
+
+
+@pytest.mark.parametrize("name", only(TRAINED, "protocols_gi", "sweep_update_windows_gi", "sweep_solo_gi"))
 def test_a_point_trains(name: str, tmp_path: Path) -> None:
     """The last setting, the one least like the config it comes from, at a tiny size; of schedules the shortest, for a whole period."""
     config = points(name)[1 if "update" in name else -1]

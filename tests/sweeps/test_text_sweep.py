@@ -83,7 +83,7 @@ def rollouts(run_dir: Path) -> dict[str, str]:
 
 
 def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> None:
-    data = nobody(tmp_path, {"seeds": [3, 4], "iterations_per_report": 2})
+    data = nobody(tmp_path, {"seeds": [3, 4], "iterations_per_report": 2, "max_concurrent": 2})
     data["scenario"]["agents"]["_default"]["max_invalid_replies"] = {"grid": [1, 3]}
     found = swept(tmp_path, data)
     assert [trial.status for trial in found.trials] == ["done"] * 4

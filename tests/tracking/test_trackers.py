@@ -238,6 +238,7 @@ def test_mlflow_goes_on_with_the_same_run_and_has_every_step_once(tmp_path: Path
     assert run["params"] == {key: str(json.dumps(value) if isinstance(value, list) else value) for key, value in flat(CONFIG).items()}
 
 
+@pytest.mark.slow
 def test_an_mlflow_server_that_is_not_there_costs_one_warning(tmp_path: Path) -> None:
     folder = run_folder(tmp_path / "run")
     settings = {"mlflow": {"enabled": True, "tracking_uri": "http://127.0.0.1:9"}, **TENSORBOARD}

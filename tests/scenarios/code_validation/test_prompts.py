@@ -13,7 +13,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, fenced
+from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, check_templates, fenced, load_prompts
 from nip_ray.scenarios.code_validation.roles import ROLES
 from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
 from nip_ray.settings.code_validation import CodeValidationSettings
@@ -233,3 +233,10 @@ def test_the_manual_lists_all_variables() -> None:
     assert {key: value for key, value in listed.items() if key in VARIABLES} == VARIABLES
     assert all(f"`{name}`" in text for name in FILTERS)
     assert set(prompt_variables(made("nip"), SAMPLE, "prover")) == set(VARIABLES)
+
+
+def test_templates_that_ship_name_nothing_unknown() -> None:
+    shipped = load_prompts(1, None, build("nip"))
+    names = [name for name in shipped.templates if not name.startswith(f"{PARTS}/")]
+    assert len(names) > 20
+    check_templates(shipped, names)

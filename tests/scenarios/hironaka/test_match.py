@@ -7,6 +7,7 @@ import torch
 
 from nip_ray.scenarios.hironaka.match import Played, _counted, match
 from nip_ray.scenarios.hironaka.players import scripted
+from tests.tiers import thinned
 
 # host, agent: games in 10,000 rounds as published (one run), and in an independent repeat of the published program
 TABLE = [
@@ -20,7 +21,7 @@ TABLE = [
 SEEDS = 2
 
 
-@pytest.mark.parametrize(("host", "agent", "published", "repeated"), TABLE)
+@pytest.mark.parametrize(("host", "agent", "published", "repeated"), thinned(TABLE))
 def test_the_published_table_is_within_sampling_error(host: str, agent: str, published: int, repeated: int) -> None:
     """Our mean over two seeds against the mean of the two runs known: at most 3 standard errors of the difference apart."""
     players = scripted("host", host, 3), scripted("agent", agent, 3)

@@ -144,6 +144,7 @@ def test_random_agents_say_only_what_has_a_meaning() -> None:
             assert int(said_BR[:, [1, 4]].max()) < 9
 
 
+@pytest.mark.slow
 def test_ppo_learns_to_tell_true_claims_from_false_ones(tmp_path: Path) -> None:
     """Two moves, all three learn from nothing: alone or blind, this verifier is right half of the time."""
     config = {

@@ -22,6 +22,7 @@ from nip_ray.text.parts import prepare
 from nip_ray.text.training.trainer import begin, new_state
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
 from tests.text.provider import API_KEY, Provider, ProviderProcess, provider_process, provider_thread
+from tests.tiers import only
 
 ROOT = Path(__file__).resolve().parents[3]
 OPTIONS: dict[str, Any] = {"situation": "tests.text.cooperation:situation", "prices": PRICES, "fsync": False}
@@ -43,7 +44,7 @@ def accuracies(run_dir: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", only(RULES, "expert_iteration"))
 def test_agents_who_share_a_reward_learn_to_understand_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rule: str, seed: int
 ) -> None:
@@ -239,7 +240,7 @@ def cost_of(run_dir: Path) -> dict[str, int]:
     return {key: round(found[key] * 1e12) for key in ("usd", "uncertain_usd")}
 
 
-@pytest.mark.parametrize("fault", ["job_failed", "job_cancelled"])
+@pytest.mark.parametrize("fault", only(["job_failed", "job_cancelled"], "job_failed"))
 def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
     with provider_thread(tmp_path, roles=roles(), faults={fault: 1.0}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
