@@ -55,12 +55,12 @@ endif
 train: $(STAMP)
 	@$(BIN)/nip-ray train tune_configs/quickstart.yaml $(ARGS)
 
-# Types are checked beside the tests, which wait for other processes half of the time; the tests' summary comes last unless types fail.
+# Three processes for two cores, since tests wait for others now and then; the tests' summary comes last unless types fail.
 test: $(STAMP)
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/pyright > $(VENV)/pyright.log & types=$$!; \
-		$(BIN)/python -m pytest -q -n 2 --dist loadscope $(ARGS); tests=$$?; \
+		$(BIN)/python -m pytest -q -n 3 --dist loadscope $(ARGS); tests=$$?; \
 		wait $$types || { cat $(VENV)/pyright.log; exit 1; }; exit $$tests
 
 test-browser: browser

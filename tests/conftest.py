@@ -23,7 +23,8 @@ SCRATCH = Path(tempfile.mkdtemp(prefix="nr", dir="/tmp"))  # short: Ray puts Uni
 
 os.environ.update(
     HOME=str(SCRATCH),  # caches and default result folders of libraries go there, and with it they are removed
-    XDG_CACHE_HOME=str(SCRATCH / "cache"),
+    # all workers compile kernels into one cache; the first process hands its environment down to them
+    XDG_CACHE_HOME=os.environ["XDG_CACHE_HOME"] if "PYTEST_XDIST_WORKER" in os.environ else str(SCRATCH / "cache"),
     XDG_CONFIG_HOME=str(SCRATCH / "config"),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=str(SCRATCH / "matplotlib"),

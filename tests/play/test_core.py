@@ -15,6 +15,7 @@ from nip_ray.protocols import CONTINUE, DECISIONS, NUM_SEEDS, ProtocolState, bui
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import PROTOCOLS, copies, graph_agents, graph_scenario, one_thread, protocol_id, random_pairs, rollout_of, spread_heads
 from tests.play.slow import Said, slow_observation
+from tests.tiers import thinned
 
 Observation = dict[str, Tensor]
 SPEECH: list[dict[str, int]] = [{}, {"message_size": 2}, {"linear_symbols": 3}, {"message_size": 2, "linear_symbols": 2}]
@@ -180,7 +181,7 @@ def test_play_equals_the_slow_player(protocol: tuple[str, dict[str, Any]], speec
 
 
 @pytest.mark.parametrize("speech", SPEECH, ids=speech_id)
-@pytest.mark.parametrize("protocol", PROTOCOLS, ids=protocol_id)
+@pytest.mark.parametrize("protocol", thinned([pytest.param(one) for one in PROTOCOLS]), ids=protocol_id)
 def test_own_rows_rebuild_what_was_seen(protocol: tuple[str, dict[str, Any]], speech: dict[str, int]) -> None:
     """The same observations, actions and log-probabilities; networks were called on turns in open copies and on nothing else."""
     scenario, agents = scenario_and_agents(protocol, speech)
