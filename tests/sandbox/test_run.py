@@ -12,6 +12,7 @@ from nip_ray.sandbox import folder, plans
 from nip_ray.sandbox.coverage import GUARDS, table
 from nip_ray.sandbox.run import run_program, run_program_async
 from nip_ray.settings.sandbox import SandboxSettings
+from tests.tiers import thinned
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = SandboxSettings(wall_s=30.0, cpu_s=20)
@@ -153,7 +154,7 @@ def test_auto_takes_namespaces_or_says_once_why_not(monkeypatch: pytest.MonkeyPa
     plans._fallen_back.cache_clear()
 
 
-@pytest.mark.parametrize("missing", [{"landlock": False, "seccomp": False}])
+@pytest.mark.parametrize("missing", thinned([{"landlock": False, "seccomp": False}, {"landlock": False}, {"seccomp": False}], 3))
 def test_a_kernel_with_less_still_ends_everything(missing: dict[str, bool]) -> None:
     plan = plans.Plan(namespaces=False, own_user=False, **missing)
     program = """
