@@ -197,12 +197,15 @@ def graded_verdicts(config: ExperimentConfig) -> Iterator[str]:
             yield f"protocol.verifier_scoring: got {scoring}, {unable} or leave it out"
         elif table.payment.graded:
             yield f"protocol.name: {table.name} has a payment function of confidences, {unable} or another protocol"
-        else:
+        elif table.name == "judge_panel":
             yield f"protocol.panel_rule: got mean, {unable} or another rule"
+        else:
+            yield f"protocol.name: the panel of {table.name} judges by the mean, {unable} or another protocol"
     if (panel := table.panel) is not None and panel.rule == "mean" and len(panel.members) > _MOST_IN_MEAN:
+        ours = table.name == "judge_panel"
         yield (
-            f"protocol.judges: got {len(panel.members)}, but under the mean at most {_MOST_IN_MEAN}, since evaluation tries every set of "
-            "votes that may be missing, use fewer or another protocol.panel_rule"
+            f"protocol.{'judges' if ours else 'name'}: got {len(panel.members) if ours else table.name}, but under the mean "
+            f"{_MOST_IN_MEAN} may judge at most, since evaluation tries every set of votes that may be missing, use fewer or another rule"
         )
 
 

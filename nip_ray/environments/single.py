@@ -187,8 +187,10 @@ def refuse_graded(protocol: Protocol) -> None:
         given, instead = f"protocol.verifier_scoring: got {protocol.payment.scoring}", "linear"
     elif protocol.payment.graded:
         given, instead = f"protocol.name: {protocol.name} has a payment function of confidences", "a payment function without `graded`"
-    else:
+    elif protocol.name == "judge_panel":
         given, instead = "protocol.panel_rule: got mean", "majority, unanimous or veto"
+    else:
+        given, instead = f"protocol.name: the panel of {protocol.name} judges by the mean", "another rule"
     raise UserError(f"{given}, but actions do not say how sure they are; play it in batches, or use {instead}")
 
 

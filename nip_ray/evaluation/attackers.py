@@ -121,7 +121,7 @@ def train_attacker(
         for optimizer in optimizers.values():
             optimizer.set_learning_rate(settings.lr * (1 - (1 - _LAST_LR) * iteration / settings.iterations))
         played = _played(play, target, networks, settings, seed, iteration)
-        pay_BR = played.chance_BRD[:, :, target.wanted]
+        pay_BR = played.towards_BR(target.wanted)
         for agent, network in networks.items():
             rows = own_rows(target.scenario, played.rollout, agent)
             if len(rows.copy_N):

@@ -193,7 +193,7 @@ class MessageSearch:
 
     def _score(self, staged: Staged) -> Tensor:
         """(B,) the wanted verdict above none, none above the right one; among equals the wanted one's chances, summed over the rounds."""
-        pay_B = staged.chance_BRD[:, :, self.wanted].sum(1)
+        pay_B = staged.towards_BR(self.wanted).sum(1)
         verdict_B = staged.rollout.verdict_B
         rank_B = 2.0 * (verdict_B == self.wanted) + 1.0 * (verdict_B == self.play.protocol.undecided)
         return pay_B if self.sampled else rank_B + pay_B / (1 + staged.chance_BRD.shape[1])

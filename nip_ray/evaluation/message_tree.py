@@ -90,10 +90,11 @@ class MessageTree:
             raise TooManyNodes(self.nodes)
         play = BatchedPlay(self.scenario, str(main_NRACM.device))
         play.go_on(id_N, seed_N, main_NRACM, round_)
-        decided_NW2, on_NW, children = self._round(play)
-        if round_ + 1 == self.scenario.protocol.max_rounds:
+        decided_NW2, on_NW, asked = self._round(play)
+        if round_ + 1 == self.scenario.protocol.max_rounds:  # nobody hears what is said now
             decided_NW2[:, :, 1] += on_NW
             return decided_NW2
+        children = self._said(play, asked)
         open_K = (on_NW[children.parent_K] > 0).any(1).nonzero().flatten()
         value_KW2 = torch.zeros(len(children.parent_K), len(self.ways), 2, device=main_NRACM.device)
         if len(open_K):
@@ -103,8 +104,8 @@ class MessageTree:
             value_KW2[open_K] = self._values(id_N[parent_O], seed_N[parent_O], said, round_ + 1)
         return decided_NW2 + on_NW[:, :, None] * children.joined(value_KW2, self.ways, len(id_N))
 
-    def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, "_Children"]:
-        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, what can be said in it)."""
+    def _round(self, play: BatchedPlay) -> tuple[Tensor, Tensor, dict[str, tuple[Tensor, Policy]]]:
+        """((N, W, 2) chances that the round brings the two, (N, W) that it brings no verdict, who may say what in it: see `policies`)."""
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
@@ -122,12 +123,16 @@ class MessageTree:
             on_NW = chance_NWD[:, :, protocol.undecided].clone()
             wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]
             decided_NW2 = torch.stack([chance_NWD[:, :, self.wanted], (chance_NWD[:, :, :-1] * wrong_NV[:, None]).sum(-1)], -1)
+        return decided_NW2, on_NW, asked
+
+    def _said(self, play: BatchedPlay, asked: Mapping[str, tuple[Tensor, Policy]]) -> "_Children":
+        """All that can be said in a round. Raises TooManyNodes where that alone is too much to be held."""
         children = _Children(play.main_BRACM[:, play.round], len(self.ways))
-        order = [*self.attackers, *(agent for agent in protocol.agents if agent not in self.attackers)]  # those who maximise first
+        order = [*self.attackers, *(agent for agent in play.protocol.agents if agent not in self.attackers)]  # those who maximise first
         for agent in order:
             if agent in asked:
                 self._say(children, play, agent, *asked[agent])
-        return decided_NW2, on_NW, children
+        return children
 
     def _chances(self, play: BatchedPlay, copy_N: Tensor, policy: Policy) -> Tensor:
         """(all copies, W, D) of one who decides: its chances of each verdict and of continuing, which is certain where it has no turn."""
@@ -172,6 +177,8 @@ class MessageTree:
             option_NS = torch.where(speaks_N[:, None], option_NS, torch.eye(option_NS.shape[1], device=play.device)[-1].bool())
             weight_NWS = torch.where(speaks_N[:, None, None], weight_NWS, torch.eye(option_NS.shape[1], device=play.device)[-1])
             children.add(row_N, option_NS, weight_NWS, (index, channel, factor % size), attacks)
+            if len(children.parent_K) > max(4 * self.max_nodes, _BATCH):  # not all need be nodes: a verdict may have come before
+                raise TooManyNodes(self.nodes + len(children.parent_K))
 
 
 class _Children:

@@ -87,4 +87,5 @@ def chances_of_panel(protocol: Protocol, rollout: Rollout, chance_BR3: Mapping[s
         decided_BM = rollout.decision_BRA[:, r, protocol.verifier_indices]
         before_BM3 = torch.where(may_BM[..., None], one_hot(decided_BM, 3).float(), before_BM3)
         stated_BM = torch.where(may_BM & (decided_BM != CONTINUE), accept_BM, stated_BM)
-    return found_BR3, panel.confidence(stated_BM) if panel.rule == "mean" else None
+    stated = panel.rule == "mean" and protocol.force_guess is None
+    return found_BR3, panel.confidence(stated_BM) if stated else None

@@ -16,7 +16,7 @@ from nip_ray.evaluation.panels import chances_of_panel, judged
 from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
 from nip_ray.play.rollout import Rollout, concatenate
-from nip_ray.protocols import Protocol
+from nip_ray.protocols import ACCEPT, Protocol
 from nip_ray.settings.dqn import DQNSettings
 
 BATCH = 512
@@ -40,6 +40,16 @@ class Staged:
         members = {name: part[index] for name, part in self.members.items()}
         stated_B = None if self.stated_B is None else self.stated_B[index]
         return Staged(self.rollout.copies(index), self.chance_BRD[index], members, stated_B)
+
+    def towards_BR(self, verdict: int) -> Tensor:
+        """(B, R) the probabilities of a verdict in each round. Under a panel's mean, half of them, and half of the mean for that side in
+        the last round: the verdict goes over at one half, and its probability alone would not tell who comes nearer to it.
+        """
+        chance_BR = self.chance_BRD[:, :, verdict]
+        if self.stated_B is None:
+            return chance_BR
+        share_B1 = (self.stated_B if verdict == ACCEPT else 1 - self.stated_B).nan_to_num(0.0)[:, None]
+        return (chance_BR + torch.zeros_like(chance_BR).scatter(1, self.rollout.length_B[:, None] - 1, share_B1)) / 2
 
     def by(self, protocol: Protocol) -> dict[str, "Staged"]:
         """Who judges -> the same as judged by it; see `judged`."""

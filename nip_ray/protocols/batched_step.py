@@ -179,7 +179,7 @@ def _panel_step(
     counts_BA = turn_BA.clone()
     counts_BA[:, places] &= ~now_BM & ~over_B[:, None]
     paid_BA = torch.where(over_B[:, None], _panel_pays(protocol, panel, state, vote_BM, grade_BM, confidence_B), 0.0)
-    excess_BM = _excess_of_mean(vote_BM, grade_BM) if panel.rule == "mean" else None
+    excess_BM = _excess_of_mean(vote_BM, grade_BM) if drawn and protocol.payment.graded else None
     reward_BA = _with_more(protocol, state, paid_BA, counts_BA, over_B, decision_B, confidence_B, excess_BM)
     agent_done_BA = state.agent_done_BA | over_B[:, None]
     agent_done_BA[:, places] |= voted_BM
@@ -325,7 +325,7 @@ def _rewards(
     if turns_AA is not None:
         counts_BA = turn_BA.clone()
         counts_BA[:, protocol.verifier_index] &= ~over_B
-    if grade_B is None:
+    if grade_B is None or not protocol.payment.graded:
         return _with_more(protocol, state, reward_BA, counts_BA, over_B, decision_B, None)
     none_B = decision_B == CONTINUE
     excess_B1 = torch.where(none_B, 0.0, decision_B - grade_B)[:, None] if drawn else None
@@ -354,13 +354,13 @@ def _with_more(
         ends = Ends(state.y_B, decision_B, given_B, state.round_B + 1, protocol.role_B(state.seed_B))
         paid_BA = function_pays(protocol, ends)
         if excess_BM is not None:
-            slope_BM = _slopes(protocol, ends)[:, protocol.verifier_indices]
+            slope_BM = slopes(protocol, ends)[:, protocol.verifier_indices]
             paid_BA[:, protocol.verifier_indices] += torch.where(excess_BM == 0, 0.0, excess_BM * slope_BM)
         reward_BA = reward_BA + torch.where(over_B[:, None], paid_BA, 0.0)
     return reward_BA
 
 
-def _slopes(protocol: Protocol, ends: Ends) -> Tensor:
+def slopes(protocol: Protocol, ends: Ends) -> Tensor:
     """(B, A) by how much more the payment function pays for a unit of confidence. One verifier's verdict is drawn besides, with that
     confidence, so the mean over both verdicts: times what the draw exceeds the confidence, it adds nothing in the mean, and makes the
     score-function gradient that of the mean payment.

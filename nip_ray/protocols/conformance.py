@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.protocols.batched_step import certainty, start, step
+from nip_ray.protocols.batched_step import certainty, slopes, start, step
 from nip_ray.protocols.panel import RULES
 from nip_ray.protocols.payment import Ends, Payment, PaymentFunction
 from nip_ray.protocols.spec import TWO_VERDICTS, VERDICTS, Protocol, ZeroKnowledge
@@ -103,8 +103,9 @@ def _verdict_faults(protocol: Protocol) -> list[str]:
         return ["verdicts: a panel's rule makes one of two of its votes; give it two verdicts"]
     if many and protocol.verifier is None:
         return ["verdicts: a game without a verifier has none; leave them out"]
-    if protocol.payment.graded and (many or protocol.payment.function is None):
-        return ["payment.graded: says that a payment function reads confidences, of two verdicts; leave it out"]
+    whole = protocol.panel is not None and protocol.panel.rule != "mean"
+    if protocol.payment.graded and (many or whole or protocol.payment.function is None):
+        return ["payment.graded: says that a payment function reads confidences, of two verdicts, a panel's under its mean; leave it out"]
     if many and protocol.payment.scoring != "linear":
         return [f"verifier_scoring {protocol.payment.scoring}: is defined for two verdicts (got {len(names)}); use linear"]
     return []
@@ -123,6 +124,11 @@ def _panel_faults(protocol: Protocol) -> list[str]:
         faults.append(f"with a panel, `verifier` is the name of all members together, and no agent's (got {protocol.verifier!r})")
     if protocol.zero_knowledge is not None:
         faults.append("zero knowledge is not defined with several deciders")
+    if protocol.payment.scoring != "linear" and panel.rule != "mean" and panel.paid_for == "verdict":
+        faults.append(
+            f"verifier_scoring {protocol.payment.scoring}: has no use where members are paid for a verdict that {panel.rule} makes, which "
+            "is never in between; pay them for their votes, or let the rule be mean"
+        )
     return faults
 
 
@@ -246,7 +252,21 @@ def _function_faults(protocol: Protocol, function: PaymentFunction) -> list[str]
             faults.append(f"payment.function: what {agent!r} is paid for a copy depends on other copies of the batch")
     if any(not torch.equal(getattr(ends, field.name), old) for field, old in zip(fields(ends), kept)):
         faults.append("payment.function must not change the tensors that it is given")
+    if protocol.payment.graded and not faults:
+        faults += _slope_faults(protocol, ends)
     return faults
+
+
+def _slope_faults(protocol: Protocol, ends: Ends) -> list[str]:
+    """A graded payment function has a derivative by the confidence, which is what a network learns from."""
+    try:
+        slope_BA = slopes(protocol, ends)
+    except Exception as error:  # a payment function is a program of the user's
+        told = (str(error).splitlines() or [type(error).__name__])[0]
+        return [f"payment.graded: torch cannot differentiate what the function pays by the confidence ({told})"]
+    if not bool(slope_BA.isfinite().all()):
+        return ["payment.graded: what the function pays must have a finite derivative by the confidence everywhere from 0 to 1"]
+    return []
 
 
 def pay_alike(protocol: Protocol, one: PaymentFunction, other: PaymentFunction) -> bool:

@@ -36,7 +36,7 @@ class Ends:
 
     y_B: (B,) int64 labels. verdict_B: (B,) int64 codes of verdicts; `Protocol.undecided` where the rounds ran out or no side was favoured.
     confidence_B: (B,) float32, the probability that the verifier gave to acceptance: 0 or 1 unless its verdict is graded, 0.5 without one.
-    Verdicts of networks are where `Payment.graded` or another scoring than linear asks for it.
+    Those of one network are where `Payment.graded` asks for it, those of a panel of them under its mean.
     Of a panel both are the panel's, not a member's. With more than two verdicts: 1 with a verdict, 0 without.
     rounds_B: (B,) int64, rounds played. role_B: (B,) int64, the drawn role by its place in `Protocol.roles`; 0 where none is drawn.
     """
@@ -70,7 +70,7 @@ class Payment:
     for being right, between their two amounts; everybody else's share of acceptance is its confidence. by_role: role -> agent -> what
     stands in episodes of that role in place of the agent's entries in payoff and goals. per_error: agent -> paid at the end for each unit
     of the error that the scenario finds in what was estimated (`Scenario.estimate_error`). verdicts: how many there are. graded: the
-    function reads how sure a network is of its verdict; it must then be differentiable by the confidence wherever that should be learned.
+    function reads how sure a network is of its verdict, and torch can differentiate what it pays by that.
     """
 
     payoff: Mapping[str, Table] = field(default_factory=dict)

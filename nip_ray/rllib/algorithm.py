@@ -87,7 +87,7 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         if config.opponents is None:
             return None
         learners = self._first_learner(methodcaller("learning_agents"))
-        return PastOpponents(config.opponents, config.seed, self.scenario.protocol.agents, learners)
+        return PastOpponents(config.opponents, config.seed, self.scenario.protocol, learners)
 
     def __repr__(self) -> str:
         """As RLlib's, which fails for one whose config was refused: Ray then loses the reason."""

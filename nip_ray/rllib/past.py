@@ -18,6 +18,7 @@ from torch import Tensor
 from nip_ray.errors import UserError
 from nip_ray.play.opponent_pool import Block, OpponentPool
 from nip_ray.play.rollout import Rollout, RolloutSamples
+from nip_ray.protocols import Protocol
 from nip_ray.settings.opponents import OpponentSettings
 
 Weights = Mapping[str, Mapping[str, Tensor]]  # agent -> the state of its network
@@ -47,10 +48,10 @@ class PastPlay:
 
 
 class PastOpponents:
-    """The opponents of a run. agents: of the protocol, in order. learners: those that have something to learn."""
+    """The opponents of a run. learners: those that have something to learn."""
 
-    def __init__(self, settings: OpponentSettings, seed: int, agents: Sequence[str], learners: Sequence[str]) -> None:
-        self.pool, self.agents = OpponentPool(settings, seed), tuple(agents)
+    def __init__(self, settings: OpponentSettings, seed: int, protocol: Protocol, learners: Sequence[str]) -> None:
+        self.pool, self.agents, self.payment = OpponentPool(settings, seed), protocol.agents, protocol.payment
         self.meet = tuple(agent for agent in learners if settings.agents is None or agent in settings.agents)
         self.frozen = tuple(agent for agent in learners if any(agent != other for other in self.meet))
         self.weights: dict[int, Weights] = {}
@@ -89,7 +90,7 @@ class PastOpponents:
         met: dict[str, dict[int, list[float]]] = {}
         for sample in samples:
             rollout = sample.rollout.to("cpu")
-            return_BA = rollout.reward_BRA.sum(1, dtype=torch.float64)
+            return_BA = self._on_a_scale(rollout.reward_BRA.sum(1, dtype=torch.float64))
             current_BA = return_BA[: rollout.num_copies - sum(block.episodes for block in _blocks(plays.get(sample.worker)))]
             for agent in self.meet if len(current_BA) else ():
                 own_B = current_BA[:, self.agents.index(agent)]
@@ -98,6 +99,14 @@ class PastOpponents:
                 returns = return_BA[own, self.agents.index(block.agent)].tolist()
                 met.setdefault(block.agent, {}).setdefault(block.snapshot, []).extend(returns)
         return self.pool.record_all(met)
+
+    def _on_a_scale(self, return_BA: Tensor) -> Tensor:
+        """Returns for win rates. A draw that is paid by a score (`batched_step.score`) can be paid far more, or less, than any verdict."""
+        if self.payment.scoring == "linear" or self.payment.function is not None or any(self.payment.turns.values()):
+            return return_BA
+        amounts = [[amount for table in self.payment.tables(agent) for row in table for amount in row] for agent in self.agents]
+        least_A, most_A = (torch.tensor([bound(own) for own in amounts], dtype=return_BA.dtype) for bound in (min, max))
+        return return_BA.clamp(least_A, most_A)
 
     # ----------------------------------------------------------------------------------------------------------- state
 

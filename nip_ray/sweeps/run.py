@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError
 from ray.tune import TuneError
 
 from nip_ray.cluster.interrupts import interruptible
@@ -162,8 +162,12 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
             if any(folder.glob("tune/experiment_state-*")):
                 raise  # else it was ended by a signal before Tune had written anything, which Tune complains about
         except (TuneError, RayError) as error:
-            hint = f"`nip-ray sweep --resume {folder}` continues it; see {folder / LOG}"
-            raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {hint}") from error
+            raise TrainingError(f"Ray broke down: {_last_line(str(error))}; {_goes_on(folder)}") from error
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, OutOfMemoryError):  # Tune knows processes that end, not those that Ray ends for memory
+                raise
+            fewer = "run fewer trials at once (sweep.max_concurrent) or nothing else beside them"
+            raise TrainingError(f"Ray ended a trial's process, since the machine ran out of memory; {fewer}; {_goes_on(folder)}") from error
     late, seconds = watch.late, time.monotonic() - watch.began
     rows, found = _rows(folder), sorted(watch.trials, key=place)
     trials = [_record(spec, folder, trial, rows.get(trial.trial_id, [])) for trial in found]
@@ -179,6 +183,10 @@ def _tuned(spec: SweepSpec, folder: Path, quiet: bool, resumed: bool) -> SweepRe
         raise TrainingError(f"all {len(trials)} trials failed, the first with: {trials[0].error}; see {folder / PAGE}")
     incomplete = not late and not (len(found) == spec.num_trials and all(map(ended, found)))
     return SweepResult(folder, summary, trials, stopped[-1] if incomplete else 0)
+
+
+def _goes_on(folder: Path) -> str:
+    return f"`nip-ray sweep --resume {folder}` continues it; see {folder / LOG}"
 
 
 def _rows(folder: Path) -> dict[str, list[dict[str, Any]]]:

@@ -97,7 +97,7 @@ SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
             "protocol.panel_rule",
             "stackelberg does not learn from it",
         ),
-        (protocol("judge_panel", panel_rule="mean", judges=13), "protocol.judges", "got 13, but under the mean at most 12"),
+        (protocol("judge_panel", panel_rule="mean", judges=13), "protocol.judges", "got 13, but under the mean 12 may judge at most"),
         (spoken() | protocol("judge_panel", panel_rule="mean"), "protocol.panel_rule", "votes have no confidence here"),
         (protocol("judge_panel", zero_knowledge=True), "protocol.zero_knowledge", "not defined with several deciders, as in 'judge_panel'"),
         (protocol("judge_panel", payoff={"verifier": {"undecided": 0}}), "protocol.payoff.verifier", "no agent 'verifier' of judge_panel"),

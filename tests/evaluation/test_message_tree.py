@@ -156,3 +156,12 @@ def test_a_tree_that_is_too_large_is_not_walked() -> None:
     with pytest.raises(TooManyNodes):
         tree.values(torch.arange(6), torch.zeros(6, dtype=torch.int64))
     assert tree.nodes < 1000
+
+
+def test_more_words_than_can_be_held_are_too_many() -> None:
+    """Eight judges who speak at once have more to say together than there may be nodes."""
+    with one_thread():
+        scenario = graph_scenario(build("judge_panel", judges=8, max_rounds=4))
+        networks = {agent: scenario.build_agent(agent, 3).eval() for agent in scenario.protocol.agents}
+        with pytest.raises(TooManyNodes):
+            MessageTree(scenario, networks, ["prover"], ACCEPT, WAYS, max_nodes=2000).values(torch.arange(2), torch.arange(2))

@@ -11,7 +11,7 @@ from nip_ray.evaluation.calibration import graded_verdicts
 from nip_ray.evaluation.panels import judged, panel_chances
 from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
-from nip_ray.protocols import ACCEPT, CONTINUE, Panel, build
+from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, build
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator
 from tests.builders import graph_scenario, one_thread
@@ -98,3 +98,31 @@ def test_of_the_mean_in_play_of_several_rounds() -> None:
             assert noise is None or drawn > 0, "judges that disagree"
             graded, labels = graded_verdicts(staged.copies(slice(None)))
             assert list(zip(graded, labels, strict=True)) == [(pytest.approx(p, abs=1e-6), y) for p, y in stated]
+
+
+def test_what_attackers_are_paid_grows_with_the_mean() -> None:
+    """Half for the verdict, which goes over at one half, and half for how near it is; of other rules the verdict's probability alone."""
+    with one_thread():
+        for rule in ("mean", "majority"):
+            scenario = graph_scenario(build("judge_panel", panel_rule=rule))
+            networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+            id_B = scenario.ids("test")
+            staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
+            for verdict in (REJECT, ACCEPT):
+                pay_B = staged.towards_BR(verdict).sum(1)
+                if staged.stated_B is None:
+                    assert pay_B.equal(staged.chance_BRD[:, :, verdict].sum(1))
+                else:
+                    share_B = staged.stated_B if verdict else 1 - staged.stated_B
+                    assert torch.allclose(pay_B, (share_B.nan_to_num(0.0) + staged.chance_BRD[:, :, verdict].sum(1)) / 2, atol=1e-6)
+                    assert len(set(pay_B.tolist())) > 5
+
+
+def test_a_forced_verdict_has_no_confidence() -> None:
+    with one_thread():
+        scenario = graph_scenario(build("judge_panel", judges=2, max_rounds=4, min_rounds=1, panel_rule="mean", force_guess="y"))
+        networks = {agent: scenario.build_agent(agent, number).eval() for number, agent in enumerate(scenario.protocol.agents)}
+        id_B = scenario.ids("test")
+        staged = stage(BatchedPlay(scenario), {agent: Player(network) for agent, network in networks.items()}, id_B, id_B)
+    assert staged.rollout.verdict_B.equal(staged.rollout.y_B)
+    assert not any(map(math.isnan, graded_verdicts(staged)[0]))

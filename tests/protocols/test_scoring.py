@@ -12,7 +12,7 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check, start, step
-from nip_ray.protocols.payment import Ends
+from nip_ray.protocols.payment import Ends, PaymentFunction
 from nip_ray.seeding import generator
 from nip_ray.settings.protocol import PayoffSettings
 from tests.builders import graph_scenario, one_thread
@@ -104,8 +104,10 @@ def sure(protocol: Protocol) -> Protocol:
 
 
 DRAWN = [
-    *(panel(panel_rule=rule, judges_paid_for=paid_for, verifier_scoring=scoring)
-      for rule in ("mean", "majority") for paid_for in ("vote", "verdict") for scoring in ("linear", *SCORINGS)),
+    *(panel(panel_rule="mean", judges_paid_for=paid_for, verifier_scoring=scoring)
+      for paid_for in ("vote", "verdict") for scoring in ("linear", *SCORINGS)),
+    *(panel(panel_rule="majority", verifier_scoring=scoring) for scoring in ("linear", *SCORINGS)),
+    panel(panel_rule="majority", judges_paid_for="verdict"),
     sure(panel(panel_rule="mean")),
     sure(build("adp")),
 ]  # fmt: skip
@@ -170,6 +172,36 @@ def test_a_graded_function_is_given_what_a_network_states() -> None:
     SinglePlay(scenario).reset()  # one that reads no confidences can be played by actions
     with pytest.raises(UserError, match="has a payment function of confidences, but actions"):
         SinglePlay(graph_scenario(replace(made, payment=replace(made.payment, function=seen, graded=True)))).reset()
-    for fault in (replace(made.payment, graded=True), replace(build("debate", verdicts=list("abc")).payment, function=seen, graded=True)):
-        with pytest.raises(UserError, match=r"payment\.graded"):
-            check(replace(made if fault.function is None else build("debate", verdicts=list("abc")), payment=fault))
+
+
+def test_what_a_graded_function_cannot_be_is_refused() -> None:
+    def by_numpy(ends: Ends) -> dict[str, torch.Tensor]:
+        return {"prover": torch.from_numpy(ends.confidence_B.numpy() ** 2)}
+
+    def with_a_corner(ends: Ends) -> dict[str, torch.Tensor]:
+        return {"prover": ((ends.confidence_B - 0.5) ** 2).sqrt()}
+
+    def fine(ends: Ends) -> dict[str, torch.Tensor]:
+        return {"prover": ends.confidence_B}
+
+    for protocol, function, said in (
+        (build("adp"), None, "says that a payment function reads confidences"),
+        (build("debate", verdicts=list("abc")), lambda ends: {"prover0": ends.confidence_B}, "of two verdicts"),
+        (panel(panel_rule="veto"), fine, "a panel's under its mean"),
+        (build("adp"), by_numpy, "torch cannot differentiate what the function pays by the confidence"),
+        (build("adp"), with_a_corner, "must have a finite derivative"),
+    ):
+        with pytest.raises(UserError, match=said):
+            check(replace(protocol, payment=replace(protocol.payment, function=function, graded=True)))
+    check(replace(build("adp"), payment=replace(build("adp").payment, function=by_numpy)))
+    with pytest.raises(UserError, match="has no use where members are paid for a verdict that veto makes"):
+        panel(panel_rule="veto", judges_paid_for="verdict", verifier_scoring="log")
+
+
+def test_one_networks_scored_verdict_is_whole_to_a_function_that_does_not_ask() -> None:
+    made = build("adp", verifier_scoring="brier", **COSTS)
+    function: PaymentFunction = lambda ends: {"prover": ends.confidence_B}  # noqa: E731
+    with_function = replace(made, payment=replace(made.payment, payoff={}, function=function))
+    for graded, expected in ((False, [0.0, 1.0]), (True, [0.3, 0.3])):
+        protocol = replace(with_function, payment=replace(with_function.payment, graded=graded))
+        assert all_draws(protocol, ACCEPT, (0.3,))[1][:, 0].tolist() == pytest.approx(expected)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.exceptions import OutOfMemoryError
 from typer.testing import CliRunner
 
 from nip_ray.cli import app
@@ -270,3 +271,15 @@ def test_an_interrupted_sweep_says_how_to_go_on_and_does(undisturbed: SweepResul
     assert METRIC in out
     assert "unfinished" in json.loads((folder / "sweep.json").read_text())["statuses"]
     assert numbers(resume_sweep(folder, quiet=True)) == numbers(undisturbed)
+
+
+def test_a_process_that_is_ended_for_memory_is_told_in_one_line(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tune takes it for a fault of its own, and raises what it caught."""
+
+    class Ended:
+        def fit(self) -> None:
+            raise RuntimeError("Caught unexpected exception") from OutOfMemoryError("no room")
+
+    monkeypatch.setattr("nip_ray.sweeps.compat.tuner", lambda *_, **__: Ended())
+    with pytest.raises(TrainingError, match=r"ran out of memory; run fewer trials at once .*nip-ray sweep --resume .*tried` continues it"):
+        run_sweep(parse_sweep(SWEEP), tmp_path / "tried")
