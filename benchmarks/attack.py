@@ -47,14 +47,16 @@ GRAPHS: dict[str, dict[str, Any]] = {
     "helpful_sneaky": dict(name="helpful_sneaky"),
     "mnip": dict(name="mnip", **_AFTER),
     "judge_panel": dict(name="judge_panel"),
+    "judge_panel, by the mean": dict(name="judge_panel", panel_rule="mean"),
 }
 """Graph isomorphism of seven and eight nodes, one message of each prover where there may be many."""
 CHAINS: dict[str, dict[str, Any]] = {
     "bisection": dict(name="bisection", max_rounds=5),
     "bisection, verifier's halves": dict(name="bisection", max_rounds=5, half_chosen_by="verifier"),
     "nip on chains": dict(name="nip", **_AFTER),
+    "prover_estimator": dict(name="prover_estimator", max_rounds=4),
 }
-"""State tracking over four moves."""
+"""State tracking over four moves; over two, where estimates are among what is said."""
 
 
 def settings(game: str, seed: int) -> dict[str, Any]:
@@ -70,7 +72,9 @@ def settings(game: str, seed: int) -> dict[str, Any]:
     )
     if game in CHAINS:
         rule = dict(name="ppo", lr=3e-3, gamma=1.0, lam=1.0, entropy_coefficient=0.01)
-        return {**made, "iterations": 60, "scenario": dict(name="state_tracking", length=4, num_train=600, num_test=300), "algorithm": rule}
+        size = dict(length=2, num_generators=8, num_train=200, num_test=100) if game == "prover_estimator" else dict(length=4)
+        scenario = dict(name="state_tracking", num_train=600, num_test=300) | size
+        return {**made, "iterations": 60, "scenario": scenario, "algorithm": rule}
     deciders = _DECIDERS[1:] if protocol["name"] == "judge_panel" else _DECIDERS[:1]
     rounds = protocol.get("max_rounds", 3 if protocol["name"] == "critique" else 2)
     rule = dict(name="ppo", lr=6e-4, num_epochs=4, minibatch_size=32 * rounds, gamma=0.95, entropy_coefficient=0.01, max_grad_norm=0.5)
