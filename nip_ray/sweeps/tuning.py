@@ -89,7 +89,7 @@ def tune_config(spec: SweepSpec, known: Mapping[str, Curve]) -> tune.TuneConfig:
         num_samples=spec.num_trials if _tune_draws(spec) else 1,
         trial_dirname_creator=_trial_id,
         trial_name_creator=_trial_id,
-        reuse_actors=_shares_processes(spec) and not known,  # of all that wait after a resume Tune would give a process any, not the next
+        reuse_actors=_shares_processes(spec),
     )
 
 
