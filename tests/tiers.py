@@ -1,4 +1,4 @@
-"""Families of cases of which some are fast tests and all are slow ones."""
+"""Families of cases of which some are fast tests and the others slow ones."""
 
 from collections.abc import Iterable
 from typing import Any

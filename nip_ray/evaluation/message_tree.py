@@ -109,7 +109,8 @@ class MessageTree:
         protocol, count = play.protocol, len(play.id_B)
         decided_NW2 = torch.zeros(count, len(self.ways), 2, device=play.device)
         on_NW = torch.ones(count, len(self.ways), device=play.device)
-        asked = policies(play, {agent: Player(network) for agent, network in self.networks.items()})
+        players = {agent: Player(network) for agent, network in self.networks.items()}
+        asked = policies(play, players)
         deciders = (self.who,) if self.who else protocol.verifiers
         chances = {who: self._chances(play, *asked[who]) for who in deciders if who in asked}
         if chances:
@@ -117,8 +118,8 @@ class MessageTree:
             if protocol.panel is not None and not self.who:
                 last = torch.ones(count * len(self.ways), dtype=torch.bool, device=play.device)  # see `exact_for`
                 voted = torch.stack(list(chances.values()), 2).flatten(0, 1)
-                grade_NM = stated(play, asked, {agent: Player(network) for agent, network in self.networks.items()})[0]
-                grade_KM = grade_NM.repeat_interleave(len(self.ways), 0)
+                by_mean = protocol.panel.rule == "mean"
+                grade_KM = stated(play, asked, players)[0].repeat_interleave(len(self.ways), 0) if by_mean else None
                 chance_NWD = panel_chances(protocol.panel, voted, last, grade_KM).view(chance_NWD.shape)
             on_NW = chance_NWD[:, :, protocol.undecided].clone()
             wrong_NV = torch.arange(protocol.undecided, device=play.device) != play.state.y_B[:, None]

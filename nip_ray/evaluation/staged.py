@@ -54,8 +54,8 @@ class Staged:
     def by(self, protocol: Protocol) -> dict[str, "Staged"]:
         """Who judges -> the same as judged by it; see `judged`."""
         seen = judged(protocol, self.rollout)
-        own = {who: Staged(rollout, self.members[who]) for who, rollout in seen.items() if who in self.members}
-        return {who: own.get(who) or replace(self, members={}) for who in seen}
+        whole, own = replace(self, members={}), self.members
+        return {who: Staged(rollout, own[who]) if who in own else whole for who, rollout in seen.items()}
 
 
 def stage(play: BatchedPlay, players: Mapping[str, Player], id_B: Tensor, seed_B: Tensor) -> Staged:

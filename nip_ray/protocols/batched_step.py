@@ -317,7 +317,7 @@ def _rewards(
     payoff_KYVA, turns_AA = protocol.amounts_on(decision_B.device)
     end = (state.y_B, decision_B)
     paid_BA = payoff_KYVA[protocol.role_B(state.seed_B), *end] if protocol.roles else payoff_KYVA[0][end]
-    grade_B = None if grade_BM is None or protocol.force_guess is not None or not protocol.graded else grade_BM[:, 0]
+    grade_B = None if grade_BM is None or protocol.force_guess is not None else grade_BM[:, 0]
     if grade_B is not None and protocol.payment.scoring != "linear":
         paid_BA = _scored(protocol, state, paid_BA, decision_B, grade_B, drawn)
     reward_BA = torch.where(over_B[:, None], paid_BA, 0.0)

@@ -67,7 +67,6 @@ def default_model(seed: int, vocabulary_size: int) -> Any:
 
 def untrained_llama(seed: int, **sizes: Any) -> Any:
     """A Llama whose output layer is its embedding, with weights drawn from `seed`. sizes: of `transformers.LlamaConfig`."""
-
     transformers = local_llm("transformers")
     config = transformers.LlamaConfig(
         tie_word_embeddings=True,
