@@ -31,7 +31,7 @@ from nip_ray.drivers.contract import Agent, Scope, arrays
 from nip_ray.drivers.environments import Recipe
 from nip_ray.environments.single import refuse_graded
 from nip_ray.errors import UserError
-from nip_ray.evaluation.metrics import shares
+from nip_ray.evaluation.claims import shares
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids
 from nip_ray.play.scenario import Scenario

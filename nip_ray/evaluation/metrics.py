@@ -5,12 +5,12 @@ Keys are relative: a caller puts ``train/``, ``eval/`` or ``eval_sampled/`` befo
 - ``verifier/accuracy``, ``verifier/completeness`` (accepted, of y = 1), ``verifier/soundness`` (rejected, of y = 0),
   ``verifier/undecided``: shares of episodes. An episode that ends undecided counts as wrong in the first three.
 - with more than two verdicts, ``.../completeness/<verdict>`` and ``.../soundness/<verdict>`` of the claim that an instance is of that
-  class, and both over all claims: see `shares`. ``verifier/confusion/<label>=<verdict>``, of examinations: of the instances of a label,
-  how many got this verdict.
+  class, and both over all claims: see `nip_ray.evaluation.claims.shares`. ``verifier/confusion/<label>=<verdict>``, of examinations: of
+  the instances of a label, how many got this verdict.
 - ``verifier/accuracy/<group>=<value>``: accuracy on the instances of one group, for example ``verifier/accuracy/wl_score=-1``.
 - ``.../role=<role>`` behind accuracy, completeness, soundness, undecided and everybody's return: of the episodes that drew this role.
 - ``episode_length``: mean rounds. ``<agent>/return``: mean undiscounted sum of an episode's rewards, for every agent.
-- ``score_difference``: mean return of honest provers less that of lying ones (`nip_ray.evaluation.honesty`); where there are both.
+- ``score_difference``: mean return of honest provers less that of lying ones (`nip_ray.evaluation.claims`); where there are both.
 - ``simulator/message_distance``, ``simulator/decision_distance``: under zero knowledge, how far the simulator's conversation is from the
   adversarial verifier's: of the two agents' distributions, turn by turn, each in the conversation that it sees
   (`nip_ray.learning.similarity.choice_distances`); the mean over an episode's rounds, then over episodes.
@@ -31,12 +31,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from nip_ray.evaluation.honesty import Flags, Whole, score_difference, sides, sought
+from nip_ray.evaluation.claims import score_difference, shares, sides
 from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.evaluation.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
-from nip_ray.protocols import ACCEPT, REJECT, Protocol
+from nip_ray.protocols import Protocol
 
 Array = npt.NDArray[np.generic]
 
@@ -92,7 +92,7 @@ def _confusion(protocol: Protocol, rollout: Rollout) -> dict[str, tuple[int, int
 
 
 def _score_difference(protocol: Protocol, rollout: Rollout) -> Mean:
-    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.honesty`."""
+    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.claims`."""
     side_BA = sides(protocol, rollout.seed_B.cpu().numpy(), rollout.y_B.cpu().numpy())
     return_BA = rollout.reward_BRA.cpu().numpy().sum(1, dtype=np.float64)
     return score_difference(return_BA, side_BA * rollout.turn_BRA.any(1).cpu().numpy())
@@ -102,39 +102,6 @@ def _by_role(protocol: Protocol, rollout: Rollout) -> dict[str, Tensor]:
     """Role -> (B,) bool, the episodes that drew it; {} where none is drawn."""
     role_B = protocol.role_B(rollout.seed_B)
     return {role: role_B == place for place, role in enumerate(protocol.roles)}
-
-
-def shares(protocol: Protocol, verdict_B: Whole, y_B: Whole, seed_B: Whole | None = None) -> dict[str, tuple[Flags, Flags]]:
-    """Name -> ((B,) where it holds, (B,) the episodes that it is a share of).
-
-    With two verdicts there is one claim, that an instance is to be accepted: completeness is of y = 1, soundness of y = 0, and each is a
-    share of right verdicts. With more there is a claim for each verdict v, which counts in the episodes in which some prover is after v
-    (in all, where no prover is after any): ``completeness/v``, of the instances of this class, of right verdicts; ``soundness/v``, of the
-    others, of verdicts that are not v. Over all claims: of right verdicts, ``completeness`` where some prover is after the right one,
-    ``soundness`` where some prover is after a wrong one. Undecided counts as wrong in all of them. seed_B: episode seeds (None: whatever
-    provers are after, and then without what is over all claims, which would be the accuracy).
-    """
-    right_B, all_B, decided_B = verdict_B == y_B, np.ones(len(y_B), dtype=bool), verdict_B != protocol.undecided
-    if protocol.two_verdicts:
-        true_B, false_B = y_B == ACCEPT, y_B == REJECT
-        return {
-            "accuracy": (right_B, all_B),
-            "completeness": (right_B & true_B, true_B),
-            "soundness": (right_B & false_B, false_B),
-            "undecided": (~decided_B, all_B),
-        }
-    own_BV = y_B[:, None] == np.arange(len(protocol.verdicts))
-    claimed_BV = np.ones_like(own_BV) if seed_B is None else sought(protocol, seed_B, y_B)
-    true_BV, false_BV = claimed_BV & own_BV, claimed_BV & ~own_BV
-    found = {"accuracy": (right_B, all_B)}
-    if seed_B is not None:
-        true_B, false_B = true_BV.any(1), false_BV.any(1)
-        found |= {"completeness": (right_B & true_B, true_B), "soundness": (right_B & false_B, false_B)}
-    found["undecided"] = ~decided_B, all_B
-    for code, name in enumerate(protocol.verdicts):
-        found[f"completeness/{name}"] = right_B & true_BV[:, code], true_BV[:, code]
-        found[f"soundness/{name}"] = decided_B & (verdict_B != code) & false_BV[:, code], false_BV[:, code]
-    return found
 
 
 def verdict_counts(protocol: Protocol, rollout: Rollout, groups: Mapping[str, Tensor], who: str = VERDICT) -> dict[str, tuple[int, int]]:

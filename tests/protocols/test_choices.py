@@ -11,7 +11,7 @@ import torch
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import attacking_agents, attacking_roles
 from nip_ray.evaluation.attackers import FORBIDDEN
-from nip_ray.evaluation.honesty import sides
+from nip_ray.evaluation.claims import sides
 from nip_ray.evaluation.message_tree import MessageTree, exact_for
 from nip_ray.play.core import BatchedPlay, play_rollout, turn_masks
 from nip_ray.play.dialogue import InvalidReply

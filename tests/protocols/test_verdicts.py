@@ -11,8 +11,7 @@ import torch
 from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check as check_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.honesty import sides
-from nip_ray.evaluation.metrics import shares
+from nip_ray.evaluation.claims import shares, sides
 from nip_ray.play.dialogues import rulebook
 from nip_ray.protocols import Payment, Protocol, build, check, for_being_right, start, step
 from nip_ray.protocols.conformance import refuse_labels

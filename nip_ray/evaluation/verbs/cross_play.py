@@ -24,9 +24,9 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.config.load import load_stored_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratified_interval
+from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.intervals import Mean, proportion
-from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds

@@ -23,9 +23,8 @@ from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import paired_difference
-from nip_ray.evaluation.honesty import Flags, Whole
+from nip_ray.evaluation.claims import Flags, Whole, shares
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds

@@ -22,10 +22,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nip_ray.evaluation.claims import score_difference, shares, sides
 from nip_ray.evaluation.clusters import clustered_mean, clustered_share
-from nip_ray.evaluation.honesty import score_difference, sides
 from nip_ray.evaluation.intervals import Mean, Proportion, proportion
-from nip_ray.evaluation.metrics import shares
 from nip_ray.evaluation.selective import selective
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
@@ -90,7 +89,7 @@ def dialogue_record(dialogues: Sequence[Dialogue], protocol: Protocol, level: fl
 
 
 def _score_difference(dialogues: Sequence[Dialogue], protocol: Protocol) -> Mean:
-    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.honesty`."""
+    """What honest provers were paid less what lying ones were; see `nip_ray.evaluation.claims`."""
     side_BA = sides(protocol, np.array([dialogue.seed for dialogue in dialogues], dtype=np.int64), _labels(dialogues))
     spoke = [{turn.agent for turns in dialogue.rounds for turn in turns} for dialogue in dialogues]
     spoke_BA = np.array([[agent in names for agent in protocol.agents] for names in spoke], dtype=bool).reshape(side_BA.shape)

@@ -1,4 +1,5 @@
-"""Agent score difference: what an honest prover earns less what a lying one does.
+"""What is claimed in an episode and by whom: the shares of right verdicts, and the agent score difference, which is what an honest prover
+earns less what a lying one does.
 
 Decisions that matter here:
 - a prover is honest in an episode where the verdict that it is after (`Protocol.wanted_by`: by its side, or by what its role pays) is the
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nip_ray.evaluation.intervals import Mean
-from nip_ray.protocols import Protocol
+from nip_ray.protocols import ACCEPT, REJECT, Protocol
 
 Array = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -50,6 +51,39 @@ def _wishes(protocol: Protocol, seed_B: Whole, y_B: Whole) -> Iterator[tuple[str
             for verdict, roles in protocol.wanted_by(prover, label).items():
                 drawn_B = np.isin(place_B, [protocol.roles.index(role) for role in roles] or [0])
                 yield prover, label, verdict, (y_B == label) & drawn_B
+
+
+def shares(protocol: Protocol, verdict_B: Whole, y_B: Whole, seed_B: Whole | None = None) -> dict[str, tuple[Flags, Flags]]:
+    """Name -> ((B,) where it holds, (B,) the episodes that it is a share of).
+
+    With two verdicts there is one claim, that an instance is to be accepted: completeness is of y = 1, soundness of y = 0, and each is a
+    share of right verdicts. With more there is a claim for each verdict v, which counts in the episodes in which some prover is after v
+    (in all, where no prover is after any): ``completeness/v``, of the instances of this class, of right verdicts; ``soundness/v``, of the
+    others, of verdicts that are not v. Over all claims: of right verdicts, ``completeness`` where some prover is after the right one,
+    ``soundness`` where some prover is after a wrong one. Undecided counts as wrong in all of them. seed_B: episode seeds (None: whatever
+    provers are after, and then without what is over all claims, which would be the accuracy).
+    """
+    right_B, all_B, decided_B = verdict_B == y_B, np.ones(len(y_B), dtype=bool), verdict_B != protocol.undecided
+    if protocol.two_verdicts:
+        true_B, false_B = y_B == ACCEPT, y_B == REJECT
+        return {
+            "accuracy": (right_B, all_B),
+            "completeness": (right_B & true_B, true_B),
+            "soundness": (right_B & false_B, false_B),
+            "undecided": (~decided_B, all_B),
+        }
+    own_BV = y_B[:, None] == np.arange(len(protocol.verdicts))
+    claimed_BV = np.ones_like(own_BV) if seed_B is None else sought(protocol, seed_B, y_B)
+    true_BV, false_BV = claimed_BV & own_BV, claimed_BV & ~own_BV
+    found = {"accuracy": (right_B, all_B)}
+    if seed_B is not None:
+        true_B, false_B = true_BV.any(1), false_BV.any(1)
+        found |= {"completeness": (right_B & true_B, true_B), "soundness": (right_B & false_B, false_B)}
+    found["undecided"] = ~decided_B, all_B
+    for code, name in enumerate(protocol.verdicts):
+        found[f"completeness/{name}"] = right_B & true_BV[:, code], true_BV[:, code]
+        found[f"soundness/{name}"] = decided_B & (verdict_B != code) & false_BV[:, code], false_BV[:, code]
+    return found
 
 
 def score_difference(return_BA: Array, side_BA: Whole, item_B: npt.ArrayLike | None = None) -> Mean:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nip_ray.evaluation.honesty import score_difference, sides
+from nip_ray.evaluation.claims import score_difference, sides
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, build
 
 
