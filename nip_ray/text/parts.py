@@ -40,13 +40,13 @@ from nip_ray.storage.fingerprint import checksum
 from nip_ray.storage.folder import RunFolder, write_document
 from nip_ray.text.costs.budget import Budget, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
-from nip_ray.text.dialogues.records import total
+from nip_ray.text.dialogues.records import ClientPool, total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
 from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Node, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
-from nip_ray.text.providers.registry import ClientPool, Connection, fine_tune_backend, provider_of
+from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.word_models import check_words, write_word_models
 

@@ -27,8 +27,8 @@ from nip_ray.settings.providers import ProviderSettings
 from nip_ray.text.costs.budget import Reservation, Throttle
 from nip_ray.text.costs.prices import NOTHING, Amount, BudgetExhausted, Spending
 from nip_ray.text.costs.shared import SharedBudget, SharedLimiter, budget_actor, limiter_actor
+from nip_ray.text.dialogues.records import ClientPool
 from nip_ray.text.dialogues.runner import Brake, DialogueRunner, Progress, StageContext, Task
-from nip_ray.text.providers.registry import ClientPool
 from nip_ray.tracking import RunInfo, traces
 
 _PARTS_PER_WORKER = 4

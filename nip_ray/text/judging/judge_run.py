@@ -18,12 +18,11 @@ from nip_ray.scenarios.code_validation.scenario import CodeValidation
 from nip_ray.storage.folder import CONFIG, RunFolder
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import price_list, usd
-from nip_ray.text.dialogues.records import RecordedChat
+from nip_ray.text.dialogues.records import ClientPool, RecordedChat
 from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 from nip_ray.text.jobs import read_journal
 from nip_ray.text.judging.judges import JudgeOptions, fitting, judge, judge_figures, plan
 from nip_ray.text.parts import JOBS, TextState, load_state, local_hosts, prepare, spent_before
-from nip_ray.text.providers.registry import ClientPool
 
 
 def judge_run(
