@@ -1,27 +1,32 @@
-"""System prompts: Jinja templates, one for each protocol and agent, over which a user's folder may be laid; and what they say of payment.
+"""System prompts: Jinja templates, one for each protocol and agent, over which a user's folder may be laid; and what is put into them.
 
 Decisions that matter here:
 - templates are read once, as text, into a value that can be sent to other processes: a worker on another machine needs no folder;
 - they run in Jinja's sandbox, and an unknown variable is an error, never an empty string. A prompt is made of the template alone: problem
   and solution are inserted as they are, and nothing in them is ever run;
-- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every branch, and the
-  scenario renders each template with a sample item.
+- everything that can be wrong is found before the first call, with file and line: `check_templates` looks at every branch, and
+  `check_prompts` renders each template with a sample item.
 """
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 from nip_ray.errors import UserError
-from nip_ray.protocols import PROTOCOLS, Protocol, ProtocolParams, for_being_right, for_verdict
+from nip_ray.play.dialogues import rulebook
+from nip_ray.protocols import ACCEPT, DECISIONS, PROTOCOLS, REJECT, Protocol, ProtocolParams, for_being_right, for_verdict
 from nip_ray.protocols.payment import LEAST
+from nip_ray.scenarios.code_validation.item import CodeItem
 
 if TYPE_CHECKING:
     from jinja2 import Environment
+
+    from nip_ray.scenarios.code_validation.scenario import CodeValidation
 
 VARIABLES = {
     "question": "the problem's text",
@@ -309,3 +314,106 @@ def _said(protocol: Protocol, agent: str, table: tuple[tuple[float, ...], ...], 
             whose = "your turns" if speaker == agent else f'the turns of "{names[speaker]}"'
             said += f" Each of {whose}{' without a decision' if speaker in protocol.verifiers else ''} is paid to you with {amount:g}."
     return said
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a scenario gives its templates, and whether they can all be rendered.
+
+_RULES = {
+    "majority": "The verdict is the vote of more than half of the judges.",
+    "unanimous": "The solution is accepted if all judges accept it, and else rejected.",
+    "veto": "The solution is rejected if a single judge rejects it, and else accepted.",
+    "mean": "The verdict is the mean of how sure the judges are.",
+}
+
+SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory")
+"""The item that templates are tried on."""
+
+
+def check_prompts(scenario: "CodeValidation") -> None:
+    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role that is told.
+
+    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an unknown template
+    to include, an error while rendering, or a prompt that is empty.
+    """
+    protocol = scenario.protocol
+    speaking = [agent for agent in protocol.agents if protocol.writes[agent]]
+    names = [template_name(protocol.name, agent) for agent in speaking]
+    for name in names:
+        if name not in scenario.prompts.templates:
+            raise UserError(
+                f"protocol.name: there are no prompts for {protocol.name!r} (no template {name!r}); "
+                f"put {', '.join(names)} into a folder and name it in scenario.prompts"
+            )
+    if scenario.settings.prompts is not None:  # those that ship are looked at by the tests
+        check_templates(scenario.prompts, names)
+    for agent, name in zip(speaking, names):
+        for stance, role in product((REJECT, ACCEPT), protocol.told_of(agent)):
+            item = replace(SAMPLE, prover_stance=stance)
+            made = scenario.prompts.render(name, prompt_variables(scenario, item, agent, role))
+            if not made:
+                raise UserError(f"{scenario.prompts.templates[name].file}, line 1: the template makes an empty prompt")
+            for named in scenario.reply_fields(agent).values():
+                if f'"{named}"' not in made:
+                    raise UserError(
+                        f"{scenario.prompts.templates[name].file}, line 1: scenario.decision_format is json, but the prompt does not name "
+                        f'the field "{named}"; include _parts/json_reply.j2, or set decision_format to text'
+                    )
+
+
+def prompt_variables(scenario: "CodeValidation", item: CodeItem, agent: str, role: str | None = None) -> dict[str, Any]:
+    """What the template of `agent` may use; see `VARIABLES`. role: what it is told of it."""
+    protocol, roles = scenario.protocol, scenario.roles
+    names = {other: role.name for other, role in roles.items()}
+    stance = scenario.stance(item, agent, role)
+    is_random = scenario.settings.randomize_prover_stance
+    return {
+        "question": item.question,
+        "solution": item.solution,
+        "difficulty": item.difficulty,
+        "protocol": protocol.name,
+        "agent": agent,
+        "role": role or "",
+        "name": roles[agent].name,
+        "names": names,
+        "verifier_name": roles[agent].name if agent in protocol.verifiers else " and ".join(roles[one].name for one in protocol.verifiers),
+        "panel": {} if protocol.panel is None else {**asdict(protocol.panel), "rule": _RULES[protocol.panel.rule]},
+        "max_questions": protocol.verifier_turns - 1,
+        "min_questions": _turns_too_early(protocol),
+        "max_response_words": scenario.agent_settings(agent).max_response_words,
+        "headers": dict(roles[agent].headers),
+        "stance": stance,
+        "stance_word": "" if stance is None else DECISIONS[stance],
+        "stances": {prover: _known_stance(scenario, item, agent, prover, role) for prover in protocol.provers},
+        "stance_is_random": is_random,
+        "decision_format": "json" if scenario.reply_fields(agent) else "text",
+        "reply_fields": scenario.reply_fields(agent),
+        "scale": scenario.scale.name,
+        "accept_decision": scenario.verdict_text(ACCEPT),
+        "reject_decision": scenario.verdict_text(REJECT),
+        "rewards": rewards_of(
+            replace(protocol, payment=protocol.payment.of(role)), agent, stance, names, scenario.scale.name != "accept_reject"
+        ),
+        "sides": {} if protocol.chooser is None else {side: _on_side(scenario, item, agent, side, names) for side in protocol.roles},
+    }
+
+
+def _on_side(scenario: "CodeValidation", item: CodeItem, agent: str, side: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """What `agent` argues for and is paid where the chooser takes this side."""
+    stance, payment = scenario.stance(item, agent, side), scenario.protocol.payment.of(side)
+    paid = rewards_of(replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject")
+    return {"stance_word": "" if stance is None else DECISIONS[stance], **paid}
+
+
+def _known_stance(scenario: "CodeValidation", item: CodeItem, agent: str, prover: str, role: str | None) -> str:
+    """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
+    stance = scenario.stance(item, prover, role)
+    hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.verifiers
+    return "" if stance is None or hidden else DECISIONS[stance]
+
+
+def _turns_too_early(protocol: Protocol) -> int:
+    """The most turns, over episode seeds, in which the verifier's decision does not count yet."""
+    rules = rulebook(protocol)
+    pairs = product(protocol.verifiers, range(len(protocol.turns)))
+    return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for verifier, seed in pairs)

@@ -1,4 +1,5 @@
-"""Code validation as language agents play it: what each agent is shown, how its replies are read, and what it argues for.
+"""Code validation as language agents play it: who the agents are to each other, what each is shown, how its replies are read,
+and what it argues for.
 
 Decisions that matter here:
 - all that an agent is shown is a pure function of the dialogue: system prompt, then round after round its own replies as they came and what
@@ -9,9 +10,9 @@ Decisions that matter here:
 - the verifier is told of its last turn at the start of the last round in which it speaks, even where others have the last round.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field
 from random import Random
 from string import ascii_lowercase
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Message, Parsed, Turn
 from nip_ray.play.dialogues import Rulebook, rulebook
-from nip_ray.protocols import ACCEPT, DECISIONS, REJECT, Protocol
+from nip_ray.protocols import DECISIONS, Protocol
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.parse import (
     MARK,
@@ -33,8 +34,7 @@ from nip_ray.scenarios.code_validation.parse import (
     reply_schema,
     write_reply,
 )
-from nip_ray.scenarios.code_validation.prompts import Prompts, check_templates, load_prompts, rewards_of, template_name
-from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, Role, roles_of
+from nip_ray.scenarios.code_validation.prompts import Prompts, check_prompts, load_prompts, prompt_variables, template_name
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 
@@ -43,6 +43,111 @@ EMPTY = "(empty message)"
 NUM_LETTERS = 20
 """Of each message that is made up."""
 _MOST_PROMPTS = 4096  # rendered system prompts that are kept; some kilobytes each
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who the agents are to each other: names in chats, headers of questions, the order of reading, and what is said before the last turn.
+#
+# - the protocols that ship have their roles as data (`ROLES`); a protocol of a user's own gets roles by rule (`roles_of`), so that it needs
+#   templates and nothing else;
+# - whom a prover argues for is not here: it is the protocol's payment (`Protocol.payment.goals`), or the item's own stance.
+
+
+@dataclass(frozen=True)
+class Role:
+    """One agent, as the others meet it.
+
+    name: in prompts and in the "name" field of chat messages, of [a-zA-Z0-9_-]. headers: channel -> the words that its message there
+    starts with; needed where it writes to several channels in one round. reads: the channels that it sees, in the order in which messages
+    of one round are shown. shuffled: that order is drawn again for each round. anonymous: its messages carry no name.
+    last_notice: it is told before its last turn that no other will follow.
+    """
+
+    name: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    reads: tuple[str, ...] = ("main",)
+    shuffled: bool = False
+    anonymous: bool = False
+    last_notice: bool = False
+
+
+_FIRST, _SECOND = "prover0_channel", "prover1_channel"
+_ASKS_BOTH = Role(
+    "Verifier",
+    {_FIRST: "Question for Expert_1:", _SECOND: "Question for Expert_2:"},
+    reads=(_FIRST, _SECOND),
+    shuffled=True,
+    last_notice=True,
+)
+
+_UNNAMED = {"prover0": Role("Expert_1", anonymous=True), "prover1": Role("Expert_2", anonymous=True)}
+_ASKS_ONE = Role("Verifier", {"main": "Question for Expert:"}, last_notice=True)
+
+_DEBATE = {
+    "verifier": _ASKS_BOTH,
+    "prover0": Role("Expert_1", reads=(_SECOND, _FIRST)),  # the other's channel first, so that its own ends the round
+    "prover1": Role("Expert_2", reads=(_FIRST, _SECOND)),
+}
+
+ROLES: dict[str, dict[str, Role]] = {
+    "nip": {"verifier": _ASKS_ONE, "prover": Role("Expert")},
+    "adp": {"verifier": Role("Verifier"), "prover": Role("Expert")},
+    "debate": _DEBATE,
+    "open_debate": _DEBATE,
+    "critique": {"verifier": Role("Judge"), "proposer": Role("Proposer"), "critic": Role("Critic")},
+    "helpful_sneaky": {"verifier": Role("Verifier"), "prover": Role("Expert")},
+    "merlin_arthur": {"verifier": Role("Verifier"), **_UNNAMED},
+    "consultancy": {"verifier": _ASKS_ONE, **_UNNAMED},
+    "open_consultancy": {"verifier": _ASKS_ONE, "prover": Role("Expert")},
+    "mnip": {
+        "verifier": _ASKS_BOTH,
+        "prover0": Role("Expert_1", reads=(_FIRST,)),
+        "prover1": Role("Expert_2", reads=(_SECOND,)),
+    },
+    "solo_verifier": {"verifier": Role("Verifier")},
+}
+"""Protocol -> agent -> role, for the protocols that ship."""
+
+LAST_NOTICE = "This is your last turn. You cannot ask anything more: state your decision now, in the required form and with nothing else."
+
+
+def roles_of(protocol: Protocol) -> dict[str, Role]:
+    """Agent -> role. In a protocol that is not in `ROLES`: "prover" is Expert, "prover0" Expert_1 and so on, others go by their own name;
+    a header says who else reads the channel; channels are read in the protocol's order; the verifier is told of its last turn if it has
+    several.
+    """
+    shipped = ROLES.get(protocol.name, {})
+    if set(shipped) == set(protocol.agents):
+        return shipped
+    names = {agent: generic_name(agent) for agent in protocol.agents}
+    if len(set(names.values())) < len(names):  # two names that differ in forbidden characters alone
+        names = {agent: f"{name[:58]}_{index}" for index, (agent, name) in enumerate(names.items())}
+    return {agent: _generic_role(protocol, agent, names) for agent in protocol.agents}
+
+
+def generic_name(agent: str) -> str:
+    """What an agent is called in chats: of [a-zA-Z0-9_-], at most 64 characters."""
+    numbered = re.fullmatch(r"prover([0-9]{0,9})", agent)
+    if numbered:
+        return f"Expert_{int(numbered[1]) + 1}" if numbered[1] else "Expert"
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", agent)[:64]
+    return name[:1].upper() + name[1:]
+
+
+def _generic_role(protocol: Protocol, agent: str, names: Mapping[str, str]) -> Role:
+    channels = tuple(channel for channel in protocol.channels if channel in protocol.sees[agent])
+    headers = {}
+    for channel in channels:
+        readers = [names[other] for other in protocol.agents if other != agent and channel in protocol.sees[other]]
+        headers[channel] = f"To {readers[0]}:" if len(readers) == 1 else f"In {channel}:"
+    if len(set(headers.values())) < len(headers):  # several channels with the same only reader
+        headers = {channel: f"In {channel}:" for channel in channels}
+    last_notice = agent in protocol.verifiers and protocol.verifier_turns > 1
+    return Role(names[agent], headers, reads=channels, last_notice=last_notice)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The scenario.
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,103 +295,3 @@ def build_text_scenario(protocol: Protocol, settings: CodeValidationSettings) ->
     made = CodeValidation(protocol, settings, roles_of(protocol), prompts, SCALES[settings.verdict_scale])
     check_prompts(made)
     return made
-
-
-_RULES = {
-    "majority": "The verdict is the vote of more than half of the judges.",
-    "unanimous": "The solution is accepted if all judges accept it, and else rejected.",
-    "veto": "The solution is rejected if a single judge rejects it, and else accepted.",
-    "mean": "The verdict is the mean of how sure the judges are.",
-}
-
-SAMPLE = CodeItem(-1, "Read two integers and print their sum.", "a, b = map(int, input().split())\nprint(a + b)", 1, 1, "introductory")
-"""The item that templates are tried on."""
-
-
-def check_prompts(scenario: CodeValidation) -> None:
-    """Look at every template that the protocol needs and render it for a sample item, with either stance and every role that is told.
-
-    Raises UserError, with file and line, for what is wrong: no template, a syntax error, an unknown variable, an unknown template
-    to include, an error while rendering, or a prompt that is empty.
-    """
-    protocol = scenario.protocol
-    speaking = [agent for agent in protocol.agents if protocol.writes[agent]]
-    names = [template_name(protocol.name, agent) for agent in speaking]
-    for name in names:
-        if name not in scenario.prompts.templates:
-            raise UserError(
-                f"protocol.name: there are no prompts for {protocol.name!r} (no template {name!r}); "
-                f"put {', '.join(names)} into a folder and name it in scenario.prompts"
-            )
-    if scenario.settings.prompts is not None:  # those that ship are looked at by the tests
-        check_templates(scenario.prompts, names)
-    for agent, name in zip(speaking, names):
-        for stance, role in product((REJECT, ACCEPT), protocol.told_of(agent)):
-            item = replace(SAMPLE, prover_stance=stance)
-            made = scenario.prompts.render(name, prompt_variables(scenario, item, agent, role))
-            if not made:
-                raise UserError(f"{scenario.prompts.templates[name].file}, line 1: the template makes an empty prompt")
-            for named in scenario.reply_fields(agent).values():
-                if f'"{named}"' not in made:
-                    raise UserError(
-                        f"{scenario.prompts.templates[name].file}, line 1: scenario.decision_format is json, but the prompt does not name "
-                        f'the field "{named}"; include _parts/json_reply.j2, or set decision_format to text'
-                    )
-
-
-def prompt_variables(scenario: CodeValidation, item: CodeItem, agent: str, role: str | None = None) -> dict[str, Any]:
-    """What the template of `agent` may use; see `nip_ray.scenarios.code_validation.prompts.VARIABLES`. role: what it is told of it."""
-    protocol, roles = scenario.protocol, scenario.roles
-    names = {other: role.name for other, role in roles.items()}
-    stance = scenario.stance(item, agent, role)
-    is_random = scenario.settings.randomize_prover_stance
-    return {
-        "question": item.question,
-        "solution": item.solution,
-        "difficulty": item.difficulty,
-        "protocol": protocol.name,
-        "agent": agent,
-        "role": role or "",
-        "name": roles[agent].name,
-        "names": names,
-        "verifier_name": roles[agent].name if agent in protocol.verifiers else " and ".join(roles[one].name for one in protocol.verifiers),
-        "panel": {} if protocol.panel is None else {**asdict(protocol.panel), "rule": _RULES[protocol.panel.rule]},
-        "max_questions": protocol.verifier_turns - 1,
-        "min_questions": _turns_too_early(protocol),
-        "max_response_words": scenario.agent_settings(agent).max_response_words,
-        "headers": dict(roles[agent].headers),
-        "stance": stance,
-        "stance_word": "" if stance is None else DECISIONS[stance],
-        "stances": {prover: _known_stance(scenario, item, agent, prover, role) for prover in protocol.provers},
-        "stance_is_random": is_random,
-        "decision_format": "json" if scenario.reply_fields(agent) else "text",
-        "reply_fields": scenario.reply_fields(agent),
-        "scale": scenario.scale.name,
-        "accept_decision": scenario.verdict_text(ACCEPT),
-        "reject_decision": scenario.verdict_text(REJECT),
-        "rewards": rewards_of(
-            replace(protocol, payment=protocol.payment.of(role)), agent, stance, names, scenario.scale.name != "accept_reject"
-        ),
-        "sides": {} if protocol.chooser is None else {side: _on_side(scenario, item, agent, side, names) for side in protocol.roles},
-    }
-
-
-def _on_side(scenario: CodeValidation, item: CodeItem, agent: str, side: str, names: Mapping[str, str]) -> dict[str, Any]:
-    """What `agent` argues for and is paid where the chooser takes this side."""
-    stance, payment = scenario.stance(item, agent, side), scenario.protocol.payment.of(side)
-    paid = rewards_of(replace(scenario.protocol, payment=payment), agent, stance, names, scenario.scale.name != "accept_reject")
-    return {"stance_word": "" if stance is None else DECISIONS[stance], **paid}
-
-
-def _known_stance(scenario: CodeValidation, item: CodeItem, agent: str, prover: str, role: str | None) -> str:
-    """What `agent` may know of the stance of `prover`: a drawn one is hidden from the verifier."""
-    stance = scenario.stance(item, prover, role)
-    hidden = scenario.settings.randomize_prover_stance and agent in scenario.protocol.verifiers
-    return "" if stance is None or hidden else DECISIONS[stance]
-
-
-def _turns_too_early(protocol: Protocol) -> int:
-    """The most turns, over episode seeds, in which the verifier's decision does not count yet."""
-    rules = rulebook(protocol)
-    pairs = product(protocol.verifiers, range(len(protocol.turns)))
-    return max(sum(r < protocol.min_rounds - 1 for r in rules.rounds_of(verifier, seed)) for verifier, seed in pairs)

@@ -23,7 +23,7 @@ from nip_ray.evaluation.clusters import clustered_share
 from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, Sided, beginning, split_reasoning, stance_in
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
-from nip_ray.scenarios.code_validation.roles import ROLES
+from nip_ray.scenarios.code_validation.scenario import ROLES
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
 from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render

@@ -13,9 +13,17 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.prompts import FILTERS, PARTS, VARIABLES, check_templates, fenced, load_prompts
-from nip_ray.scenarios.code_validation.roles import ROLES
-from nip_ray.scenarios.code_validation.scenario import SAMPLE, CodeValidation, build_text_scenario, prompt_variables
+from nip_ray.scenarios.code_validation.prompts import (
+    FILTERS,
+    PARTS,
+    SAMPLE,
+    VARIABLES,
+    check_templates,
+    fenced,
+    load_prompts,
+    prompt_variables,
+)
+from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.protocol import PayoffEntries, PayoffSettings

@@ -17,8 +17,7 @@ from nip_ray.play.dialogue import Chat, Dialogue, Turn
 from nip_ray.play.dialogues import Answer, advance, play_dialogue, rulebook, start_dialogue
 from nip_ray.protocols import ACCEPT, REJECT, build, wrap
 from nip_ray.scenarios.code_validation.item import CodeItem
-from nip_ray.scenarios.code_validation.roles import LAST_NOTICE, ROLES
-from nip_ray.scenarios.code_validation.scenario import EMPTY, CodeValidation, build_text_scenario
+from nip_ray.scenarios.code_validation.scenario import EMPTY, LAST_NOTICE, ROLES, CodeValidation, build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.protocol import ProtocolParams
