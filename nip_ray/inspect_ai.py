@@ -19,7 +19,7 @@ from nip_ray.errors import UserError, require
 from nip_ray.exports.game import Game, Source, game_of
 from nip_ray.exports.inspect_log import models_at, shown, tested_iteration
 from nip_ray.exports.inspect_samples import GAME, chat_messages, messages_of, outcome_of, output_of, pay_score, sample_parts, verdict_score
-from nip_ray.play.dialogue_records import dialogue_record
+from nip_ray.play.dialogue import dialogue_record
 from nip_ray.scenarios.language import SPLITS
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import AgentClient, DialogueRunner, StageContext

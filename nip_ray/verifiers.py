@@ -20,8 +20,7 @@ from typing import Any, Literal
 from nip_ray.config.text_rules import language_agents
 from nip_ray.errors import TrainingError, require
 from nip_ray.exports.game import Game, Source, game_of
-from nip_ray.play.dialogue import Chat, Dialogue, shape_chat
-from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record
+from nip_ray.play.dialogue import Chat, Dialogue, dialogue_from_record, dialogue_record, shape_chat
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.dialogues import Path as Branch
 from nip_ray.protocols import Protocol

@@ -46,7 +46,7 @@ def list_(folder: Folder = Path("runs"), as_json: AsJson = False) -> None:
 
 def _plain(text: str) -> str:
     """Texts of runs, which others have written, as a terminal can show them without obeying them."""
-    from nip_ray.play.dialogue_records import visible
+    from nip_ray.play.transcripts import visible
 
     return visible(text.encode(errors="replace").decode())
 

@@ -24,7 +24,7 @@ def report(
     with errors():
         check_run_dir(run_dir)
         from nip_ray.evaluation.report import write_report
-        from nip_ray.play.dialogue_records import visible
+        from nip_ray.play.transcripts import visible
         from nip_ray.progress import say
 
         typer.echo(str(write_report(run_dir, transcripts, told=lambda note: say(f"warning: {visible(note)}"))))

@@ -1,5 +1,5 @@
 """What a dialogue between language agents is: immutable states, so that a tree of continuations can share its beginnings; the form of its
-chats; and what is asked of a scenario.
+chats; what is asked of a scenario; and its record.
 
 Imports nothing heavy: the actors that keep budgets load it. `nip_ray.play.dialogues` plays them; a scenario says what an agent is shown
 and how its reply is read.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from nip_ray.errors import UserError
 from nip_ray.protocols import CONTINUE, Protocol
 from nip_ray.settings.language_agents import LanguageAgentSettings
 
@@ -286,3 +287,109 @@ class LanguageScenario(ABC):
     def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
         """The rounds that `training_chat` can be asked for."""
         return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Dialogues as JSON: records, from which a dialogue can be rebuilt exactly.
+#
+# - a record holds the item's id and label, not its text: the data set has that. Rebuilding checks both.
+
+FORMAT, VERSION = "nip_ray.dialogue", 1
+
+
+def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
+    """All of `dialogue` but its item's text, in plain JSON values; see `dialogue_from_record`."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "protocol": scenario.protocol.name,
+        "item": dialogue.item.id,
+        "y": dialogue.item.y,
+        "seed": dialogue.seed,
+        "rounds": [[_turn_record(turn) for turn in turns] for turns in dialogue.rounds],
+        "rewards": [dict(paid) for paid in dialogue.rewards],
+        "verdict": dialogue.verdict,
+        "confidence": dialogue.confidence,
+        "ended": dialogue.ended,
+    } | ({} if scenario.protocol.two_verdicts else {"verdicts": scenario.protocol.undecided})
+
+
+def dialogue_from_record(record: Mapping[str, Any], item: Any) -> Dialogue:
+    """The dialogue about `item` that `record` was made of.
+
+    Raises UserError when it is damaged, of another format, or about another item.
+    """
+    found = (record.get("format"), record.get("version"))
+    if found != (FORMAT, VERSION):
+        raise UserError(f"dialogue record: expected format {FORMAT!r} version {VERSION}, got {found[0]!r} {found[1]!r}")
+    about = (record.get("item"), record.get("y"))
+    if about != (item.id, item.y):
+        raise UserError(
+            f"dialogue record: it is about item {about[0]!r} with label {about[1]!r}, not item {item.id} with label {item.y}; "
+            "read it with the data set that it was made with"
+        )
+    try:
+        most = _typed(record, "verdicts", int) if "verdicts" in record else CONTINUE
+        return Dialogue(
+            item=item,
+            seed=_typed(record, "seed", int),
+            rounds=tuple(tuple(_turn(turn, most) for turn in turns) for turns in record["rounds"]),
+            rewards=tuple({str(agent): float(amount) for agent, amount in paid.items()} for paid in record["rewards"]),
+            verdict=_code(record, "verdict", most),
+            confidence=_optional_float(record, "confidence"),
+            ended=_typed(record, "ended", bool),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"dialogue record of item {item.id}: damaged ({type(error).__name__}: {error}); leave it out") from None
+
+
+def _turn_record(turn: Turn) -> dict[str, Any]:
+    return {
+        "agent": turn.agent,
+        "raw": turn.raw,
+        "messages": dict(turn.messages),
+        "decision": turn.decision,
+        "confidence": turn.confidence,
+        "retries": turn.retries,
+        "truncated": turn.truncated,
+        "invalid": turn.invalid,
+    } | ({"reasoning": turn.reasoning} if turn.reasoning else {})
+
+
+def _turn(record: Mapping[str, Any], most: int) -> Turn:
+    messages = {str(channel): _text(message, "messages") for channel, message in record["messages"].items()}
+    return Turn(
+        agent=_typed(record, "agent", str),
+        raw=_typed(record, "raw", str),
+        messages=messages,
+        decision=_code(record, "decision", most),
+        confidence=_optional_float(record, "confidence"),
+        retries=_typed(record, "retries", int),
+        truncated=_typed(record, "truncated", bool),
+        invalid=_typed(record, "invalid", bool),
+        reasoning=_text(record.get("reasoning", ""), "reasoning"),
+    )
+
+
+def _typed(record: Mapping[str, Any], key: str, kind: type) -> Any:
+    value = record[key]
+    if type(value) is not kind:
+        raise TypeError(f"{key} must be {kind.__name__}, got {value!r:.60}")
+    return value
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{key} must hold text, got {value!r:.60}")
+    return value
+
+
+def _code(record: Mapping[str, Any], key: str, most: int) -> int:
+    value = _typed(record, key, int)
+    if not 0 <= value <= most:
+        raise ValueError(f"{key} must be one of {', '.join(map(str, range(most + 1)))}, got {value}")
+    return value
+
+
+def _optional_float(record: Mapping[str, Any], key: str) -> float | None:
+    return None if record[key] is None else float(record[key])

@@ -25,7 +25,7 @@ from nip_ray.evaluation.report.compare import flat
 from nip_ray.evaluation.report.episodes import short
 from nip_ray.evaluation.report.page import rendered
 from nip_ray.evaluation.report.source import Row, metric_rows, read_run
-from nip_ray.play.dialogue_records import visible
+from nip_ray.play.transcripts import visible
 from nip_ray.runs.pages import ADDRESS, Answer, PageServer
 from nip_ray.runs.watch import LivePage
 from nip_ray.storage.folder import CONFIG, LOCK, METRICS, json_ready

@@ -28,7 +28,7 @@ from nip_ray.config.plugins import import_plugins
 from nip_ray.config.text_rules import groups, language_agents, learns_from_tokens, speaking_providers
 from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Dialogue, LanguageScenario
-from nip_ray.play.dialogue_records import transcript_record
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import NUM_SEEDS, from_settings
 from nip_ray.protocols.conformance import refuse_labels
 from nip_ray.scenarios.language import LanguageScenarioKind, language_kind

@@ -21,8 +21,7 @@ from aiohttp import web
 from nip_ray.errors import UserError
 from nip_ray.exports.game import Game, game_of
 from nip_ray.exports.verifiers_package import export_verifiers
-from nip_ray.play.dialogue import Chat, Dialogue, shape_chat
-from nip_ray.play.dialogue_records import dialogue_record
+from nip_ray.play.dialogue import Chat, Dialogue, dialogue_record, shape_chat
 from nip_ray.play.dialogues import Answer, play_dialogue
 from tests.text.loopback import serving
 

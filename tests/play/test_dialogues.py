@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.evaluation.report import episodes
-from nip_ray.play.dialogue import Chat, Dialogue, Turn
-from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
+from nip_ray.play.dialogue import Chat, Dialogue, Turn, dialogue_from_record, dialogue_record
 from nip_ray.play.dialogues import (
     Answer,
     Path,
@@ -27,6 +26,7 @@ from nip_ray.play.dialogues import (
     start_dialogue,
     verdict_of,
 )
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Ends, build, check, start, step
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import CodeValidation, build_text_scenario

@@ -11,9 +11,9 @@ from nip_ray.config.load import config_from_dict
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
-from nip_ray.play.dialogue import Chat, Dialogue, Parsed
-from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record, transcript_record
+from nip_ray.play.dialogue import Chat, Dialogue, Parsed, dialogue_from_record, dialogue_record
 from nip_ray.play.dialogues import Answer, play_dialogue
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import build
 from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.scenarios.language_conformance import check_language_scenario

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue_records import visible
+from nip_ray.play.transcripts import visible
 
 if TYPE_CHECKING:
     from nip_ray.evaluation.report.source import RunSource

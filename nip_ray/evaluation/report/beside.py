@@ -11,7 +11,7 @@ from typing import Any
 from nip_ray.evaluation.report.describe import label_words, verdicts_of
 from nip_ray.evaluation.report.episodes import colours_of, is_right, short, shown
 from nip_ray.evaluation.report.source import Record, RunSource
-from nip_ray.play.dialogue_records import visible
+from nip_ray.play.transcripts import visible
 from nip_ray.storage.folder import RunFolder
 
 INSTANCES_LISTED = 300

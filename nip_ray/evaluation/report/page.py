@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nip_ray.play.dialogue_records import visible
+from nip_ray.play.transcripts import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -21,7 +21,7 @@ from nip_ray.config.text_rules import groups, language_agents, learns_from_token
 from nip_ray.errors import UserError
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Parsed, Turn, shape_chat, split_reasoning
-from nip_ray.play.dialogue_records import transcript_record
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import CONTINUE, DECISIONS
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.storage.checkpoint import load_checkpoint

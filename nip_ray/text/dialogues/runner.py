@@ -24,8 +24,18 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario, Shape, TextScenario, Turn, beginning, shape_chat
-from nip_ray.play.dialogue_records import dialogue_from_record, dialogue_record
+from nip_ray.play.dialogue import (
+    Chat,
+    Dialogue,
+    LanguageScenario,
+    Shape,
+    TextScenario,
+    Turn,
+    beginning,
+    dialogue_from_record,
+    dialogue_record,
+    shape_chat,
+)
 from nip_ray.play.dialogues import Answer, Ask, play_round, start_dialogue
 from nip_ray.protocols import ACCEPT, NUM_SEEDS
 from nip_ray.seeding import stable_seed

@@ -31,8 +31,8 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.learning.token_losses import MAXIMUM, is_ppo
 from nip_ray.learning.token_rows import Turn
 from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario
-from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.play.dialogues import Answer, Question, play_in_step, start_dialogue
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.progress import say
 from nip_ray.protocols import from_settings
 from nip_ray.seeding import generator, stable_seed

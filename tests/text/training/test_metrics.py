@@ -7,8 +7,8 @@ import pytest
 
 from nip_ray.evaluation.intervals import mean, proportion
 from nip_ray.play.dialogue import Dialogue, Turn
-from nip_ray.play.dialogue_records import transcript_record
 from nip_ray.play.dialogues import advance, start_dialogue
+from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT
 from nip_ray.text.training.metrics import dialogue_metrics, dialogue_record, risk_and_coverage
 from tests.text.small_dialogues import Item, random_dialogues, tiny

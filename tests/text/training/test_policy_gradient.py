@@ -17,8 +17,7 @@ from nip_ray.evaluation.verbs.over_time import cross_play_checkpoints
 from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
-from nip_ray.play.dialogue import Dialogue
-from nip_ray.play.dialogue_records import dialogue_record
+from nip_ray.play.dialogue import Dialogue, dialogue_record
 from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.serving.policy_model import PolicyModel
