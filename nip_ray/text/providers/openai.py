@@ -40,21 +40,8 @@ from nip_ray.text.costs.prices import (
     worst_prompt_tokens,
 )
 from nip_ray.text.jobs import Busy
-from nip_ray.text.providers.interface import (
-    FIRST_WAIT_S,
-    MAX_WAIT_S,
-    ChatReply,
-    ChatRequest,
-    Failure,
-    FinishReason,
-    InDoubt,
-    KeyMayNot,
-    NotThere,
-    Refused,
-    file_name,
-    lost,
-)
-from nip_ray.text.providers.openai_service import OpenAIService
+from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, ChatReply, ChatRequest, FinishReason, InDoubt, file_name
+from nip_ray.text.providers.openai_service import Failure, KeyMayNot, NotThere, OpenAIService, Refused, lost
 from nip_ray.text.providers.registry import Provider
 from nip_ray.tracking import traces
 

@@ -11,8 +11,9 @@ from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
 from nip_ray.text.costs.budget import Budget, Limiter
 from nip_ray.text.costs.prices import Amount, BudgetExhausted, MeteredReply, uncertain_of
-from nip_ray.text.providers.interface import ChatReply, ChatRequest, refused, retry_after_s
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.openai import OpenAIChat
+from nip_ray.text.providers.openai_service import refused, retry_after_s
 from tests.text.chat_server import API_KEY, Attempt, ChatServer
 
 PRICES = {"gpt-4o-mini": PriceSettings(0.15, 0.6, 3.0), "o4-mini": PriceSettings(1.1, 4.4), "gpt-5": PriceSettings(9, 9)}
