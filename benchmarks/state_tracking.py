@@ -33,7 +33,7 @@ from nip_ray.config.load import apply_overrides, config_from_dict, load_config
 from nip_ray.config.policy_gradient_rules import stage_config
 from nip_ray.evaluation.intervals import proportion
 from nip_ray.protocols import from_settings
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.parts import load_state, prepare
 from nip_ray.text.training.trainer import begin
@@ -98,7 +98,7 @@ def arm(name: str, seed: int, length: int, num_test: int) -> dict[str, Any]:
     made = changed(load_config(CONFIG).model_dump(mode="json"), *ARMS[name], f"seed={seed}", "providers.local.num_threads=1")
     config = changed(made.model_dump(mode="json"), *rounds_of(made.protocol.name, length), *few)
     with tempfile.TemporaryDirectory() as place:
-        run_text_experiment(config, Path(place) / "run", quiet=True)
+        run_experiment(config, Path(place) / "run", quiet=True)
         return measured(Path(place) / "run", length, num_test)
 
 

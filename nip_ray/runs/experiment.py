@@ -4,25 +4,35 @@ Decisions that matter here:
 - a row of metrics is written before the checkpoint that relies on it; on resume rows after the checkpoint are dropped and made again;
 - nothing random has a state to save: every draw is seeded by (seed, purpose, iteration), so checkpoints hold weights, optimizers
   and counters only, and a resumed run gives the numbers of one that was never stopped (CPU, same machine kind);
-- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time.
+- the final evaluation and the report are made from the last checkpoint's weights, so that they can be made again at any time;
+- what runs language agents is imported where a config is of one, so that runs of networks do without.
 """
 
+import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nip_ray.cluster.interrupts import interruptible
 from nip_ray.cluster.process import prepare_process
+from nip_ray.config.changes import changes_of, refuse_fixed, resumed_config
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
+from nip_ray.config.load import config_to_yaml, load_config, plain
 from nip_ray.config.paths import with_absolute_paths
+from nip_ray.config.rules import check, warnings_of
+from nip_ray.config.text_rules import fine_tuning_rule, learns_from_tokens
 from nip_ray.errors import UserError
 from nip_ray.evaluation.solo_run import solo_run_score
-from nip_ray.progress import say_stage
-from nip_ray.runs.ended import ended_run
+from nip_ray.progress import say, say_stage
 from nip_ray.runs.session import Session, to_the_end
 from nip_ray.storage.folder import CONFIG, EXPORTED, RunFolder, environment
 from nip_ray.storage.identity import ExperimentResult, is_finished
 from nip_ray.storage.stored_config import write_config
 from nip_ray.tracking import check_trackers
+
+if TYPE_CHECKING:
+    from nip_ray.text.parts import TextState
 
 
 @interruptible()
@@ -31,19 +41,15 @@ def run_experiment(
 ) -> ExperimentResult:
     """Train as `config` says, in the new run folder `run_dir` (none: ``runs/NAME-seedSEED``).
 
-    Raises UserError for a config or a folder that cannot work, before Ray starts; TrainingError when training breaks down.
+    Raises UserError for a config or a folder that cannot work, before Ray starts or a call is made; TrainingError when training breaks
+    down, or the budget of language agents is spent, with everything saved that was paid for.
     """
-    if isinstance(config, TextExperimentConfig):
-        from nip_ray.runs.text_run import run_text_experiment
-
-        return run_text_experiment(config, run_dir, quiet=quiet)
-    from nip_ray.config.load import config_to_yaml
-    from nip_ray.config.rules import check, warnings_of
-
     check(config)
     check_trackers(config.tracking)
     config = with_absolute_paths(config)
     path = Path(run_dir) if run_dir is not None else Path("runs") / f"{config.name}-seed{config.seed}"
+    if isinstance(config, TextExperimentConfig):
+        return _run_text(config, path, quiet)
     try_files(config, path)
     with RunFolder.create(path, config_to_yaml(config)) as folder:
         folder.write_json("environment.json", environment())
@@ -62,15 +68,13 @@ def run_experiment(
 def resume_experiment(
     run_dir: Path | str, *, iterations: int | None = None, settings: Sequence[str] = (), quiet: bool = False
 ) -> ExperimentResult:
-    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet).
+    """Resume the run in `run_dir` from its newest undamaged checkpoint (from the start if there is none yet), one of language agents from
+    the stage that was begun last.
 
     iterations: a new total. settings: "key=value" of what may change (`nip_ray.config.changes`), for example ``learners.num_learners=2``.
     Raises UserError when `run_dir` is no run, its checkpoints belong to another config, or the new total
     is below what is done or changes an annealed learning rate.
     """
-    from nip_ray.config.changes import resumed_config
-    from nip_ray.config.load import config_to_yaml, load_config
-
     with RunFolder.open(run_dir) as folder:
         if (folder.path / EXPORTED).is_file():
             raise UserError(
@@ -79,9 +83,7 @@ def resume_experiment(
         stored = load_config(folder.path / CONFIG, checked=False)
         is_finished(folder)  # a damaged name of the run is told of before anything is changed
     if isinstance(stored, TextExperimentConfig):
-        from nip_ray.runs.text_run import resume_text_experiment
-
-        return resume_text_experiment(run_dir, iterations=iterations, settings=settings, quiet=quiet)
+        return _resume_text(run_dir, iterations, settings, quiet)
     config = resumed_config(stored, settings, iterations)
     if config.iterations != stored.iterations and getattr(config.algorithm, "anneal_lr", False):
         raise UserError("iterations: the learning rate of this run is annealed over its own number of iterations; start a new run")
@@ -92,7 +94,7 @@ def resume_experiment(
         rows = folder.metrics()
         whole = [row["iteration"] for row in rows] == list(range(1, config.iterations + 1))
         reached = config.iterations if checkpoint is None else checkpoint.iteration
-        if whole and reached == config.iterations and (ended := ended_run(folder, config, quiet)):
+        if whole and reached == config.iterations and (ended := _ended(folder, config, quiet)):
             return ended
         if checkpoint is None and rows:
             repeated = f"{rows[-1]['iteration']} iterations are done again"
@@ -111,9 +113,6 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
 
     Raises UserError where `config` differs in what a resumed run may not change.
     """
-    from nip_ray.config.changes import changes_of, refuse_fixed
-    from nip_ray.config.load import load_config, plain
-
     folder = RunFolder.open(run_dir)
     stored = load_config(folder.path / CONFIG, checked=False)
     wanted = with_absolute_paths(config)
@@ -122,6 +121,15 @@ def resume_as(config: ExperimentConfig | TextExperimentConfig, run_dir: Path | s
     changes = list(changes_of(plain(stored), plain(wanted)))
     refuse_fixed(type(config), changes, run_dir)
     return resume_experiment(run_dir, settings=changes, quiet=quiet)
+
+
+def _ended(folder: RunFolder, config: ExperimentConfig | TextExperimentConfig, quiet: bool) -> ExperimentResult | None:
+    """What a run came to that is finished under its present config, which is said; None where something is left to be done."""
+    if not is_finished(folder) or config_to_yaml(config) != folder.config_yaml():
+        return None
+    if not quiet:
+        say(f"{folder.path}: the run is finished, all {config.iterations} iterations are done; --iterations adds more")
+    return ExperimentResult(folder.path, folder.figures(), config.iterations)
 
 
 def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
@@ -141,3 +149,62 @@ def try_files(config: ExperimentConfig, run_dir: Path | None = None) -> None:
         from nip_ray.runs.initial_weights import initial_weights
 
         initial_weights(config, run_dir)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Runs of language agents.
+
+
+def _run_text(config: TextExperimentConfig, path: Path, quiet: bool) -> ExperimentResult:
+    from nip_ray.text.parts import PROVIDERS, check_providers, prepare, save_state, store_abilities
+    from nip_ray.text.training.trainer import new_state, train
+
+    state = new_state(config)
+    abilities = asyncio.run(check_providers(config))
+    prepared = prepare(config)
+    with RunFolder.create(path, config_to_yaml(config)) as folder:
+        folder.write_json("environment.json", environment())
+        for text in warnings_of(config):
+            say(f"warning: {text}")
+        store_abilities(folder.path / PROVIDERS, abilities)
+        save_state(folder, state)
+        return train(config, folder, prepared, state, quiet)
+
+
+def _resume_text(run_dir: Path | str, iterations: int | None, settings: Sequence[str], quiet: bool) -> ExperimentResult:
+    from nip_ray.text.parts import PROVIDERS, STATE, check_providers, known_abilities, load_state, prepare, save_state, store_abilities
+    from nip_ray.text.training.trainer import new_state, train
+
+    with RunFolder.open(run_dir, write=True) as folder:
+        stored = load_config(folder.path / CONFIG, checked=False)  # again: who held the folder before may have changed it
+        if not isinstance(stored, TextExperimentConfig):
+            raise UserError(f"{folder.path}: not a run of language models")
+        config = resumed_config(stored, settings, iterations)
+        if ended := _ended(folder, config, quiet):
+            return ended
+        check_trackers(config.tracking)
+        if not (folder.path / STATE).is_file():  # killed before the first stage began
+            save_state(folder, new_state(config))
+        state = reopened(load_state(folder), config)
+        known = folder.path / PROVIDERS
+        store_abilities(known, asyncio.run(check_providers(config, known_abilities(known))))
+        prepared = prepare(config, folder.path)
+        write_config(folder.path / CONFIG, config_to_yaml(config))
+        if mended := folder.mend_metrics(range(1, state.iteration + 1)):
+            say(f"warning: {mended}")
+        return train(config, folder, prepared, state, quiet)
+
+
+def reopened(state: "TextState", config: TextExperimentConfig) -> "TextState":
+    """`state` under a config whose number of iterations may have changed: a run that was over continues where it would not have ended.
+
+    Raises UserError when more iterations are done already.
+    """
+    if state.iteration > config.iterations:
+        raise UserError(f"iterations: {state.iteration} are done already; ask for more than that")
+    if not state.over or state.iteration == config.iterations:
+        return state
+    rerun = config.base_run is not None and config.base_run.kind == "rerun_tests"
+    if rerun or learns_from_tokens(config) or fine_tuning_rule(config).fine_tune_after_last:
+        return replace(state, over=False)
+    return replace(state, over=False, iteration=state.iteration - 1, stage="create_jobs")

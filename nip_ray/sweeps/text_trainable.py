@@ -27,7 +27,7 @@ from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.paths import with_absolute_paths
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import reopened
+from nip_ray.runs.experiment import reopened
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.alive import give_signs
 from nip_ray.sweeps.trial import experiment_of, failed, opened, read_pointer, resources, write_pointer

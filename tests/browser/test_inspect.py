@@ -12,7 +12,7 @@ import pytest
 
 from nip_ray.config.load import load_config
 from nip_ray.exports.inspect_log import export_inspect
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from tests.text.cooperation import dummy, write_config
 
 pytestmark = pytest.mark.browser
@@ -23,7 +23,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Made before there is a browser, whose event loop would be in the way."""
     pytest.importorskip("inspect_ai")
     folder = tmp_path_factory.mktemp("run")
-    run_text_experiment(load_config(write_config(folder, dummy(folder))), folder / "run", quiet=True)
+    run_experiment(load_config(write_config(folder, dummy(folder))), folder / "run", quiet=True)
     return export_inspect(folder / "run")
 
 

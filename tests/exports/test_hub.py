@@ -22,7 +22,6 @@ from nip_ray.exports.hub import export_hf
 from nip_ray.exports.hub_cards import records
 from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.runs.initial_weights import initial_weights
-from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
 from nip_ray.storage.folder import read_lines
 from tests.exports.hub_server import TOKEN, hub_thread
@@ -126,7 +125,7 @@ def tiny_text(method: str = "full") -> TextExperimentConfig:
 
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_language_models_play_their_test_again(tmp_path: Path, method: str) -> None:
-    run_text_experiment(tiny_text(method), tmp_path / "run", quiet=True)
+    run_experiment(tiny_text(method), tmp_path / "run", quiet=True)
     model = shutil.move(export_hf(tmp_path / "run", tmp_path / "out") / "model", tmp_path / "moved")
     shutil.rmtree(tmp_path / "out")
     names = {path.name for path in model.rglob("*.safetensors")}
@@ -146,14 +145,14 @@ def test_language_models_play_their_test_again(tmp_path: Path, method: str) -> N
 @pytest.mark.slow
 def test_models_that_a_run_did_not_make_stay_at_home(tmp_path: Path) -> None:
     base = tmp_path / "from-elsewhere"
-    run_text_experiment(tiny_text(), tmp_path / "first", quiet=True)
+    run_experiment(tiny_text(), tmp_path / "first", quiet=True)
     shutil.copytree(tmp_path / "first" / "local" / "models" / "words", base)
     config = tiny_text("lora")
     agents = {"_default": replace(config.scenario.agents["_default"], model=str(base))}
     agents["prover1"] = replace(agents["_default"], frozen=True)
     rule = replace(config.algorithm, warmup_steps=0, warmup_batch_size=PolicyGradientSettings().warmup_batch_size)
     scenario = replace(config.scenario, agents=agents)
-    run_text_experiment(config.model_copy(update={"scenario": scenario, "algorithm": rule}), tmp_path / "run", quiet=True)
+    run_experiment(config.model_copy(update={"scenario": scenario, "algorithm": rule}), tmp_path / "run", quiet=True)
     model = export_hf(tmp_path / "run", tmp_path / "out") / "model"
     assert {path.name for path in model.rglob("*.safetensors")} == {"adapter_model.safetensors"}
     assert "must be put there before use: `local/models/from-elsewhere`" in (model / "README.md").read_text()
@@ -169,7 +168,7 @@ def test_models_that_a_run_did_not_make_stay_at_home(tmp_path: Path) -> None:
 def test_fine_tuned_models_play_their_test_again(tmp_path: Path, ray_session: None, method: str) -> None:
     fine_tuning = ["algorithm.format_warmup_tuning.num_epochs=1", "algorithm.rollouts_per_iteration=8", f"providers.local.method={method}"]
     sizes = ["iterations=2", "algorithm.format_warmup=8", "scenario.num_train=8", "scenario.num_test=12", "providers.local.num_cpus=0.5"]
-    run_text_experiment(load_config(ROOT / "tune_configs/ei_offline.yaml", [*fine_tuning, *sizes]), tmp_path / "run", quiet=True)
+    run_experiment(load_config(ROOT / "tune_configs/ei_offline.yaml", [*fine_tuning, *sizes]), tmp_path / "run", quiet=True)
     assert_figures_equal(evaluate_run(export_hf(tmp_path / "run", tmp_path / "out") / "model"), tmp_path / "run")
     inspect_ai = pytest.importorskip("inspect_ai")
     from nip_ray.inspect_ai import protocol

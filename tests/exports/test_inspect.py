@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from nip_ray.cli import app
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from tests.runs.small import MESSAGES, write_small
 from tests.text.cooperation import dummy, write_config
 
@@ -33,7 +33,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("inspect")
     data = dummy(folder)
     data["algorithm"] |= {"num_test_items": 12, "num_test_repeats": 2}
-    run_text_experiment(load_config(write_config(folder, data)), folder / "run", quiet=True)
+    run_experiment(load_config(write_config(folder, data)), folder / "run", quiet=True)
     return folder / "run"
 
 

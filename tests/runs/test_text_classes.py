@@ -15,7 +15,7 @@ from nip_ray.play.dialogue import Chat, Dialogue, Parsed, dialogue_from_record, 
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.play.transcripts import transcript_record
 from nip_ray.protocols import build
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.language_conformance import check_language_scenario
 from nip_ray.text.training.metrics import dialogue_metrics
 from nip_ray.text.training.metrics import dialogue_record as figures
@@ -80,7 +80,7 @@ def test_a_scripted_dialogue() -> None:
 
 
 def test_a_run_and_its_attack(tmp_path: Path) -> None:
-    run_text_experiment(config(dict(name="debate", verdicts=NAMES)), tmp_path / "run", quiet=True)
+    run_experiment(config(dict(name="debate", verdicts=NAMES)), tmp_path / "run", quiet=True)
     found = evaluate_run(tmp_path / "run", attacked=True, settings=["evaluation.attack.text_iterations=2"])
     document = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert document["sampled"]["verifier/accuracy"]["n"] == 12
@@ -94,9 +94,9 @@ def test_a_run_and_its_attack(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"protocol.verdicts: no instance of boxes has the label of yew"):
-        run_text_experiment(config({**CONSULTANCY, "verdicts": [*NAMES, "yew"]}), tmp_path / "run", quiet=True)
+        run_experiment(config({**CONSULTANCY, "verdicts": [*NAMES, "yew"]}), tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match="'boxes' has the labels 2, but 'nip' has two verdicts"):
-        run_text_experiment(config(dict(name="nip")), tmp_path / "two", quiet=True)
+        run_experiment(config(dict(name="nip")), tmp_path / "two", quiet=True)
     code = config(dict(name="debate", verdicts=NAMES), scenario={"name": "code_validation", "agents": {"_default": {"provider": "nobody"}}})
     with pytest.raises(UserError, match=r"protocol.verdicts: got 3, but code_validation has two labels"):
         check(code)

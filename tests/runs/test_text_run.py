@@ -13,7 +13,7 @@ from nip_ray.cli import app
 from nip_ray.config.load import config_from_dict, load_config
 from nip_ray.config.rules import check
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.dialogues.runner import test_tasks as held_out_tasks
 from nip_ray.text.dialogues.runner import training_tasks
@@ -28,7 +28,7 @@ JUDGE = {"name": "judge", "marker": "judge|transcript|question", "replies": ["Ye
 
 
 def played(tmp_path: Path, data: dict[str, Any], name: str = "run") -> Path:
-    run_text_experiment(load_config(write_config(tmp_path, data)), tmp_path / name, quiet=True)
+    run_experiment(load_config(write_config(tmp_path, data)), tmp_path / name, quiet=True)
     return tmp_path / name
 
 
@@ -141,7 +141,7 @@ def test_items_stay_with_the_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.jsonl"):
         played(tmp_path, data, "new")
     shutil.copytree(run_dir, tmp_path / "copy")
-    resume_text_experiment(tmp_path / "copy", iterations=2, quiet=True)
+    resume_experiment(tmp_path / "copy", iterations=2, quiet=True)
     assert len(rollouts(tmp_path / "copy")) == 4
 
 

@@ -1,7 +1,7 @@
 """What runs in simulated worlds, and what stands there in the place of what would take too long.
 
 Decisions that matter here:
-- language agents: `run_text_experiment` and `resume_text_experiment` as they are. In the place of a report, which is drawn from files that
+- language agents: `run_experiment` and `resume_experiment` as they are. In the place of a report, which is drawn from files that
   stand, there is a line of text; prompts and YAML, the same in all worlds, are read once in a process;
 - networks: see `tests.simulation.networks`.
 """
@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import nip_ray.config.load
-import nip_ray.runs.ended
 import nip_ray.runs.experiment
-import nip_ray.runs.text_run
 import nip_ray.storage.folder
 import nip_ray.text.training.trainer
 from nip_ray.config.load import config_from_dict
@@ -88,7 +86,7 @@ def install() -> None:
     networks.install()
     nip_ray.text.training.trainer.write_report = lambda run: write_atomically(Path(run) / "report.html", b"drawn from what is there")
     environment = nip_ray.storage.folder.environment()
-    nip_ray.runs.text_run.environment = nip_ray.runs.experiment.environment = lambda: environment
+    nip_ray.runs.experiment.environment = lambda: environment
     kind, built = LANGUAGE_SCENARIOS["code_validation"], {}
 
     def build(protocol: Any, settings: Any) -> Any:  # once: its prompts, which are the same in all worlds, take longer than all else
@@ -96,7 +94,7 @@ def install() -> None:
         return built[known] if known in built else built.setdefault(known, kind.build(protocol, settings))
 
     LANGUAGE_SCENARIOS["code_validation"] = replace(kind, build=build)
-    parse, write = cache(nip_ray.config.load.parse_yaml), nip_ray.runs.text_run.config_to_yaml
+    parse, write = cache(nip_ray.config.load.parse_yaml), nip_ray.runs.experiment.config_to_yaml
     written: dict[str, str] = {}
 
     def parsed(text: str, source: str) -> Any:  # always the same few texts, too
@@ -110,4 +108,4 @@ def install() -> None:
     def to_yaml(config: Any) -> str:
         return written.get(known := repr(config)) or written.setdefault(known, write(config))
 
-    nip_ray.runs.text_run.config_to_yaml = nip_ray.config.load.config_to_yaml = nip_ray.runs.ended.config_to_yaml = to_yaml
+    nip_ray.runs.experiment.config_to_yaml = nip_ray.config.load.config_to_yaml = to_yaml

@@ -13,7 +13,7 @@ import pytest
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.run import SweepResult, resume_sweep, run_sweep
 from nip_ray.sweeps.spec import parse_sweep
@@ -100,7 +100,7 @@ def test_a_sweep_runs_every_setting_as_a_single_run_would(tmp_path: Path) -> Non
     assert first.run_dir is not None
     made = load_config(first.run_dir / "config.yaml")
     assert isinstance(made, TextExperimentConfig)
-    alone = run_text_experiment(made, tmp_path / "alone", quiet=True)
+    alone = run_experiment(made, tmp_path / "alone", quiet=True)
     assert rollouts(alone.run_dir) == rollouts(first.run_dir)
     assert first.metrics[ACCURACY] == alone.metrics[ACCURACY]
     assert (found.folder / "best" / "state.json").is_file()

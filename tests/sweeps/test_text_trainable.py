@@ -15,7 +15,7 @@ from nip_ray.cluster.resources import trial_bundles
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import resume_text_experiment
+from nip_ray.runs.experiment import resume_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.sweeps.text_trainable import TextTrainable
 from nip_ray.text.parts import load_state
@@ -79,7 +79,7 @@ def iteration_of(number: int) -> list[str]:
 
 def test_trackers_hear_everything_once_also_over_a_resume(tmp_path: Path, notes: list[Notes]) -> None:
     run_dir = played(tmp_path, dummy(tmp_path))
-    resume_text_experiment(run_dir, iterations=3, quiet=True)
+    resume_experiment(run_dir, iterations=3, quiet=True)
     first, second = notes
     assert first.heard == [*iteration_of(1), *iteration_of(2), "over"]
     assert second.heard == ["checkpoint 2", *iteration_of(3), "over"], "the second iteration's models were trained only now"
@@ -121,7 +121,7 @@ def test_a_row_that_comes_again_after_a_crash_is_one_step_in_tensorboard(tmp_pat
     monkeypatch.setattr(nip_ray.text.training.trainer, "save_state", crash)
     with pytest.raises(OSError, match="gone"):
         played(tmp_path, dummy(tmp_path, tracking=TENSORBOARD))
-    resume_text_experiment(tmp_path / "run", quiet=True)
+    resume_experiment(tmp_path / "run", quiet=True)
     shown = EventAccumulator(str(tmp_path / "run" / "events"))
     shown.Reload()
     assert [event.step for event in shown.Scalars("eval_sampled/verifier/accuracy")] == [1, 2]
@@ -211,7 +211,7 @@ def test_a_spent_budget_ends_a_trial_and_the_run_can_go_on_by_hand(tmp_path: Pat
         run_dir = Path(result["run_dir"])
         spent = json.loads((run_dir / "cost.json").read_text())["usd"]
         assert 0 < spent <= 0.003
-        resume_text_experiment(run_dir, settings=["budget.usd=5"], quiet=True)
+        resume_experiment(run_dir, settings=["budget.usd=5"], quiet=True)
         cost = json.loads((run_dir / "cost.json").read_text())
         assert round(cost["usd"] * 1e12) == sum(row["pusd"] for row in provider.ledger())
 

@@ -15,8 +15,9 @@ import threading
 import time
 from pathlib import Path
 
-import nip_ray.runs.text_run
+import nip_ray.runs.experiment
 import nip_ray.text.providers.openai
+import nip_ray.text.training.trainer
 from nip_ray.config.load import load_config
 from nip_ray.errors import TrainingError
 
@@ -27,9 +28,9 @@ def work(config: Path, run_dir: Path) -> int:
     """One run, from the start or from where the last one was."""
     try:
         if (run_dir / "config.yaml").is_file():
-            nip_ray.runs.text_run.resume_text_experiment(run_dir, quiet=True)
+            nip_ray.runs.experiment.resume_experiment(run_dir, quiet=True)
         else:
-            nip_ray.runs.text_run.run_text_experiment(load_config(config), run_dir, quiet=True)
+            nip_ray.runs.experiment.run_experiment(load_config(config), run_dir, quiet=True)
     except TrainingError as error:
         print(f"stopped: {error}", file=sys.stderr)
         return STOPPED

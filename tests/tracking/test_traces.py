@@ -18,7 +18,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.settings.tracking import TracesSettings, TrackingSettings, WandbSettings
 from nip_ray.text.dialogues.records import read_calls
 from nip_ray.tracking import RunInfo, check_trackers, open_trackers, traces
@@ -95,7 +95,7 @@ def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracking: dict[str,
     with provider_thread(tmp_path, roles=roles(), faults={"server_error": 0.05}, job_s=0.5, **options) as provider:
         monkeypatch.setenv("OPENAI_BASE_URL", provider.base_url)
         monkeypatch.setenv("OPENAI_API_KEY", API_KEY)
-        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
     return tmp_path / "run"
 
 

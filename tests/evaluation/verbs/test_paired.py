@@ -14,7 +14,6 @@ from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
 from nip_ray.evaluation.verbs.paired import compare_paired, mcnemar, pair_record
 from nip_ray.runs.experiment import run_experiment
-from nip_ray.runs.text_run import run_text_experiment
 from nip_ray.storage.folder import RunFolder
 from tests.runs.small import MESSAGES, small
 from tests.text.cooperation import dummy, write_config
@@ -73,7 +72,7 @@ def test_dialogues_of_language_models_are_paired_by_their_items(tmp_path: Path) 
         data: dict[str, Any] = dummy(tmp_path) | {"protocol": {"name": "nip", "max_rounds": 3 + 2 * number}}
         data["algorithm"] |= {"num_test_items": tested, "num_test_repeats": 1}
         config = load_config(write_config(tmp_path, data))
-        run_dirs.append(run_text_experiment(config, tmp_path / f"run{number}", quiet=True).run_dir)  # pyright: ignore[reportArgumentType]
+        run_dirs.append(run_experiment(config, tmp_path / f"run{number}", quiet=True).run_dir)
     found = compare_paired(*run_dirs)
     assert (found["num_instances"], found["left_out"]) == (10, 2)
     own = RunFolder.open(run_dirs[1]).read_json("evaluation.json")["sampled"]

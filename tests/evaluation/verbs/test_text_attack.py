@@ -15,7 +15,7 @@ from nip_ray.evaluation.attack import paid_agents
 from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.text_attack import attack_config
 from nip_ray.protocols import from_settings
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.storage.folder import RunFolder
 from tests.text.cooperation import PRICES, REPLIES, config, roles, write_config
@@ -36,7 +36,7 @@ def experiment(folder: Path, protocol: str = "adp", **changes: Any) -> dict[str,
 
 def played(folder: Path, data: dict[str, Any]) -> Path:
     made: Any = load_config(write_config(folder, data))
-    run_text_experiment(made, folder / "run", quiet=True)
+    run_experiment(made, folder / "run", quiet=True)
     return folder / "run"
 
 
@@ -195,7 +195,7 @@ def test_a_resumed_attack_draws_its_roles_again(tmp_path: Path) -> None:
     run = played(tmp_path, experiment(tmp_path, "helpful_sneaky"))
     found = evaluate_run(run, attacked=True, settings=["evaluation.attack.text_iterations=2", "evaluation.attack.goals=[soundness]"])
     folder = run / found["attack"]["soundness"]["run_dir"]
-    resume_text_experiment(folder, iterations=3, quiet=True)
+    resume_experiment(folder, iterations=3, quiet=True)
     with RunFolder.open(folder) as opened:
         told = [record for name in opened.transcript_names() if "3" in name for record in opened.read_transcripts(name)]
     assert {record["role"] for record in told} == {"sneaky"}

@@ -14,7 +14,7 @@ from nip_ray.evaluation.verbs.evaluate import evaluate_run
 from nip_ray.evaluation.verbs.text_search import Hold, best_of, instructed, tried_instructions
 from nip_ray.play.dialogue import Dialogue, LanguageScenario
 from nip_ray.protocols import build
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.code_validation.item import CodeItem
 from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.settings.code_validation import CodeValidationSettings
@@ -120,7 +120,7 @@ def test_an_attack_without_training_from_end_to_end(tmp_path: Path) -> None:
         data["providers"]["tables"] |= {"base_url": provider.base_url, "api_key_variable": "NIP_PROVIDER_KEY"}
         data["budget"] = {"usd": 1.0}
         made: Any = load_config(write_config(tmp_path, data))
-        run_text_experiment(made, tmp_path / "run", quiet=True)
+        run_experiment(made, tmp_path / "run", quiet=True)
         prompts = 'text_prompts=["SAY THAT IT HOLDS", "Be kind."]'
         changed = [f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=1", "text_best_of=8", prompts)]
         found = evaluate_run(tmp_path / "run", attacked=True, settings=changed)

@@ -16,7 +16,7 @@ from nip_ray.errors import UserError
 from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply
 from nip_ray.play.dialogues import Answer, play_dialogue
 from nip_ray.protocols import build
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 from nip_ray.scenarios.matrix_games.language import ITEMS, KuhnPokerInWords, build_language_game, information_sets
 from nip_ray.settings.language_agents import LanguageAgentSettings
 from nip_ray.settings.matrix_games import LanguageMatrixGameSettings
@@ -100,7 +100,7 @@ def test_a_run_has_players_and_no_verifier(rule: str, tmp_path: Path) -> None:
     }
     config = config_from_dict(data)
     assert isinstance(config, TextExperimentConfig)
-    run_text_experiment(config, tmp_path / "run", quiet=True)
+    run_experiment(config, tmp_path / "run", quiet=True)
     with RunFolder.open(tmp_path / "run") as folder:
         row, transcripts, record = folder.metrics()[-1], folder.read_transcripts("test-000002"), folder.read_json("evaluation.json")
     assert row["eval_sampled/player0/return"] == -row["eval_sampled/player1/return"]

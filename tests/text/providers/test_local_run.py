@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nip_ray.config.load import load_config
-from nip_ray.runs.text_run import run_text_experiment
+from nip_ray.runs.experiment import run_experiment
 
 CONFIGS = Path(__file__).resolve().parents[3] / "tune_configs"
 
@@ -17,7 +17,7 @@ def rows(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def run(tmp_path: Path, name: str, *settings: str) -> list[dict[str, Any]]:
-    run_text_experiment(load_config(CONFIGS / f"{name}.yaml", ["providers.local.num_cpus=0.5", *settings]), tmp_path / "run", quiet=True)
+    run_experiment(load_config(CONFIGS / f"{name}.yaml", ["providers.local.num_cpus=0.5", *settings]), tmp_path / "run", quiet=True)
     return rows(tmp_path / "run")
 
 

@@ -18,7 +18,7 @@ from nip_ray.evaluation.verbs.rerun import rerun_tests
 from nip_ray.learning.token_losses import not_finite, turn_advantages
 from nip_ray.learning.token_rows import Turn as TokenTurn
 from nip_ray.play.dialogue import Dialogue, dialogue_record
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.state_tracking.language import StateTrackingInWords
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
@@ -102,7 +102,7 @@ def weights(path: Path) -> dict[str, bytes]:
 def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dict[str, Any]) -> None:
     """With the last checkpoint an iteration back, and a row of metrics that is played again."""
     config = make(**rule)
-    run_text_experiment(config, tmp_path / "whole", quiet=True)
+    run_experiment(config, tmp_path / "whole", quiet=True)
     state = new_state(config)
     with RunFolder.create(tmp_path / "killed", config_to_yaml(config)) as folder:
         save_state(folder, state)
@@ -110,7 +110,7 @@ def test_killed_and_resumed_is_undisturbed(make: Make, tmp_path: Path, rule: dic
         for _ in range(4):  # the warm-up and three iterations
             trainer.run_stage()
     assert len(rows(tmp_path / "killed")) == 3
-    resume_text_experiment(tmp_path / "killed", quiet=True)
+    resume_experiment(tmp_path / "killed", quiet=True)
     assert rows(tmp_path / "killed") == rows(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
     if "opponents" in rule:  # of the pool's snapshots 1 and 4 are left, and checkpoint 3 names 3
@@ -131,7 +131,7 @@ def test_who_meets_the_past_learns_alone(make: Make, tmp_path: Path, monkeypatch
         PolicyGradientTrainer, "_steps", lambda self, group, turns, *rest: learned.append(len(turns)) or steps(self, group, turns, *rest)
     )
     config, run = make(PAST, keep_checkpoints=None, checkpoint_every=1), tmp_path / "run"
-    run_text_experiment(config, run, quiet=True)
+    run_experiment(config, run, quiet=True)
     lines = read_lines(run / "rollouts" / "000004.jsonl")
     (one, other), row = ([lines[place]["past"]["prover0"] for place in (8, 12)], rows(run)[-1])
     past = [{}] * 8 + [{"prover0": one, "verifier": one}] * 4 + [{"prover0": other, "prover1": other}] * 4
@@ -171,7 +171,7 @@ def test_turns_are_compared_with_those_that_met_the_same_opponents() -> None:
 def test_a_run_meets_itself_over_time(make: Make, tmp_path: Path) -> None:
     """By checkpoints and snapshots alike. Who is given the weights of another time plays as then, in rows and in columns."""
     run, config = tmp_path / "run", make(PAST, keep_checkpoints=None, warmup_steps=0, format_warmup=40, learning_rate=3e-2)
-    run_text_experiment(config.model_copy(update={"iterations": 2, "seed": 2}), run, quiet=True)
+    run_experiment(config.model_copy(update={"iterations": 2, "seed": 2}), run, quiet=True)
 
     def table() -> dict[tuple[str, str], Any]:
         found = cross_play_checkpoints(run, greedy=False)
@@ -199,7 +199,7 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
     raw = make(entropy_coefficient=0.1, kl_estimator="k2", agents={"verifier": {"kl_coefficient": 0.1}}).model_dump(mode="json")
     raw["scenario"]["agents"]["prover1"] = {**raw["scenario"]["agents"]["_default"], "frozen": True, "max_invalid_replies": 20}
     config: Any = config_from_dict({**raw, "iterations": 2, "opponents": {"every": 1, "latest": 0.5}})
-    run_text_experiment(config, tmp_path / "run", quiet=True)
+    run_experiment(config, tmp_path / "run", quiet=True)
     with pytest.raises(UserError, match=r"nip-ray cross-play .*/run --checkpoints"):
         rerun_tests(tmp_path / "run")
     chosen = [f"evaluation.attack.{setting}" for setting in ("goals=[soundness]", "text_iterations=3", "text_best_of=4")]
@@ -220,9 +220,9 @@ def test_an_attack_is_by_policy_gradient_too(make: Make, tmp_path: Path) -> None
 
 
 def test_more_iterations_continue_a_run_that_is_over(make: Make, tmp_path: Path) -> None:
-    run_text_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
-    resume_text_experiment(tmp_path / "run", iterations=4, quiet=True)
-    run_text_experiment(make(), tmp_path / "whole", quiet=True)
+    run_experiment(make().model_copy(update={"iterations": 2}), tmp_path / "run", quiet=True)
+    resume_experiment(tmp_path / "run", iterations=4, quiet=True)
+    run_experiment(make(), tmp_path / "whole", quiet=True)
     assert weights(tmp_path / "run") == weights(tmp_path / "whole")
 
 
@@ -230,13 +230,13 @@ def test_what_ends_a_run_leaves_the_last_checkpoint(make: Make, tmp_path: Path) 
     """A bound on what sampler and learner may differ by, and a budget of tokens; both are told by key."""
     config = make(max_logprob_difference=1e-12)
     with pytest.raises(TrainingError, match="max_logprob_difference"):
-        run_text_experiment(config, tmp_path / "bound", quiet=True)
+        run_experiment(config, tmp_path / "bound", quiet=True)
     assert (tmp_path / "bound" / "checkpoints" / "000000").is_dir()
     spent = make().model_copy(update={"budget": replace(make().budget, tokens=7_000)})
     with pytest.raises(BudgetExhausted, match=r"budget\.tokens"):
-        run_text_experiment(spent, tmp_path / "spent", quiet=True)
+        run_experiment(spent, tmp_path / "spent", quiet=True)
     assert 0 < len(rows(tmp_path / "spent")) < 4
-    resume_text_experiment(tmp_path / "spent", settings=["budget.tokens=1000000"], quiet=True)
+    resume_experiment(tmp_path / "spent", settings=["budget.tokens=1000000"], quiet=True)
     assert len(rows(tmp_path / "spent")) == 4
 
 
@@ -245,7 +245,7 @@ def test_kl_that_only_comes_in_is_to_the_model_after_the_warm_up(make: Make, tmp
     config = make(kl_coefficient=0.1, final_kl_coefficient=0.2, agents=own)
     last = [config.algorithm.seen_by(agent).final_kl_coefficient for agent in ("prover0", "prover1", "verifier")]
     assert last == [0.2, 0.1, 0.2]
-    run_text_experiment(config, tmp_path / "run", quiet=True)
+    run_experiment(config, tmp_path / "run", quiet=True)
     assert ["learn/prover0/kl" in row for row in rows(tmp_path / "run")] == [False, True, True, True]
     assert (tmp_path / "run" / "local" / "models" / "prover0-start").is_dir()
 
@@ -268,7 +268,7 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
     raw["scenario"]["agents"] = {agent: {**own, **changes} for agent, changes in agents.items()}
     config = config_from_dict(raw)
     assert isinstance(config, TextExperimentConfig)
-    run_text_experiment(config, tmp_path / "run", quiet=True)
+    run_experiment(config, tmp_path / "run", quiet=True)
     with RunFolder.open(tmp_path / "run") as folder:
         assert load_state(folder).models() == {"provers": "provers-000004", "verifier": "words"}
     found = {key.split("/")[1] for row in rows(tmp_path / "run") for key in row if key.endswith("/grad_norm")}
@@ -283,7 +283,7 @@ def test_agents_of_a_group_share_weights_and_frozen_ones_stay(make: Make, tmp_pa
 
 def test_where_learning_broke_off_is_said(make: Make, tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match=r"prover[01], iteration 2: learning broke off: loss"):
-        run_text_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
+        run_experiment(make(warmup_learning_rate=1e-3, learning_rate=1e30, num_epochs=2), tmp_path / "run", quiet=True)
 
 
 def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,19 +297,19 @@ def test_a_run_that_broke_off_can_end_with_its_last_checkpoint(make: Make, tmp_p
 
     monkeypatch.setattr(PolicyModel, "step", breaks_off)
     with pytest.raises(TrainingError, match=r"loss nan; .*algorithm\.learning_rate.*`nip-ray resume .*run --iterations 2` ends this one"):
-        run_text_experiment(make(evaluate_every=0), run, quiet=True)
-    ended = resume_text_experiment(run, iterations=2, settings=["algorithm.checkpoint_every=1"], quiet=True)
+        run_experiment(make(evaluate_every=0), run, quiet=True)
+    ended = resume_experiment(run, iterations=2, settings=["algorithm.checkpoint_every=1"], quiet=True)
     assert (ended.iterations, len(steps)) == (2, 7), "nothing is learned again"
     with RunFolder.open(run) as folder:
         assert load_state(folder).models()["verifier"] == "verifier-000002"
         assert folder.read_json("evaluation.json")["iteration"] == 2
     assert weights(run)
     monkeypatch.undo()
-    assert resume_text_experiment(run, iterations=4, quiet=True).iterations == 4
-    run_text_experiment(make(evaluate_every=0, checkpoint_every=1), tmp_path / "undisturbed", quiet=True)
+    assert resume_experiment(run, iterations=4, quiet=True).iterations == 4
+    run_experiment(make(evaluate_every=0, checkpoint_every=1), tmp_path / "undisturbed", quiet=True)
     assert weights(run) == weights(tmp_path / "undisturbed")
     with pytest.raises(UserError, match=r"algorithm\.learning_rate=1: a resumed run can change .*algorithm\.micro_batch_tokens"):
-        resume_text_experiment(run, settings=["algorithm.learning_rate=1"], quiet=True)
+        resume_experiment(run, settings=["algorithm.learning_rate=1"], quiet=True)
 
 
 def test_who_learns_is_not_held_to_a_schema_and_no_more_is_tested_than_there_is(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,7 +326,7 @@ def test_vllm_plays_the_run_of_this_process(make: Make, tmp_path: Path, monkeypa
     config = make(learning_rate=1e-2)
     for engine in ("torch", "vllm"):
         local = replace(config.providers["local"], method="lora", engine=engine)  # type: ignore[call-arg]
-        run_text_experiment(config.model_copy(update={"providers": {"local": local}}), tmp_path / engine, quiet=True)
+        run_experiment(config.model_copy(update={"providers": {"local": local}}), tmp_path / engine, quiet=True)
     for one, other in zip(rows(tmp_path / "torch"), rows(tmp_path / "vllm"), strict=True):
         assert other == pytest.approx(one, rel=1e-3, abs=1e-4)
 
@@ -343,5 +343,5 @@ def test_vllm_plays_the_run_of_this_process(make: Make, tmp_path: Path, monkeypa
 def test_language_models_learn_what_is_right(name: str, bounds: dict[str, tuple[float, float]], seed: int, tmp_path: Path) -> None:
     config = load_config(ROOT / "tune_configs" / f"{name}.yaml", [f"seed={seed}", "providers.local.num_threads=1"])
     assert isinstance(config, TextExperimentConfig)
-    metrics = run_text_experiment(config, tmp_path / "run", quiet=True).metrics
+    metrics = run_experiment(config, tmp_path / "run", quiet=True).metrics
     assert {key: metrics[key] for key, (low, high) in bounds.items() if not low <= metrics[key] <= high} == {}

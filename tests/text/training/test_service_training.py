@@ -12,7 +12,7 @@ import torch
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_from_dict
 from nip_ray.protocols import from_settings
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.scenarios.language import language_kind
 from nip_ray.serving.word_model import save_word_model
 from nip_ray.storage.folder import RunFolder
@@ -89,8 +89,8 @@ def cost(path: Path) -> dict[str, Any]:
 
 
 def test_a_run_there_is_the_run_here_and_is_billed(service: Service, tmp_path: Path) -> None:
-    run_text_experiment(config_of(hosted=True), tmp_path / "there", quiet=True)
-    run_text_experiment(config_of(hosted=False, folder=service.folder), tmp_path / "here", quiet=True)
+    run_experiment(config_of(hosted=True), tmp_path / "there", quiet=True)
+    run_experiment(config_of(hosted=False, folder=service.folder), tmp_path / "here", quiet=True)
     with RunFolder.open(tmp_path / "here") as here, RunFolder.open(tmp_path / "there") as there:
         for one, other in zip(here.metrics(), there.metrics(), strict=True):
             shown = {key: value for key, value in other.items() if not key.startswith(("time/", "cost/"))}
@@ -132,15 +132,15 @@ def test_killed_at_any_request_it_is_the_undisturbed_run(
     """Before it reaches the service, and after it was done there; what may have been billed before counts after."""
     config = config_of(hosted=True)
     config = config.model_copy(update={"iterations": 2 + staleness, "algorithm": replace(config.algorithm, max_staleness=staleness)})
-    run_text_experiment(config, tmp_path / "straight", quiet=True)
+    run_experiment(config, tmp_path / "straight", quiet=True)
     expected = weights(service, tmp_path / "straight")
     for number, point in enumerate(chosen):
         service.requests.clear()
         service.killed_at = point
         with pytest.raises(Killed):
-            run_text_experiment(config, tmp_path / str(number), quiet=True)
+            run_experiment(config, tmp_path / str(number), quiet=True)
         service.killed_at = None
-        resume_text_experiment(tmp_path / str(number), quiet=True)
+        resume_experiment(tmp_path / str(number), quiet=True)
         assert equal(weights(service, tmp_path / str(number)), expected), point
         spent = cost(tmp_path / str(number))
         assert spent["usd"] >= cost(tmp_path / "straight")["usd"]
@@ -148,9 +148,9 @@ def test_killed_at_any_request_it_is_the_undisturbed_run(
 
 
 def test_a_budget_in_dollars_ends_it_before_the_request(service: Service, tmp_path: Path) -> None:
-    run_text_experiment(config_of(hosted=True), tmp_path / "whole", quiet=True)
+    run_experiment(config_of(hosted=True), tmp_path / "whole", quiet=True)
     whole = cost(tmp_path / "whole")["usd"]
     with pytest.raises(BudgetExhausted, match=r"budget\.usd"):
-        run_text_experiment(config_of(hosted=True, budget={"usd": whole / 2}), tmp_path / "run", quiet=True)
-    resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={3 * whole}"], quiet=True)
+        run_experiment(config_of(hosted=True, budget={"usd": whole / 2}), tmp_path / "run", quiet=True)
+    resume_experiment(tmp_path / "run", settings=[f"budget.usd={3 * whole}"], quiet=True)
     assert equal(weights(service, tmp_path / "run"), weights(service, tmp_path / "whole"))

@@ -13,7 +13,7 @@ import pytest
 from nip_ray.config.experiment import TextExperimentConfig
 from nip_ray.config.load import config_to_yaml, load_config
 from nip_ray.errors import TrainingError, UserError
-from nip_ray.runs.text_run import resume_text_experiment, run_text_experiment
+from nip_ray.runs.experiment import resume_experiment, run_experiment
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import BudgetExhausted
 from nip_ray.text.dialogues.records import read_calls
@@ -51,7 +51,7 @@ def test_agents_who_share_a_reward_learn_to_understand_each_other(
     """The optimum is an accuracy of 1, from one half; five iterations are four fine-tunings."""
     with provider_thread(tmp_path, roles=roles(habit=0.8), rates=RATES, seed=seed, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        run_text_experiment(load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True)
+        run_experiment(load_config(write_config(tmp_path, config(tmp_path, RULES[rule], seed=seed))), tmp_path / "run", quiet=True)
     found = accuracies(tmp_path / "run")
     assert len(found) == 5
     assert found[0] <= 0.8
@@ -66,7 +66,7 @@ def test_a_prover_learns_its_best_response_to_a_frozen_verifier(tmp_path: Path, 
     belief = {"verifier": {REPLIES[0]: [0.9, 0.1], REPLIES[1]: [0.2, 0.8]}}
     with provider_thread(tmp_path, roles=roles(), rates=RATES, tables={"gpt-4o-mini": belief}, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         jobs = provider.jobs()
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert rows[0]["train/prover/return"] < 0.7  # 0.55 expected: half of the programs get each reply
@@ -138,11 +138,11 @@ def test_a_budget_stops_cleanly_and_can_be_raised(tmp_path: Path, monkeypatch: p
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         with pytest.raises(TrainingError, match=r"budget\.usd"):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert 0 < bills(provider) <= 0.02e12
         stopped = json.loads((tmp_path / "run" / "cost.json").read_text())
         assert round(stopped["usd"] * 1e12) == bills(provider)
-        resume_text_experiment(tmp_path / "run", settings=["budget.usd=5"], quiet=True)
+        resume_experiment(tmp_path / "run", settings=["budget.usd=5"], quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=2)
 
 
@@ -164,24 +164,24 @@ def test_all_jobs_of_a_stage_fit_the_budget_or_none_is_made(tmp_path: Path, monk
         with monkeypatch.context() as patch:
             patch.setattr("nip_ray.text.training.trainer.ensure_job", dies_at_the_second)
             with pytest.raises(Killed):
-                run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+                run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         (intent,) = [entry for entry in read_journal(tmp_path / "run" / "jobs.jsonl") if entry["kind"] == "intent"]
         first, talk = worst(intent).pusd, sum(row["pusd"] for row in provider.ledger("chat"))
         assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
 
         made["budget"] = {"usd": (talk + 1.2 * first) / 1e12}
         with pytest.raises(BudgetExhausted, match=r"\(budget\.usd\) .* are or may be spent and 0\.00 are reserved .* may take") as refused:
-            resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={made['budget']['usd']}"], quiet=True)
+            resume_experiment(tmp_path / "run", settings=[f"budget.usd={made['budget']['usd']}"], quiet=True)
         assert cost_of(tmp_path / "run") == {"usd": talk, "uncertain_usd": first}
         assert len(provider.jobs()) == 1
         least = str(refused.value).partition("at least ")[2].partition(" ")[0]
         asked = provider.requests()
-        resume_text_experiment(tmp_path / "run", settings=[f"budget.usd={least}"], quiet=True)
+        resume_experiment(tmp_path / "run", settings=[f"budget.usd={least}"], quiet=True)
         assert provider.requests()["POST /v1/fine_tuning/jobs"] == asked["POST /v1/fine_tuning/jobs"] + 1, "what it can do is known"
         check_books(provider, tmp_path / "run", num_jobs=2)
 
         with pytest.raises(BudgetExhausted):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "new", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "new", quiet=True)
         assert cost_of(tmp_path / "new") == {"usd": talk, "uncertain_usd": 0}
         assert len(provider.jobs()) == 2
 
@@ -190,7 +190,7 @@ def test_tokens_that_nobody_counts_are_uncertain(tmp_path: Path, monkeypatch: py
     made = config(tmp_path, {**RULES["expert_iteration"], "rollouts_per_iteration": 24, "fine_tune_after_last": True}, iterations=1)
     with provider_thread(tmp_path, roles=roles(), left_out=["trained_tokens"], **OPTIONS) as provider:
         point_to(provider, monkeypatch)
-        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         jobs = sum(row["pusd"] for row in provider.ledger("job"))
         cost = cost_of(tmp_path / "run")
         assert cost["usd"] == bills(provider) - jobs
@@ -212,13 +212,13 @@ def test_a_stage_ends_when_most_replies_cannot_be_used(tmp_path: Path, monkeypat
         with pytest.raises(
             TrainingError, match=r"^20 of the last 20 replies of prover \(base\) could not be used \(talk\.max_invalid_share: 0\.5"
         ):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.ledger()) <= 20 * 2 + 8
         if limit == 1:
-            resume_text_experiment(tmp_path / "run", settings=["talk.max_invalid_share=1"], quiet=True)
+            resume_experiment(tmp_path / "run", settings=["talk.max_invalid_share=1"], quiet=True)
         made["algorithm"]["rollouts_per_iteration"] = 5
         with pytest.raises(TrainingError, match=r"^(all|20 of the last 20) replies of prover \(base\) .*max_invalid_share: 0\.5"):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "small", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "small", quiet=True)
 
 
 def test_invalid_replies_are_counted_over_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +231,7 @@ def test_invalid_replies_are_counted_over_stages(tmp_path: Path, monkeypatch: py
     with provider_thread(tmp_path, roles=cast, **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         with pytest.raises(TrainingError, match=r"of the last 20 replies of verifier .* could not be used"):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
 
 
 def cost_of(run_dir: Path) -> dict[str, int]:
@@ -246,9 +246,9 @@ def test_a_job_that_fails_is_made_again_by_who_resumes(tmp_path: Path, monkeypat
         point_to(provider, monkeypatch)
         made = config(tmp_path, {**RULES["expert_iteration"], "test_while_fine_tuning": fault == "job_cancelled"}, iterations=2)
         with pytest.raises(TrainingError, match="resume"):
-            run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+            run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         provider.set_faults()
-        resume_text_experiment(tmp_path / "run", quiet=True)
+        resume_experiment(tmp_path / "run", quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=2)
         assert len(provider.jobs()) == 4, "two that failed, two that did not"
         assert len(accuracies(tmp_path / "run")) == 2
@@ -282,11 +282,11 @@ def test_more_iterations_go_on_where_the_last_was_not_fine_tuned(tmp_path: Path,
     with provider_thread(tmp_path, roles=roles(), **OPTIONS) as provider:
         point_to(provider, monkeypatch)
         made = config(tmp_path, {**RULES["expert_iteration"], "test_scheme": "last", "test_while_fine_tuning": True}, iterations=2)
-        run_text_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
+        run_experiment(load_config(write_config(tmp_path, made)), tmp_path / "run", quiet=True)
         assert len(provider.jobs()) == 2
-        resume_text_experiment(tmp_path / "run", iterations=3, quiet=True)
+        resume_experiment(tmp_path / "run", iterations=3, quiet=True)
         check_books(provider, tmp_path / "run", num_jobs=4)
         rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
         assert ["eval_sampled/verifier/accuracy" in row for row in rows] == [False, True, True], "the second was the last at first"
         with pytest.raises(UserError, match="3 are done"):
-            resume_text_experiment(tmp_path / "run", iterations=2, quiet=True)
+            resume_experiment(tmp_path / "run", iterations=2, quiet=True)
