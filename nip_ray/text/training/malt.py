@@ -1,4 +1,4 @@
-"""MALT: a tree of replies for each item, and preference pairs from what the replies led to.
+"""MALT: a tree of replies for each item, preference pairs from what the replies led to, and figures of the trees.
 
 Decisions that matter here:
 - a node is a dialogue so far; its children are independent samples of the next round, with the replies of all who speak in it. All
@@ -11,12 +11,13 @@ Decisions that matter here:
 Source: Motwani et al., "MALT: Improving Reasoning with Multi-Agent LLM Training", 2024.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from nip_ray.protocols import Protocol as Rules
+from nip_ray.protocols import Protocol
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.runner import Node
@@ -53,7 +54,7 @@ class LabelledNode:
             yield from child.walk()
 
 
-def mid_points(protocol: Rules, settings: MaltSettings) -> dict[str, float]:
+def mid_points(protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
     """Agent -> the expected reward from which a reply is positive: `reward_threshold`, or if none the agent's reward mid-point."""
     given = settings.reward_threshold
     return {agent: protocol.reward_mid_point(agent) if given is None else given for agent in protocol.agents}
@@ -116,3 +117,54 @@ def _draw(place: LabelledNode, agent: str, seed: int) -> tuple[str, str] | None:
 def _valid_replies(place: LabelledNode, agent: str, positive: bool) -> list[str]:
     turns = [child.node.turn(agent) for child in place.children if child.labels[agent].positive is positive]
     return [turn.raw for turn in turns if turn is not None and not turn.invalid]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What trees say of their labels, as flat metrics.
+#
+# - a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not outweigh the others; with
+#   ``_std`` behind it, the standard deviation of the trees themselves (dividing by their number).
+
+
+def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
+    """`tree_statistics` of everybody, labelled as MALT does."""
+    thresholds = mid_points(protocol, settings)
+    return tree_statistics([label_tree(tree, protocol.agents, thresholds) for tree in trees], protocol.agents)
+
+
+def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
+    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with ``_std``.
+
+    The first two are of the replies given in round r, the third of the nodes in which round r is about to be played, so the root has
+    ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
+    """
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for tree in trees:
+        for key, mean in _tree_means(tree, agents).items():
+            values[key].append(mean)
+    return {key: figure for name, x_T in values.items() for key, figure in _mean_and_std(name, x_T)}
+
+
+def _tree_means(tree: LabelledNode, agents: Sequence[str]) -> dict[str, float]:
+    values: defaultdict[str, list[float]] = defaultdict(list)
+    for place in tree.walk():
+        for agent in agents:
+            for what, round, value in _of_node(place, agent):
+                values[f"malt/{agent}/{what}"].append(value)
+                values[f"malt/{agent}/{what}/round={round}"].append(value)
+    return {key: float(np.mean(x_N)) for key, x_N in values.items()}
+
+
+def _of_node(place: LabelledNode, agent: str) -> Iterator[tuple[str, int, float]]:
+    label, played = place.labels[agent], len(place.node.path)
+    if played:
+        yield "expected_reward", played - 1, label.expected
+        yield "positive_share", played - 1, float(label.positive)
+    if place.children:
+        yield "has_both_share", played, float(label.has_both)
+
+
+def _mean_and_std(name: str, x_T: Sequence[float]) -> Iterator[tuple[str, float]]:
+    base, slash, place = name.partition("/round=")
+    yield name, float(np.mean(x_T))
+    yield f"{base}_std{slash}{place}", float(np.std(x_T))

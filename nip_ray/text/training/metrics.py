@@ -1,4 +1,4 @@
-"""What dialogues say of the verifier, of everyone's pay and of how replies came about, and MALT's trees of their labels: flat metrics.
+"""What dialogues say of the verifier, of everyone's pay and of how replies came about: flat metrics.
 
 Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller puts ``train/`` or
 ``test/`` before them. `docs/metrics.md` defines each.
@@ -8,13 +8,10 @@ Decisions that matter here:
   over decided dialogues alone. Decision codes are never averaged;
 - an item played more than once is one data point: intervals are over data points (`nip_ray.evaluation.clusters`), and so are
   ``verifier/worst_case`` and ``verifier/always_fail``;
-- a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record;
-- of trees a figure is the mean over trees (data points) of each tree's own mean over nodes, so that bushy trees do not outweigh the
-  others; with ``_std`` behind it, the standard deviation of the trees themselves (dividing by their number).
+- a figure over nothing (0/0) has no key in the flat figures, and estimate None in the record.
 """
 
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,7 @@ from nip_ray.play.dialogue import Dialogue
 from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import ACCEPT, CONTINUE, Protocol
 from nip_ray.scenarios.language import LanguageScenarioKind
-from nip_ray.settings.text_training import MaltSettings
-from nip_ray.text.dialogues.runner import Node, read_dialogues, rollout_file
-from nip_ray.text.training.malt import LabelledNode, label_tree, mid_points
+from nip_ray.text.dialogues.runner import read_dialogues, rollout_file
 
 Array = npt.NDArray[np.float64]
 Groups = Mapping[str, Callable[[Any], str | int]]
@@ -245,50 +240,6 @@ def _returns(dialogues: Sequence[Dialogue], agent: str) -> Array:
 
 def _array(values: Any) -> Array:
     return np.fromiter(values, dtype=np.float64)
-
-
-def tree_figures(trees: Sequence[Node], protocol: Protocol, settings: MaltSettings) -> dict[str, float]:
-    """`tree_statistics` of everybody, labelled as MALT does."""
-    thresholds = mid_points(protocol, settings)
-    return tree_statistics([label_tree(tree, protocol.agents, thresholds) for tree in trees], protocol.agents)
-
-
-def tree_statistics(trees: Sequence[LabelledNode], agents: Sequence[str]) -> dict[str, float]:
-    """``malt/<agent>/{expected_reward, positive_share, has_both_share}``, each also with ``/round=<r>`` and with ``_std``.
-
-    The first two are of the replies given in round r, the third of the nodes in which round r is about to be played, so the root has
-    ``has_both_share/round=0`` and no reply. Rounds that no tree reached have no key.
-    """
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for tree in trees:
-        for key, mean in _tree_means(tree, agents).items():
-            values[key].append(mean)
-    return {key: figure for name, x_T in values.items() for key, figure in _mean_and_std(name, x_T)}
-
-
-def _tree_means(tree: LabelledNode, agents: Sequence[str]) -> dict[str, float]:
-    values: defaultdict[str, list[float]] = defaultdict(list)
-    for place in tree.walk():
-        for agent in agents:
-            for what, round, value in _of_node(place, agent):
-                values[f"malt/{agent}/{what}"].append(value)
-                values[f"malt/{agent}/{what}/round={round}"].append(value)
-    return {key: float(np.mean(x_N)) for key, x_N in values.items()}
-
-
-def _of_node(place: LabelledNode, agent: str) -> Iterator[tuple[str, int, float]]:
-    label, played = place.labels[agent], len(place.node.path)
-    if played:
-        yield "expected_reward", played - 1, label.expected
-        yield "positive_share", played - 1, float(label.positive)
-    if place.children:
-        yield "has_both_share", played, float(label.has_both)
-
-
-def _mean_and_std(name: str, x_T: Sequence[float]) -> Iterator[tuple[str, float]]:
-    base, slash, place = name.partition("/round=")
-    yield name, float(np.mean(x_T))
-    yield f"{base}_std{slash}{place}", float(np.std(x_T))
 
 
 def last_test(

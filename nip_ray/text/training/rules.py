@@ -31,7 +31,6 @@ from nip_ray.text.providers.interface import dpo_line, supervised_line
 from nip_ray.text.training import expert_iteration, malt
 from nip_ray.text.training.credit import TurnAdvantages
 from nip_ray.text.training.expert_iteration import Example, LearningAgent, Pair, Preferences
-from nip_ray.text.training.metrics import tree_figures
 
 Made = TypeVar("Made")
 
@@ -125,7 +124,7 @@ def _all_of(kind: type[Made], made: Any, place: str) -> list[Made]:
 
 TEXT_ALGORITHMS: dict[str, TextRule] = {
     "expert_iteration": TextRule(ExpertIterationSettings, examples=expert_iteration.examples),
-    "malt": TextRule(MaltSettings, pairs=malt.pairs, figures=tree_figures),
+    "malt": TextRule(MaltSettings, pairs=malt.pairs, figures=malt.tree_figures),
     "policy_gradient": TextRule(PolicyGradientSettings, advantages=turn_advantages),
 }
 """By name."""

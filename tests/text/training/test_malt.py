@@ -17,8 +17,7 @@ from nip_ray.scenarios.code_validation.scenario import build_text_scenario
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.code_validation import CodeValidationSettings
 from nip_ray.text.dialogues.runner import Node, grow
-from nip_ray.text.training.malt import LabelledNode, label_tree, preference_pairs
-from nip_ray.text.training.metrics import tree_statistics
+from nip_ray.text.training.malt import LabelledNode, label_tree, preference_pairs, tree_statistics
 from tests.text.small_dialogues import Item, tiny
 
 AGENTS = ("prover", "verifier")
