@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.settings.providers import PriceSettings, ProviderSettings
-from nip_ray.text.providers.interface import ChatReply
+from nip_ray.text.providers.interface import ChatReply, ChatRequest
 
 PUSD_PER_USD = 10**12
 DEFAULT = "_default"
@@ -181,6 +181,12 @@ class Amount:
 
 
 NOTHING = Amount()
+
+
+def worst_case(price: Price, request: ChatRequest) -> Amount:
+    """What one attempt at `request` can cost at most."""
+    prompt = worst_prompt_tokens(request.messages)
+    return Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,7 @@ from nip_ray.text.costs.prices import (
     price_list,
     uncertain_of,
     usd,
-    worst_call_cost,
-    worst_prompt_tokens,
+    worst_case,
 )
 from nip_ray.text.dialogues.runner import AgentClient
 from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, FinishReason
@@ -134,7 +133,7 @@ class RecordedChat:
         await asyncio.get_running_loop().run_in_executor(None, self._file.sync)
 
     async def _call(self, request: ChatRequest) -> ChatReply:
-        worst = self._worst(request)
+        worst = worst_case(Price() if self._prices is None else self._prices.of(request.model), request)
         asked = fingerprint(request)
         head = {"key": request.key, "model": request.model, "agent": request.agent, "request": asked}
         self._append({"event": "begin", **head, "worst_pusd": worst.pusd, "worst_tokens": worst.tokens})
@@ -149,11 +148,6 @@ class RecordedChat:
         self._append({"event": "reply", **head, **_reply_fields(reply)})
         self._known[request.key] = CallRecord("reply", request.key, request.model, request.agent, asked, str(self.path), reply=reply)
         return reply
-
-    def _worst(self, request: ChatRequest) -> Amount:
-        prompt = worst_prompt_tokens(request.messages)
-        price = self._prices.of(request.model) if self._prices is not None else Price()
-        return Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
 
     def _append(self, row: dict[str, Any]) -> None:
         self._file.append((_dumps({**row, "version": VERSION}) + "\n").encode())

@@ -36,8 +36,7 @@ from nip_ray.text.costs.prices import (
     call_cost,
     estimated_prompt_tokens,
     with_uncertain,
-    worst_call_cost,
-    worst_prompt_tokens,
+    worst_case,
 )
 from nip_ray.text.jobs import Busy
 from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, ChatReply, ChatRequest, FinishReason, InDoubt, file_name
@@ -98,9 +97,8 @@ class OpenAIChat:
         Raises UserError for a key, model or request that the service does not accept, BudgetExhausted, and TrainingError when
         `max_retries` more attempts did not help.
         """
-        price, prompt = self.prices.of(request.model), worst_prompt_tokens(request.messages)
-        worst = Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
-        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens)
+        price = self.prices.of(request.model)
+        call = _Call(request, price, worst_case(price, request), estimated_prompt_tokens(request.messages) + request.max_tokens)
         while True:
             outcome = await self._attempt(call)
             if isinstance(outcome, ChatReply):

@@ -17,15 +17,13 @@ from nip_ray.errors import UserError
 from nip_ray.text.costs.budget import Budget, BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
-    Amount,
     PriceList,
     Spending,
     call_cost,
     estimated_prompt_tokens,
     price_list,
     with_uncertain,
-    worst_call_cost,
-    worst_prompt_tokens,
+    worst_case,
 )
 from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, FineTuneBackend
 
@@ -114,8 +112,8 @@ class MeteredChat:
 
     async def complete(self, request: ChatRequest) -> ChatReply:
         """See `ChatClient.complete`. Raises BudgetExhausted before a call that could cost more than is left."""
-        price, prompt = self._prices.of(request.model), worst_prompt_tokens(request.messages)
-        worst = Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
+        price = self._prices.of(request.model)
+        worst = worst_case(price, request)
         estimate = estimated_prompt_tokens(request.messages) + request.max_tokens
         reserved, sent = await self._budget.reserve(worst), False
         try:
