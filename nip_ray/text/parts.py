@@ -42,7 +42,7 @@ from nip_ray.text.costs.budget import Budget, Reservation, Throttle
 from nip_ray.text.costs.prices import Amount, Spending, price_list, sum_of
 from nip_ray.text.dialogues.records import ClientPool, total
 from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limiter
-from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Node, Progress, StageContext, Task
+from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
@@ -240,24 +240,24 @@ class Parts:
 
     # ----------------------------------------------------------------------------------------------------------- talk
 
-    async def dialogues(
-        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], progress: Progress | None = None
-    ) -> list[Dialogue]:
-        """One dialogue for each task. models: group -> the model that speaks for it. Raises what clients raise."""
-        if self._workers is not None:
-            return await self._workers.hold(models, context, tasks, None, progress)
-        async with self.clients.agent_clients(models, context.iteration) as clients:
-            runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, self._brake)
-            return await runner.dialogues(tasks, progress)
+    async def play(
+        self,
+        models: Mapping[str, str],
+        context: StageContext,
+        tasks: Sequence[Task],
+        num_responses: int | None = None,
+        progress: Progress | None = None,
+    ) -> list[Any]:
+        """One dialogue for each task, with `num_responses` one tree (`Node`). models: group -> the model that speaks for it.
 
-    async def trees(
-        self, models: Mapping[str, str], context: StageContext, tasks: Sequence[Task], num_responses: int, progress: Progress | None = None
-    ) -> list[Node]:
-        """One tree for each task."""
+        Raises what clients raise.
+        """
         if self._workers is not None:
             return await self._workers.hold(models, context, tasks, num_responses, progress)
         async with self.clients.agent_clients(models, context.iteration) as clients:
             runner = DialogueRunner(self.scenario, clients, context, self.config.talk.max_in_flight, self._brake)
+            if num_responses is None:
+                return await runner.dialogues(tasks, progress)
             return await runner.trees(tasks, num_responses, progress)
 
     async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:

@@ -149,12 +149,9 @@ class TextTrainer:
             tasks = grouped(tasks, size)
         tasks = self.parts.drawn(tasks)
         context, path = self._context("train"), rollout_file(self.folder.path, "train", state.iteration)
-        if (branches := getattr(rule, "num_responses", None)) is not None:
-            roots = await self.parts.trees(state.models(), context, tasks, branches, self.progress)
-            write_trees(path, self.parts.scenario, tasks, roots)
-        else:
-            dialogues = await self.parts.dialogues(state.models(), context, tasks, self.progress)
-            write_dialogues(path, self.parts.scenario, tasks, dialogues)
+        branches = getattr(rule, "num_responses", None)
+        played = await self.parts.play(state.models(), context, tasks, branches, self.progress)
+        (write_dialogues if branches is None else write_trees)(path, self.parts.scenario, tasks, played)
         self._check_usable("train")
         return state
 
@@ -259,7 +256,7 @@ class TextTrainer:
 
     async def _play_tests(self) -> None:
         tasks, path = self._test_tasks(), rollout_file(self.folder.path, "test", self.state.iteration)
-        dialogues = await self.parts.dialogues(self.state.models(), self._context("test"), tasks, self.progress)
+        dialogues = await self.parts.play(self.state.models(), self._context("test"), tasks, progress=self.progress)
         write_dialogues(path, self.parts.scenario, tasks, dialogues)
         self._check_usable("test")
         self._write_transcripts("test-", dialogues)
