@@ -52,7 +52,7 @@ def own_clients(config: TextExperimentConfig, run_dir: Path, models: Mapping[str
         else:
             made[name] = chat_client(Connection(provider, name, run_dir, None, config.seed, config.talk.max_in_flight, budget))
     return {
-        agent: AgentClient(made.get(settings[agent].provider), models[group_of[agent]], settings[agent], config.seed, shape=shapes[agent])
+        agent: AgentClient(made.get(settings[agent].provider), models[group_of[agent]], settings[agent], shape=shapes[agent])
         for agent in agents
     }
 

@@ -263,7 +263,7 @@ class Parts:
     async def invented(self, context: StageContext, tasks: Sequence[Task]) -> list[Dialogue]:
         """Dialogues of random replies in the right form, for which nobody is asked."""
         settings = language_agents(self.config)
-        clients = {agent: AgentClient(None, "", found, self.config.seed) for agent, found in settings.items()}
+        clients = {agent: AgentClient(None, "", found) for agent, found in settings.items()}
         return await DialogueRunner(self.scenario, clients, context, 1).dialogues(tasks)
 
     def transcript(self, dialogue: Dialogue) -> dict[str, Any]:

@@ -355,7 +355,6 @@ class ClientPool:
                     clients.get(found.provider),
                     models[group_of[agent]],
                     found,
-                    self.config.seed,
                     hosted=self.config.providers[found.provider].hosted,
                     shape=shapes[agent],
                 )

@@ -325,14 +325,13 @@ _SEED_BITS = 31  # what providers take
 class AgentClient:
     """Who speaks for an agent: `model` of the provider behind `client`, asked as `settings` say.
 
-    client: None for the dummy provider, whose replies are random, from `seed`. hosted: replies are paid for; see `Brake`. shape: of the
-    chats that it is sent.
+    client: None for the dummy provider, whose replies are random. hosted: replies are paid for; see `Brake`. shape: of the chats that it
+    is sent.
     """
 
     client: ChatClient | None
     model: str
     settings: LanguageAgentSettings
-    seed: int = 0
     hosted: bool = False
     shape: Shape = "openai"
 

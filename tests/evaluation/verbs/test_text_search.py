@@ -50,7 +50,7 @@ class Planted:
 
 
 def holding(client: Planted, seed: int) -> Hold:
-    clients = {agent: AgentClient(client, "scripted", LanguageAgentSettings(), seed) for agent in ("prover", "verifier")}
+    clients = {agent: AgentClient(client, "scripted", LanguageAgentSettings()) for agent in ("prover", "verifier")}
 
     def hold(scenario: LanguageScenario, tasks: Sequence[Task]) -> list[Dialogue]:
         return asyncio.run(DialogueRunner(scenario, clients, StageContext("run", seed, "test", 0), 64).dialogues(tasks))
