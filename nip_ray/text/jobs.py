@@ -204,7 +204,7 @@ def next_attempt(journal: Journal, key_of: Callable[[int], str]) -> int:
 async def ensure_job(backend: FineTuneBackend, journal: Journal, spec: FineTuneSpec, data: bytes, name: str) -> FineTuneJob:
     """The one job with `spec.key`: found, or made. It may be over already; `await_job` judges that.
 
-    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `spec.worst` set aside. Raises what the
+    data: JSON lines to learn from. name: of the file. Call it for one key at a time, with `worst_of(spec)` set aside. Raises what the
     backend raises, TrainingError when creating stays unclear.
     """
     key = spec.key

@@ -75,8 +75,8 @@ class TextState:
     """Where a run stands: `state.json`, written in one step after every stage.
 
     iteration, stage: to be done next (iterations count from 0); `over` once there is none. groups: for each, its model, and the job that is
-    under way. history: for each iteration begun: group -> the model that it sampled with. run_id: random, made once: part of the keys of
-    all calls and jobs, so that two runs of one config never share any.
+    under way. history: for each iteration whose row is written: group -> the model that it sampled with. run_id: random, made once: part
+    of the keys of all calls and jobs, so that two runs of one config never share any.
     """
 
     run_id: str
@@ -125,15 +125,7 @@ def load_state(folder: RunFolder) -> TextState:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Everything a run of language agents works with: scenario, items, providers, budget, journal of jobs.
-#
-# - `prepare` reads all that the user wrote (plugins, prompts, data) and `check_providers` asks every hosted provider whether it will do
-#   what is wanted, before a run folder is made and before anything is paid for;
-# - with `talk.num_talkers` dialogues are held by Ray actors; budget and limits are then kept by actors too, which the driver makes;
-# - in a trial of a sweep limits are kept by an actor in any case: other trials may have the same key. Budgets are a run's own;
-# - a trial's actors find room in the trial's own resources only (Ray puts them into its placement group), so
-#   `nip_ray.cluster.resources.trial_bundles` has room for all of them. Workers of Ray Train are the exception: they want room of their
-#   own, and with trials that fill a cluster would wait for ever. So in a trial one process fine-tunes.
+# Everything a run of language agents works with: what is read (`Prepared`) and what is open (`Parts`).
 
 JOBS = "jobs.jsonl"
 PROVIDERS = "providers.json"

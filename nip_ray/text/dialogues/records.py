@@ -1,7 +1,7 @@
 """The records of calls: what was asked, answered and paid, written before it is used (replay cache and ledger in one); and the clients that
 keep them.
 
-    calls/NNNNNN-W.jsonl        iteration, worker; one writer each
+    calls/NNNNNN-W.jsonl        iteration (from 0), writer: the provider's name, behind it the rollout worker's if it has one (or `judge`)
 
 Decisions that matter here:
 - three kinds of lines. `begin` before a call is sent, with what it can cost at most; `reply` when it is answered, before anyone sees the

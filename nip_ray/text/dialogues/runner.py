@@ -192,7 +192,7 @@ async def grow(scenario: LanguageScenario, item: Any, seed: int, k: int, play_ro
 # What was said, kept in full: `rollouts/NNNNNN.jsonl`, those of held-out items in `rollouts/test-NNNNNN.jsonl`.
 #
 # A line is one dialogue; of a tree, one for each leaf, with the tree's number and the leaf's path. Dialogues are rebuilt from it exactly,
-# with the items of the data set by their ids. Iterations count from 1 in file names, as everywhere in a run folder.
+# with the items of the data set by their ids. Iterations count from 1 in these names, in those of `calls/` from 0.
 
 
 def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:

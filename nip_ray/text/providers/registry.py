@@ -33,7 +33,8 @@ class Connection:
     """What clients and backends are made of.
 
     settings: of the provider. name: in the config. run_dir: a backend may keep files there, called after `name`. host: what
-    `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: for a client that is not metered.
+    `Provider.start` returned. seed: of the run. max_in_flight: calls at once, at most. budget, throttle: what
+    calls are paid from and wait for; a client that books its attempts itself keeps to them, for all others `MeteredChat` does.
     """
 
     settings: Any

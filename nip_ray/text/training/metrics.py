@@ -1,7 +1,7 @@
 """What dialogues say of the verifier, of everyone's pay and of how replies came about: flat metrics.
 
 Keys are relative, and the same as of tensor agents where they mean the same (`nip_ray.evaluation.metrics`): a caller puts ``train/`` or
-``test/`` before them. `docs/metrics.md` defines each.
+``eval_sampled/`` before them. `docs/metrics.md` defines each.
 
 Decisions that matter here:
 - undecided is a share of its own. Accuracy, completeness and soundness count it as wrong; acceptance, precision, recall and confidence are
@@ -271,6 +271,6 @@ def risk_and_coverage(dialogues: Sequence[Dialogue]) -> dict[str, Any]:
 
 
 def last_dialogues(run_dir: Path, iterations: int, items: Mapping[int, Any]) -> tuple[int, list[Dialogue]] | None:
-    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, errors: as of `last_test`."""
+    """The last of `iterations` (from 1) that was tested, and its dialogues; None where none was. items, what is raised: see `last_test`."""
     tested = [i for i in range(iterations) if rollout_file(run_dir, "test", i).is_file()]
     return (tested[-1] + 1, read_dialogues(rollout_file(run_dir, "test", tested[-1]), items)) if tested else None

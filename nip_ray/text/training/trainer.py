@@ -1,4 +1,4 @@
-"""`TextTrainer`: the stage machine of language agents. One `step` does one stage and journals that it is done.
+"""`TextTrainer`: the stage machine of language agents. `run_stage` does one stage, and then writes `state.json`: it is done.
 
     (format_warmup ->) sample -> log -> test -> create_jobs -> await_jobs -> the next iteration
     (format_warmup ->) sample -> log -> create_jobs -> test -> await_jobs -> the next iteration    (test_while_fine_tuning)
