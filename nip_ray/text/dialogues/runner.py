@@ -200,15 +200,21 @@ def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:
     return run_dir / "rollouts" / f"{'test-' if split == 'test' else ''}{iteration + 1:06d}.jsonl"
 
 
-def write_dialogues(path: Path, scenario: TextScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue]) -> None:
-    """One line a dialogue, all in one step."""
+def write_dialogues(
+    path: Path, scenario: TextScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], policy_version: int | None = None
+) -> None:
+    """One line a dialogue, all in one step. policy_version: see `spoken_by`."""
     made = zip(tasks, dialogues, strict=True)
-    write_lines(path, ({"task": task.number, **by_the_past(task), "dialogue": dialogue_record(scenario, one)} for task, one in made))
+    write_lines(
+        path, ({"task": task.number, **spoken_by(task, policy_version), "dialogue": dialogue_record(scenario, one)} for task, one in made)
+    )
 
 
-def by_the_past(task: Task) -> dict[str, dict[str, int]]:
-    """What the record of a dialogue says of those who spoke by earlier weights: nothing where there were none."""
-    return {"past": dict(task.past)} if task.past else {}
+def spoken_by(task: Task, policy_version: int | None) -> dict[str, Any]:
+    """What the record of a dialogue says of the weights that wrote its tokens: `policy_version`, from how many iterations they had learned
+    (None: not said), and `past`, which agents spoke by earlier ones (left out where there were none)."""
+    version = {} if policy_version is None else {"policy_version": policy_version}
+    return version | ({"past": dict(task.past)} if task.past else {})
 
 
 def write_trees(path: Path, scenario: TextScenario, tasks: Sequence[Task], roots: Sequence[Node]) -> None:

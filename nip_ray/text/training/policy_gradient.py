@@ -43,7 +43,7 @@ from nip_ray.storage.checkpoint import has_checkpoint, kept_iterations, load_che
 from nip_ray.storage.folder import RunFolder
 from nip_ray.text.costs.prices import Spending, usd
 from nip_ray.text.costs.token_bills import TokenBills, Use
-from nip_ray.text.dialogues.runner import Task, by_the_past, grouped, rollout_file, test_tasks, training_tasks, write_dialogues
+from nip_ray.text.dialogues.runner import Task, grouped, rollout_file, spoken_by, test_tasks, training_tasks, write_dialogues
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.parts import Prepared, Stage, TextState, save_state
 from nip_ray.text.training.credit import credit
@@ -163,11 +163,11 @@ class PolicyGradientTrainer:
         self._playing.wait()
         seconds["play"] += time.perf_counter() - began
         if last or iteration == 0:
-            write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues)
+            write_dialogues(rollout_file(self.folder.path, "train", iteration), scenario, tasks, dialogues, played.version)
         if last or (self.rule.evaluate_every and (iteration + 1) % self.rule.evaluate_every == 0):
             began = time.perf_counter()
             row |= self.test(iteration)
-            self._write_transcripts("", scenario, tasks, dialogues, iteration)
+            self._write_transcripts("", played.version, scenario, tasks, dialogues, iteration)
             seconds["test"] = time.perf_counter() - began
         spent = self.spending().amount
         row |= {"cost/usd": usd(spent.pusd), "cost/tokens": spent.tokens, "cost/jobs": 0}
@@ -347,8 +347,8 @@ class PolicyGradientTrainer:
         """
         tasks = self._drawn(test_tasks(self.items["test"], self.config.seed, self.rule.num_test_items, self.rule.num_test_repeats))
         dialogues = self._playing.now(self.scenario, tasks, "test", iteration).dialogues
-        write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues)
-        self._write_transcripts("test-", self.scenario, tasks, dialogues, iteration)
+        write_dialogues(rollout_file(self.folder.path, "test", iteration), self.scenario, tasks, dialogues, iteration + 1)
+        self._write_transcripts("test-", iteration + 1, self.scenario, tasks, dialogues, iteration)
         sampled = dialogue_metrics(dialogues, self.scenario.protocol, self.kind.groups)
         exact = self.scenario.exact_figures(self.items["test"][: self.rule.num_test_items], self.probabilities)
         return {
@@ -374,12 +374,12 @@ class PolicyGradientTrainer:
         return given.tolist()
 
     def _write_transcripts(
-        self, prefix: str, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], iteration: int
+        self, prefix: str, version: int, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], iteration: int
     ) -> None:
         """The first of those among the current agents, and of those against the past."""
         made = list(zip(tasks, dialogues, strict=True))
         shown = [one for past in (False, True) for one in [one for one in made if bool(one[0].past) == past][:TRANSCRIPTS]]
-        records = ({**by_the_past(task), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
+        records = ({**spoken_by(task, version), **transcript_record(scenario, dialogue)} for task, dialogue in shown)
         self.tracker.transcripts(self.folder.write_transcripts(f"{prefix}{iteration + 1:06d}", records), iteration + 1)
 
     # ----------------------------------------------------------------------------------------------------------------- state

@@ -18,7 +18,8 @@ from nip_ray.serving.generation import Generation, GenerationRequest
 from nip_ray.serving.learner_group import LearnerGroup
 from nip_ray.serving.policy_model import PolicyModel
 from nip_ray.settings.policy_gradient import PolicyGradientSettings
-from nip_ray.storage.folder import RunFolder
+from nip_ray.storage.folder import RunFolder, read_lines
+from nip_ray.text.dialogues.runner import rollout_file
 from nip_ray.text.parts import load_state, prepare, save_state
 from nip_ray.text.training.trainer import begin, new_state
 
@@ -127,6 +128,8 @@ def test_dialogues_are_played_ahead_and_played_again_after_a_crash(
     assert weights(tmp_path / "whole") == weights(tmp_path / "killed")
     made = rows(tmp_path / "whole")
     assert [row["learn/verifier/staleness"] for row in made] == [0, 1, 1, 1, 1]
+    last = {split: read_lines(rollout_file(tmp_path / "whole", split, 4)) for split in ("train", "test")}
+    assert {split: {record["policy_version"] for record in found} for split, found in last.items()} == {"train": {3}, "test": {5}}
     assert all(row["learn/verifier/logprob_difference"] < 1e-5 for row in made)
     assert [row["learn/verifier/ratio_max"] > 1.0001 for row in made] == [False, True, True, True, True]
     with pytest.raises(TrainingError, match="max_logprob_difference"):
