@@ -95,7 +95,7 @@ def step(
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
     where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
     wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing). turn_BA: whose turn it is, where the
-    caller knows.
+    caller knows; decisions of a verifier that do not count are undecided then.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn, turn_BA)
@@ -123,13 +123,14 @@ def _step(
     live_B = ~state.ended_B
     if protocol.verifier is None:
         return _judged_step(protocol, state, live_B, judged)
+    counted = turn_BA is not None and protocol.force_guess is None
     if turn_BA is None:
         turn_BA = protocol.active(state.round_B, state.seed_B).any(-1) & live_B[:, None] & ~state.agent_done_BA
     last_B = state.round_B >= protocol.max_rounds - 1
     if protocol.panel is not None:
         return _panel_step(protocol, protocol.panel, state, decision_BA, turn_BA, live_B, last_B, grade_BM, drawn)
     verifier = protocol.verifier_index
-    decision_B = _counted(protocol, state, decision_BA, turn_BA, verifier)
+    decision_B = decision_BA[:, verifier] if counted else _counted(protocol, state, decision_BA, turn_BA, verifier)
     decided_B = decision_B != protocol.undecided
     agent_done_BA, over_B = state.agent_done_BA | decided_B[:, None], decided_B
     exhausted_B = live_B & last_B & ~agent_done_BA[:, verifier]

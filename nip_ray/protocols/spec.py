@@ -260,7 +260,8 @@ class Protocol:
         table = self._tables.get(round_B.device)
         if table is None:
             table = self._tables[round_B.device] = self.turn_table_SKAC.to(round_B.device)
-        return table[seed_B % table.shape[0], round_B.clamp(0, self.max_rounds - 1)]
+        at_B = round_B.clamp(0, self.max_rounds - 1)
+        return table[0][at_B] if len(table) == 1 else table[seed_B % len(table), at_B]
 
     def would_act(self, agent: str, round_B: Tensor, seed_B: Tensor) -> Tensor:
         """(B,) bool: by the schedule the turn in `round_B` is this agent's, also beyond the last round."""

@@ -55,6 +55,7 @@ class GraphIsomorphism(Scenario):
         self.node_mask_IGV = torch.cat([pairs.node_mask_P2n for pairs in both])
         self.wl_score_I = torch.cat([pairs.wl_score_P for pairs in both])
         self.label_I = torch.cat([pairs.y_P for pairs in both])
+        self._one = torch.ones(())
         self.seats = {agent: seat(protocol, agent, message_size, linear_symbols) for agent in protocol.agents}
         self.central_critic = central_critic
         everything = tuple(range(len(protocol.channels)))
@@ -62,7 +63,7 @@ class GraphIsomorphism(Scenario):
 
     def to(self, device: str) -> "GraphIsomorphism":
         """This scenario, its table moved to `device` in place."""
-        for name in ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I"):
+        for name in ("adjacency_IGVV", "node_mask_IGV", "wl_score_I", "label_I", "_one"):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -169,8 +170,7 @@ class GraphIsomorphism(Scenario):
         main = said.main[:, :, :, columns(at.reads)]
         said_NXA = main.permute(0, 1, 3, 4, 2).reshape(count, at.history_features, main.shape[2])
         spread_NXS = torch.zeros(count, at.history_features, 2 * size + 1, device=round_N.device)
-        one = torch.ones((), device=round_N.device).expand(said_NXA.shape)
-        spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), one)  # nothing said, -1, lands in the last place
+        spread_NXS.scatter_add_(2, said_NXA % (2 * size + 1), self._one.expand(said_NXA.shape))  # nothing said, -1, lands in the last place
         named_NXGV = spread_NXS[..., : 2 * size].view(count, at.history_features, 2, size)
         latest_NLGV = self._latest(named_NXGV, at.rounds, at.latest_features, round_N)
         return named_NXGV.permute(0, 2, 3, 1).contiguous(), latest_NLGV.permute(0, 2, 3, 1).contiguous()

@@ -192,6 +192,8 @@ class StateTrackingInWords(LanguageScenario):
             return _message(_move(item, at))
         said = ["claim", STATES[at.low_state], STATES[at.high_state], "moves", str(at.high - at.low)]
         if agent == self.seats.committer:
+            if at.low_state != item.states[at.low]:  # it has lied: only what its lie needs is consistent
+                said[0] = "committed"
             said = ["true", *(STATES[item.states[place]] for place in (at.low, at.high)), *said, "needed", STATES[_needed(item, at)]]
         if agent != self.protocol.verifier:
             said += ["true", STATES[item.states[at.halfway]]]
