@@ -247,7 +247,7 @@ class Talks:
 
         yield hold
         scenario = self.prepared.scenario
-        write_dialogues(rollout_file(self.folder.path, split, iteration), scenario, *zip(*made, strict=True))
+        write_dialogues(rollout_file(self.folder.path, split, iteration), scenario, [task for task, _ in made], [one for _, one in made])
         name = f"{'test-' if split == 'test' else ''}{iteration + 1:06d}"
         self.folder.write_transcripts(name, (transcript_record(scenario, dialogue) for _, dialogue in made[:TRANSCRIPTS]))
 
