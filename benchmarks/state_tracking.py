@@ -83,7 +83,7 @@ def measured(run: Path, length: int, num_test: int) -> dict[str, Any]:
             chains = trainer.kind.items(task.scenario, config.seed)["test"]
             trainer.items["test"] = chains = [item for item in chains if (item.states, item.moves) not in seen][:num_test]
             trainer.rule = replace(trainer.rule, num_test_items=None)
-            found = trainer.test(config.iterations)
+            found = trainer.test(config.iterations - 1)
             trainer.close()
     n = len(chains)
     right = proportion(round(found["eval_sampled/verifier/accuracy"] * n), n)

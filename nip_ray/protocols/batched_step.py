@@ -89,13 +89,13 @@ def step(
 
     decision_BA: (B, A) int64; only the columns of those who decide are read, and only where they have a turn.
     Copies that had ended stay as they are and are paid nothing, and so does a verifier that has decided. A decision before round
-    ``min_rounds - 1`` is ignored and counts as none.
+    ``min_rounds - 1`` is ignored and counts as none, unless `turn_BA` is given.
     judged: what the scenario says of this round, in a game without a verifier. similarity_B: under zero knowledge, how alike the
     simulator and the adversarial verifier chose in this round (`nip_ray.learning.similarity`). grade_BM: (B, M) the probability of
     acceptance that each member of a panel, or the one verifier, gives with its decision (None: 0 or 1, as it decides); a verifier's counts
     where `Protocol.graded`. drawn: its decision was drawn with that probability, see `score`. error_B: what the scenario found
     wrong in the estimates of episodes that end now, paid for by `Payment.per_error` (None: nothing). turn_BA: whose turn it is, where the
-    caller knows; decisions of a verifier that do not count are undecided then.
+    caller knows; it has then put undecided in place of every decision of the verifier that does not count.
     Returns the next state and what this round paid. Raises ValueError where one of the two is needed and not given.
     """
     after, outcome = _step(protocol, state, decision_BA, judged, similarity_B, grade_BM, drawn, turn_BA)

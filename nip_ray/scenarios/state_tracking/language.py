@@ -5,8 +5,8 @@ Decisions that matter here:
   a model of fifty thousand parameters whose tokens are words can read it. A reply is a word (of a whole chain, a word for each state);
 - under bisection a chat holds what is in dispute and nothing older (see `nip_ray.scenarios.state_tracking.scenario`): the states committed
   at its ends, how many moves it has, and the true state in its middle, which provers know (who commits is also shown the one from which the
-  claim would follow: a lie has to be prepared); for the verifier one move and two states. Not where in the chain it is: nothing depends on
-  it, and what was learned on shorter chains then holds for longer ones;
+  claim would follow, and told once it stands by a lie: a lie has to be prepared); for the verifier one move and two states. Not where in
+  the chain it is: nothing depends on it, and what was learned on shorter chains then holds for longer ones;
 - what an agent may say is a list (`choices`): all else is invalid. A turn without a usable reply counts as its first choice.
 """
 

@@ -16,7 +16,7 @@ import hashlib
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -338,6 +338,7 @@ class AgentClient:
     client: ChatClient | None
     model: str
     settings: LanguageAgentSettings
+    _: KW_ONLY
     hosted: bool = False
     shape: Shape = "openai"
 

@@ -94,6 +94,13 @@ def test_what_each_is_shown() -> None:
         f"true d a claim d e moves 2 needed {STATES[needed[1]]} true c",
         "claim d e moves 2 true c committed b",
     ]
+    needed = _needed(item, Dispute(2, 4, 1, 4))  # once it has lied and the half behind the lie is kept, it is told that it stands by a lie
+    lied = ((Turn("prover1", "b", {"main": "b"}),), (Turn("prover0", "right", {"main": "right"}),))
+    assert (
+        scenario().chat(Dialogue(item, 0, lied), "prover1")[0]["content"]
+        == f"true d a committed b e moves 2 needed {STATES[needed]} true c"
+    )
+    assert scenario().chat(Dialogue(item, 0, lied), "prover0")[0]["content"].startswith("claim b e moves 2 true c")
     assert scenario("solo_verifier").chat(Dialogue(item, 0), "verifier")[0]["content"] == "start a moves m0 m1 m2 m3 claim e"
     chain = (Turn("prover", "b c a", {"main": "b c a"}),)
     asked = (Turn("verifier", "1", {"main": "1"}),)
