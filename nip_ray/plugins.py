@@ -28,8 +28,7 @@ from nip_ray.scenarios.registry import SCENARIOS
 if TYPE_CHECKING:
     from nip_ray.rllib.config import ProtocolAlgorithmConfig
     from nip_ray.settings.providers import ProviderSettings
-    from nip_ray.text.providers.interface import ChatClient, FineTuneBackend
-    from nip_ray.text.providers.registry import Connection
+    from nip_ray.text.providers.interface import ChatClient, Connection, FineTuneBackend
     from nip_ray.text.training.rules import TextRule
 
 __all__ = [
@@ -112,7 +111,7 @@ def register_provider(
     its models are not fine-tuned). See `nip_ray.text.providers.conformance.check_provider`.
     Raises UserError when the name is taken, or for what `settings` lacks.
     """
-    from nip_ray.text.providers.registry import PROVIDERS, Provider
+    from nip_ray.text.providers.interface import PROVIDERS, Provider
 
     for given in (chat, *([] if fine_tuning is None else [fine_tuning])):
         if not callable(given):

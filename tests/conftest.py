@@ -145,7 +145,7 @@ def forget_plugins() -> None:
         "scenario": ("nip_ray.scenarios.registry", "SCENARIOS"),
         "algorithm": ("nip_ray.rllib.registry", "ALGORITHMS"),
         "language_scenario": ("nip_ray.scenarios.language", "LANGUAGE_SCENARIOS"),
-        "provider": ("nip_ray.text.providers.registry", "PROVIDERS"),
+        "provider": ("nip_ray.text.providers.interface", "PROVIDERS"),
         "text_algorithm": ("nip_ray.text.training.rules", "TEXT_ALGORITHMS"),
     }
     for part, names in ADDED.items():

@@ -11,9 +11,8 @@ from nip_ray.serving.shelf import ModelFolders, Shelf, engine_factory
 from nip_ray.settings.providers import LocalProvider
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.dialogues.runner import AgentClient
-from nip_ray.text.providers.interface import ChatClient
+from nip_ray.text.providers.interface import ChatClient, Connection, chat_client
 from nip_ray.text.providers.local import LocalChat
-from nip_ray.text.providers.registry import Connection, chat_client
 
 
 class OwnChat(LocalChat):

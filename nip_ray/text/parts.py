@@ -45,8 +45,7 @@ from nip_ray.text.dialogues.rollout_workers import RolloutWorkers, shared_limite
 from nip_ray.text.dialogues.runner import AgentClient, Brake, DialogueRunner, Progress, StageContext, Task
 from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
-from nip_ray.text.providers.interface import ChecksModels, FineTuneBackend
-from nip_ray.text.providers.registry import Connection, fine_tune_backend, provider_of
+from nip_ray.text.providers.interface import ChecksModels, Connection, FineTuneBackend, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
 from nip_ray.text.word_models import check_words, write_word_models
 

@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.play.dialogue import Chat
 from nip_ray.settings.providers import PriceSettings, ProviderSettings
-from nip_ray.text.providers.interface import ChatReply, ChatRequest
 
 PUSD_PER_USD = 10**12
 DEFAULT = "_default"
@@ -183,26 +182,10 @@ class Amount:
 NOTHING = Amount()
 
 
-def worst_case(price: Price, request: ChatRequest) -> Amount:
-    """What one attempt at `request` can cost at most."""
-    prompt = worst_prompt_tokens(request.messages)
-    return Amount(worst_call_cost(price, prompt, request.max_tokens), prompt + request.max_tokens)
-
-
-@dataclass(frozen=True)
-class MeteredReply(ChatReply):
-    """A reply, and what the provider says of it. cached_tokens: of its prompt_tokens. reasoning_tokens: of its completion_tokens.
-    model, fingerprint: what answered, where that is told.
-
-    uncertain: what attempts before this one, which got no answer, may have cost; and what this one may have, where the provider counts
-    no tokens (both counts are then 0).
-    """
-
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    model: str | None = None
-    fingerprint: str | None = None
-    uncertain: Amount = NOTHING
+def worst_case(price: Price, messages: Chat, max_tokens: int) -> Amount:
+    """What one attempt at a call with these messages and so many tokens of reply can cost at most."""
+    prompt = worst_prompt_tokens(messages)
+    return Amount(worst_call_cost(price, prompt, max_tokens), prompt + max_tokens)
 
 
 @dataclass
@@ -233,17 +216,6 @@ class Spending:
     def of_call(cls, model: str, prompt_tokens: int, completion_tokens: int, cost_pusd: int) -> "Spending":
         """One call."""
         return cls({model: ModelSpending(1, prompt_tokens, completion_tokens, 0, cost_pusd)})
-
-    @classmethod
-    def of_reply(cls, model: str, reply: ChatReply) -> "Spending":
-        """The call to `model` that this answers; what is uncertain about it is not in it."""
-        found = cls.of_call(model, reply.prompt_tokens, reply.completion_tokens, reply.cost_pusd)
-        if isinstance(reply, MeteredReply):
-            row = found.models[model]
-            row.cached, row.reasoning = reply.cached_tokens, reply.reasoning_tokens
-            if reply.model is not None:
-                row.answered_by[" ".join(filter(None, (reply.model, reply.fingerprint)))] = 1
-        return found
 
     @classmethod
     def of_job(cls, model: str, tokens: int, cost_pusd: int) -> "Spending":

@@ -35,7 +35,6 @@ from nip_ray.text.costs.budget import BudgetLike, Limiter, Throttle
 from nip_ray.text.costs.prices import (
     NOTHING,
     Amount,
-    MeteredReply,
     Price,
     PriceList,
     Spending,
@@ -45,8 +44,7 @@ from nip_ray.text.costs.prices import (
     worst_case,
 )
 from nip_ray.text.dialogues.runner import AgentClient
-from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, FinishReason
-from nip_ray.text.providers.registry import Connection, chat_client
+from nip_ray.text.providers.interface import ChatClient, ChatReply, ChatRequest, Connection, FinishReason, chat_client
 from nip_ray.tracking import traces
 
 CALLS = "calls"
@@ -133,7 +131,7 @@ class RecordedChat:
         await asyncio.get_running_loop().run_in_executor(None, self._file.sync)
 
     async def _call(self, request: ChatRequest) -> ChatReply:
-        worst = worst_case(Price() if self._prices is None else self._prices.of(request.model), request)
+        worst = worst_case(Price() if self._prices is None else self._prices.of(request.model), request.messages, request.max_tokens)
         asked = fingerprint(request)
         head = {"key": request.key, "model": request.model, "agent": request.agent, "request": asked}
         self._append({"event": "begin", **head, "worst_pusd": worst.pusd, "worst_tokens": worst.tokens})
@@ -182,7 +180,7 @@ def _span(request: ChatRequest, provider: str) -> AbstractContextManager[traces.
 
 def _told(reply: ChatReply) -> dict[str, Any]:
     return {
-        "gen_ai__response__model": getattr(reply, "model", None),
+        "gen_ai__response__model": reply.model,
         "gen_ai__response__finish_reasons": [reply.finish_reason],
         "gen_ai__usage__input_tokens": reply.prompt_tokens,
         "gen_ai__usage__output_tokens": reply.completion_tokens,
@@ -215,7 +213,7 @@ def total(run: Path | str) -> Spending:
             mine.pop()
         spending.uncertain += record.uncertain
         if record.reply is not None:
-            spending.add(Spending.of_reply(record.model, record.reply))
+            spending.add(record.reply.spending(record.model))
     for worst in (amount for amounts in open_calls.values() for amount in amounts):
         spending.uncertain += worst
     return spending
@@ -238,8 +236,7 @@ def _check_same(known: CallRecord, request: ChatRequest) -> None:
 
 
 def _reply_fields(reply: ChatReply) -> dict[str, Any]:
-    told = {name: getattr(reply, name) for name in _TOLD} if isinstance(reply, MeteredReply) else {}
-    uncertain = reply.uncertain if isinstance(reply, MeteredReply) else NOTHING
+    told = {name: getattr(reply, name) for name in _TOLD}
     return {
         "content": reply.content,
         **({"reasoning": reply.reasoning} if reply.reasoning else {}),
@@ -247,8 +244,8 @@ def _reply_fields(reply: ChatReply) -> dict[str, Any]:
         "prompt_tokens": reply.prompt_tokens,
         "completion_tokens": reply.completion_tokens,
         "cost_pusd": reply.cost_pusd,
-        "uncertain_pusd": uncertain.pusd,
-        "uncertain_tokens": uncertain.tokens,
+        "uncertain_pusd": reply.uncertain.pusd,
+        "uncertain_tokens": reply.uncertain.tokens,
         "told": {name: value for name, value in told.items() if value},
     }
 
@@ -297,7 +294,7 @@ def _record(row: dict[str, Any], where: str) -> CallRecord:
     return CallRecord(event, key, model, agent, asked, where, uncertain=uncertain, reply=reply)
 
 
-def _reply(row: dict[str, Any], uncertain: Amount) -> MeteredReply:
+def _reply(row: dict[str, Any], uncertain: Amount) -> ChatReply:
     content, finish = row["content"], row["finish"]
     if (content is not None and not isinstance(content, str)) or finish not in get_args(FinishReason):
         raise ValueError(f"no reply: finish {finish!r}")
@@ -305,7 +302,7 @@ def _reply(row: dict[str, Any], uncertain: Amount) -> MeteredReply:
     told, reasoning = row.get("told", {}), row.get("reasoning", "")  # rows of earlier versions have neither
     if not isinstance(reasoning, str):
         raise ValueError("reasoning is no text")
-    return MeteredReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
+    return ChatReply(content, finish, prompt, completion, cost, reasoning, uncertain=uncertain, **told)
 
 
 def _text(row: dict[str, Any], name: str) -> str:

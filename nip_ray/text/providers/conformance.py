@@ -25,8 +25,18 @@ from nip_ray.serving.fine_tuning_job import FINAL, FineTuneJob, FineTuneSpec, Me
 from nip_ray.settings.providers import BudgetSettings, ProviderSettings
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import NOTHING, BudgetExhausted
-from nip_ray.text.providers.interface import ChatReply, ChatRequest, FineTuneBackend, FinishReason, encode, supervised_line
-from nip_ray.text.providers.registry import Connection, chat_client, fine_tune_backend, provider_of
+from nip_ray.text.providers.interface import (
+    ChatReply,
+    ChatRequest,
+    Connection,
+    FineTuneBackend,
+    FinishReason,
+    chat_client,
+    encode,
+    fine_tune_backend,
+    provider_of,
+    supervised_line,
+)
 
 _CHAT = [{"role": "system", "content": "Answer in JSON."}, {"role": "user", "content": "Is 7 a prime number?"}]
 _MAX_TOKENS, _AT_ONCE, _TOKENS = 32, 4, 200_000

@@ -10,8 +10,7 @@ from pathlib import Path
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.storage.files import write_atomically
-from nip_ray.text.providers.interface import file_name
-from nip_ray.text.providers.registry import Provider
+from nip_ray.text.providers.interface import Provider, file_name
 
 VERSION = 1
 """The format of the file."""

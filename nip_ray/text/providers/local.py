@@ -17,8 +17,7 @@ from nip_ray.errors import UserError
 from nip_ray.seeding import stable_seed
 from nip_ray.serving.fine_tuning_job import FineTuneJob, FineTuneSpec, Method
 from nip_ray.serving.host import LocalHost, as_ours, start_host, stop_host
-from nip_ray.text.providers.interface import ChatReply, ChatRequest, InDoubt
-from nip_ray.text.providers.registry import Provider
+from nip_ray.text.providers.interface import ChatReply, ChatRequest, InDoubt, Provider
 
 
 class LocalChat:

@@ -29,19 +29,16 @@ from nip_ray.text.costs.prices import (
     NOTHING,
     Amount,
     BudgetExhausted,
-    MeteredReply,
     Price,
     PriceList,
-    Spending,
     call_cost,
     estimated_prompt_tokens,
     with_uncertain,
     worst_case,
 )
 from nip_ray.text.jobs import Busy
-from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, ChatReply, ChatRequest, FinishReason, InDoubt, file_name
+from nip_ray.text.providers.interface import FIRST_WAIT_S, MAX_WAIT_S, ChatReply, ChatRequest, FinishReason, InDoubt, Provider, file_name
 from nip_ray.text.providers.openai_service import Failure, KeyMayNot, NotThere, OpenAIService, Refused, lost
-from nip_ray.text.providers.registry import Provider
 from nip_ray.tracking import traces
 
 FINISH_REASONS: dict[str, FinishReason] = {
@@ -98,7 +95,8 @@ class OpenAIChat:
         `max_retries` more attempts did not help.
         """
         price = self.prices.of(request.model)
-        call = _Call(request, price, worst_case(price, request), estimated_prompt_tokens(request.messages) + request.max_tokens)
+        worst = worst_case(price, request.messages, request.max_tokens)
+        call = _Call(request, price, worst, estimated_prompt_tokens(request.messages) + request.max_tokens)
         while True:
             outcome = await self._attempt(call)
             if isinstance(outcome, ChatReply):
@@ -167,7 +165,7 @@ class OpenAIChat:
         if reply is None:
             reply = lost(f"{self.where} sent something that is not a chat completion")
         if not isinstance(reply, Failure):
-            spending = Spending.of_reply(call.request.model, reply)
+            spending = reply.spending(call.request.model)
             if counted := reply.prompt_tokens + reply.completion_tokens:
                 self._limiter.correct(call.estimate, counted)
             else:
@@ -180,7 +178,7 @@ class OpenAIChat:
         else:
             reservation.release()
         if reply.reaction == "refused":
-            return MeteredReply(None, "content_filter", 0, 0, uncertain=call.uncertain)
+            return ChatReply(None, "content_filter", 0, 0, uncertain=call.uncertain)
         return reply
 
     async def _react(self, call: _Call, failure: Failure) -> None:
@@ -222,7 +220,7 @@ def _ids(body: Any) -> list[str] | None:
     return [row["id"] for row in rows if isinstance(row, dict) and isinstance(row.get("id"), str)]
 
 
-def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
+def _read_reply(body: Any, call: _Call) -> ChatReply | None:
     """The reply in a body, None when it is no chat completion."""
     try:
         choice = body["choices"][0]
@@ -231,7 +229,7 @@ def _read_reply(body: Any, call: _Call) -> MeteredReply | None:
     except (KeyError, IndexError, TypeError, AttributeError):
         return None
     prompt, completion, cached, reasoning = _usage(body.get("usage"), bool(content))
-    return MeteredReply(
+    return ChatReply(
         content,
         FINISH_REASONS.get(str(finish).lower(), "stop"),
         prompt,

@@ -33,8 +33,7 @@ from nip_ray.serving.service_link import ADDRESS, ServiceLink, made
 from nip_ray.settings.providers import TrainingServiceProvider
 from nip_ray.storage.files import write_atomically
 from nip_ray.text.jobs import Journal
-from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, backoff_s
-from nip_ray.text.providers.registry import Provider
+from nip_ray.text.providers.interface import FIRST_WAIT_S, ChatReply, ChatRequest, Provider, backoff_s
 
 EPOCHS, BATCH_SIZE, LEARNING_RATE, BETA = 3, 8, 1e-4, 0.1
 """Where a spec leaves the choice to us."""

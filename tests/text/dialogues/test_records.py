@@ -16,7 +16,7 @@ import pytest
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import OpenAIProvider, PriceSettings
 from nip_ray.text.costs.budget import Budget, Limiter
-from nip_ray.text.costs.prices import Amount, MeteredReply, PriceList, Spending, with_uncertain
+from nip_ray.text.costs.prices import Amount, PriceList, Spending, with_uncertain
 from nip_ray.text.dialogues.records import RecordedChat, fingerprint, read_calls, total
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.openai import OpenAIChat
@@ -44,7 +44,7 @@ class Counted:
 
 
 def echo(sent: ChatRequest) -> ChatReply:
-    return MeteredReply(
+    return ChatReply(
         f"reply to {sent.key} \n “ü\ud800”", "stop", 10, 5, 20, "hm", cached_tokens=2, model="m-1", fingerprint="fp", uncertain=Amount(3, 4)
     )
 

@@ -10,7 +10,7 @@ import pytest
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.settings.providers import BudgetSettings, OpenAIProvider, PriceSettings
 from nip_ray.text.costs.budget import Budget, Limiter
-from nip_ray.text.costs.prices import Amount, BudgetExhausted, MeteredReply, uncertain_of
+from nip_ray.text.costs.prices import Amount, BudgetExhausted, uncertain_of
 from nip_ray.text.providers.interface import ChatReply, ChatRequest
 from nip_ray.text.providers.openai import OpenAIChat
 from nip_ray.text.providers.openai_service import refused, retry_after_s
@@ -56,7 +56,7 @@ def run(server: ChatServer, use: Use, budget: Budget | None = None, **settings: 
     return asyncio.run(main())
 
 
-def complete(server: ChatServer, sent: ChatRequest | None = None, budget: Budget | None = None, **settings: Any) -> MeteredReply:
+def complete(server: ChatServer, sent: ChatRequest | None = None, budget: Budget | None = None, **settings: Any) -> ChatReply:
     return run(server, lambda client: client.complete(sent or request()), budget, **settings)
 
 

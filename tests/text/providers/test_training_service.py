@@ -16,8 +16,7 @@ from nip_ray.settings.providers import BudgetSettings, PriceSettings, TrainingSe
 from nip_ray.text.costs.budget import Budget
 from nip_ray.text.costs.prices import BudgetExhausted, price_list
 from nip_ray.text.jobs import Journal, await_job, ensure_job
-from nip_ray.text.providers.interface import ChatRequest, dpo_line, encode, supervised_line
-from nip_ray.text.providers.registry import MeteredChat
+from nip_ray.text.providers.interface import ChatRequest, MeteredChat, dpo_line, encode, supervised_line
 from nip_ray.text.providers.training_service import TrainingServiceChat, TrainingServiceJobs, dpo_loss, steps
 from tests.text import provider_policy, provider_steps
 from tests.text.provider_steps import Server
