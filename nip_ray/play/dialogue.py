@@ -6,7 +6,6 @@ and how its reply is read.
 """
 
 import re
-import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -92,39 +91,6 @@ class InvalidReply(Exception):
     """A reply that cannot be read, with the reason; the agent is asked again."""
 
 
-class Sided(typing.Protocol):
-    """A scenario that says who argues for what."""
-
-    @property
-    def protocol(self) -> Protocol:
-        """Who speaks when, and who is paid for what."""
-        ...
-
-    def stance(self, item: Any, agent: str, role: str | None = None) -> int | None:
-        """The verdict, by its code, that `agent` argues for and is paid for, None for a verifier. role: that the episode draws, where the
-        protocol draws one.
-        """
-        ...
-
-
-class TextScenario(Sided, typing.Protocol):
-    """What the text core asks of a scenario. Pure functions of the dialogue: anything can be rebuilt from its record."""
-
-    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played."""
-        ...
-
-    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
-        ...
-
-
-def stance_in(scenario: Sided, dialogue: Dialogue, agent: str) -> int | None:
-    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them alone."""
-    role = scenario.protocol.role_of(dialogue.seed)
-    return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # The form of chats: what providers and chat templates accept, and the reasoning that models write before a reply.
 #
@@ -204,7 +170,7 @@ def _with_name_in_text(message: "Message") -> "Message":
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What the text room asks of a scenario that language models play: what `TextScenario` has, and what asking models and learning need.
+# What is asked of a scenario that language models play.
 
 Probabilities = Callable[[str, Sequence[Chat], Sequence[str]], Sequence[Sequence[float]]]
 """(agent, chats, replies) -> for each chat, the probability that the agent replies with each of these texts and nothing else."""
@@ -289,6 +255,12 @@ class LanguageScenario(ABC):
         return [r for r, turns in enumerate(dialogue.rounds) if any(turn.agent == agent and not turn.invalid for turn in turns)]
 
 
+def stance_in(scenario: LanguageScenario, dialogue: Dialogue, agent: str) -> int | None:
+    """The verdict that `agent` argues for in this dialogue; a scenario is told of roles under protocols that draw them alone."""
+    role = scenario.protocol.role_of(dialogue.seed)
+    return scenario.stance(dialogue.item, agent) if role is None else scenario.stance(dialogue.item, agent, role)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Dialogues as JSON: records, from which a dialogue can be rebuilt exactly.
 #
@@ -297,7 +269,7 @@ class LanguageScenario(ABC):
 FORMAT, VERSION = "nip_ray.dialogue", 1
 
 
-def dialogue_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
+def dialogue_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str, Any]:
     """All of `dialogue` but its item's text, in plain JSON values; see `dialogue_from_record`."""
     return {
         "format": FORMAT,

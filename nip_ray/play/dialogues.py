@@ -7,24 +7,23 @@ Decisions that matter here:
   made of (the dialogue's item and seed, the round, the agent, the attempt and the path);
 - those who speak in one round are asked at once, and nobody sees what the others say in it; when one call fails for good, the others are
   cancelled and the error is raised as it is;
-- in a game without a verifier the scenario says what a round pays and whether it was the last (`Judges`); there is no verdict;
+- in a game without a verifier the scenario says what a round pays and whether it was the last (`judge`); there is no verdict;
 - a reply that cannot be used (filtered, empty, unreadable) is asked for again. One counter serves all reasons; when it is used up, an
   empty message stands in the channels where the agent has its turn, marked invalid, and play continues.
 """
 
 import asyncio
 import math
-import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 
 from nip_ray.errors import UserError
-from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, Parsed, TextScenario, Turn, split_reasoning, stance_in
+from nip_ray.play.dialogue import Chat, Dialogue, InvalidReply, LanguageScenario, Parsed, Turn, split_reasoning, stance_in
 from nip_ray.protocols import ACCEPT, CONTINUE, NUM_SEEDS, REJECT, Ends, Protocol, start, step
 from nip_ray.protocols.batched_step import certainty, function_pays
 
@@ -237,35 +236,7 @@ class Question:
 
 AnswerAll = Callable[[list[Question]], Sequence[Answer]]
 """Answers to questions, in order. Chats must not be changed."""
-MAX_INVALID_REPLIES = 20
 _UNUSABLE = ("content_filter", "unknown")
-
-
-@runtime_checkable
-class Patient(typing.Protocol):
-    """What a text scenario may have besides: its own limit of unusable replies. Without it the limit is `MAX_INVALID_REPLIES`."""
-
-    def max_invalid_replies(self, agent: str) -> int:
-        """Replies of `agent` in one turn that cannot be used, after which an empty message stands for it (at least 1)."""
-        ...
-
-
-@runtime_checkable
-class Judges(typing.Protocol):
-    """What the scenario of a game without a verifier has besides: its rules."""
-
-    def judge(self, dialogue: Dialogue, turns: tuple[Turn, ...]) -> tuple[Mapping[str, float], bool]:
-        """What these turns of the dialogue's next round pay each agent, and whether the game is over."""
-        ...
-
-
-@runtime_checkable
-class Measures(typing.Protocol):
-    """What the scenario of a protocol that pays for the error of estimates has besides."""
-
-    def estimate_error(self, dialogue: Dialogue) -> float:
-        """By how much the estimates in a whole dialogue were wrong."""
-        ...
 
 
 def start_dialogue(item: Any, seed: int) -> Dialogue:
@@ -273,7 +244,7 @@ def start_dialogue(item: Any, seed: int) -> Dialogue:
     return Dialogue(item, seed % NUM_SEEDS)
 
 
-async def play_dialogue(scenario: TextScenario, item: Any, seed: int, ask: Ask, path: Path = ()) -> Dialogue:
+async def play_dialogue(scenario: LanguageScenario, item: Any, seed: int, ask: Ask, path: Path = ()) -> Dialogue:
     """A whole dialogue about `item`, ended. Raises what `ask` raises."""
     dialogue = start_dialogue(item, seed)
     while not dialogue.ended:
@@ -281,7 +252,7 @@ async def play_dialogue(scenario: TextScenario, item: Any, seed: int, ask: Ask, 
     return dialogue
 
 
-async def play_round(scenario: TextScenario, dialogue: Dialogue, ask: Ask, path: Path = ()) -> Dialogue:
+async def play_round(scenario: LanguageScenario, dialogue: Dialogue, ask: Ask, path: Path = ()) -> Dialogue:
     """`dialogue` one round on. Raises ValueError when it has ended, and what `ask` raises."""
     if dialogue.ended:
         raise ValueError(f"the dialogue about item {dialogue.item.id} has ended")
@@ -290,13 +261,11 @@ async def play_round(scenario: TextScenario, dialogue: Dialogue, ask: Ask, path:
     return advance(scenario, dialogue, turns)
 
 
-def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -> Dialogue:
+def advance(scenario: LanguageScenario, dialogue: Dialogue, turns: Iterable[Turn]) -> Dialogue:
     """`dialogue` after these turns of its next round: who is paid, and whether it is over."""
     turns = tuple(turns)
     protocol = scenario.protocol
     if protocol.verifier is None:
-        if not isinstance(scenario, Judges):
-            raise TypeError(f"protocol {protocol.name!r} has no verifier, so its scenario must judge every round")
         rewards, over = scenario.judge(dialogue, turns)
         return replace(
             dialogue,
@@ -314,8 +283,6 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
         outcome = rules.settle_votes(*where, before, now, stances)
     rewards = dict(outcome.rewards)
     if outcome.ended and protocol.payment.per_error:
-        if not isinstance(scenario, Measures):
-            raise TypeError(f"protocol {protocol.name!r} pays for the error of estimates, so its scenario must measure it")
         error = scenario.estimate_error(replace(dialogue, rounds=(*dialogue.rounds, turns)))
         rewards |= {agent: rewards[agent] + amount * error for agent, amount in protocol.payment.per_error.items()}
     return replace(
@@ -329,7 +296,7 @@ def advance(scenario: TextScenario, dialogue: Dialogue, turns: Iterable[Turn]) -
     )
 
 
-def play_in_step(scenario: TextScenario, dialogues: Iterable[Dialogue], answer: AnswerAll) -> list[Dialogue]:
+def play_in_step(scenario: LanguageScenario, dialogues: Iterable[Dialogue], answer: AnswerAll) -> list[Dialogue]:
     """All these dialogues to their ends, round by round together: whoever has a turn in any of them is asked at once.
 
     What happens in a dialogue is what `play_round` makes of it. Raises what `answer` raises.
@@ -345,12 +312,12 @@ def play_in_step(scenario: TextScenario, dialogues: Iterable[Dialogue], answer: 
     return held
 
 
-def _questions(scenario: TextScenario, place: int, dialogue: Dialogue) -> list[Question]:
+def _questions(scenario: LanguageScenario, place: int, dialogue: Dialogue) -> list[Question]:
     speakers = rulebook(scenario.protocol).speaking(dialogue.item.y, dialogue.rounds, dialogue.seed)
     return [Question(place, dialogue, agent, scenario.chat(dialogue, agent)) for agent in speakers]
 
 
-def _ask_until_used(scenario: TextScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
+def _ask_until_used(scenario: LanguageScenario, asked: list[Question], answer: AnswerAll) -> list[Turn]:
     """The turn of each question; those whose replies cannot be used are asked again, together."""
     turns: dict[int, Turn] = {}
     waiting = list(range(len(asked)))
@@ -369,7 +336,7 @@ def _ask_until_used(scenario: TextScenario, asked: list[Question], answer: Answe
     return [turns[number] for number in range(len(asked))]
 
 
-async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
+async def _take_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, ask: Ask, path: Path) -> Turn:
     """What `agent` says in the next round, after as many attempts as it takes or may take."""
     chat, turn, attempts = scenario.chat(dialogue, agent), None, count()
     while turn is None:
@@ -378,14 +345,13 @@ async def _take_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, ask
     return turn
 
 
-def _settled(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int) -> Turn | None:
+def _settled(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int) -> Turn | None:
     """The turn that an answer makes, None where the agent is asked again."""
     turn = read_answer(scenario, dialogue, agent, answer, attempt)
-    patience = scenario.max_invalid_replies(agent) if isinstance(scenario, Patient) else MAX_INVALID_REPLIES
-    return None if turn.invalid and turn.retries < patience else turn
+    return None if turn.invalid and turn.retries < scenario.max_invalid_replies(agent) else turn
 
 
-def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
+def read_answer(scenario: LanguageScenario, dialogue: Dialogue, agent: str, answer: Answer, attempt: int = 0) -> Turn:
     """The turn that an answer makes of the agent's round about to be played: an invalid one, with empty messages, if it cannot be used.
 
     attempt: how many answers of this turn could not be used before.
@@ -401,7 +367,7 @@ def read_answer(scenario: TextScenario, dialogue: Dialogue, agent: str, answer: 
     return Turn(agent, raw, dict.fromkeys(channels, ""), going_on, retries=attempt + 1, truncated=truncated, invalid=True)
 
 
-def read_turn(scenario: TextScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
+def read_turn(scenario: LanguageScenario, dialogue: Dialogue, agent: str, raw: str) -> Turn:
     """What `agent` says in the next round by this reply; a decision without a confidence is a sure one.
 
     Raises InvalidReply, and UserError where the scenario's `parse` gives something else.
@@ -429,7 +395,7 @@ def encodable(text: str) -> str:
     return text
 
 
-def _stances(scenario: TextScenario, dialogue: Dialogue) -> Stances:
+def _stances(scenario: LanguageScenario, dialogue: Dialogue) -> Stances:
     stances = ((agent, stance_in(scenario, dialogue, agent)) for agent in scenario.protocol.provers)
     return tuple((agent, stance) for agent, stance in stances if stance is not None)
 

@@ -7,12 +7,12 @@ Characters that a page should not obey (controls, changes of writing direction) 
 import re
 from typing import Any
 
-from nip_ray.play.dialogue import Dialogue, TextScenario, Turn
+from nip_ray.play.dialogue import Dialogue, LanguageScenario, Turn
 from nip_ray.play.dialogues import rulebook, verdict_of
 from nip_ray.protocols import CONTINUE, VERDICTS
 
 
-def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, Any]:
+def transcript_record(scenario: LanguageScenario, dialogue: Dialogue) -> dict[str, Any]:
     """`dialogue` for readers: instance, label, seed, role (where roles are drawn), length (rounds), verdict, correct, votes (of a
     panel: member -> its own verdict), reward (agent -> sum) and rounds, a list of {round, turns}. A game without a verifier has no label,
     verdict and correct. A turn has agent, channel ("" where nothing was written), message, and for the verifier decision; further
@@ -37,7 +37,7 @@ def transcript_record(scenario: TextScenario, dialogue: Dialogue) -> dict[str, A
     }
 
 
-def _transcript_turns(scenario: TextScenario, turn: Turn) -> list[dict[str, Any]]:
+def _transcript_turns(scenario: LanguageScenario, turn: Turn) -> list[dict[str, Any]]:
     """One row a channel; a single row with the reply itself where nothing was written."""
     said = [(c, turn.messages[c]) for c in scenario.protocol.channels if c in turn.messages] or [("", turn.raw)]
     rows: list[dict[str, Any]] = [{"agent": turn.agent, "channel": channel, "message": visible(text)} for channel, text in said]

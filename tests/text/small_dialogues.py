@@ -22,11 +22,11 @@ class Item:
     difficulty: str = "interview"
 
 
-@dataclass(frozen=True)
-class TinyScenario:
+@dataclass(frozen=True, eq=False)
+class TinyScenario(LanguageScenario):
     """Agents see all that was said so far; a verifier's "Decision: accept" or "Decision: reject" decides, "???" cannot be read."""
 
-    protocol: Rules
+    settings: Any = None
 
     def chat(self, dialogue: Dialogue, agent: str) -> Chat:
         """A system prompt, then every usable turn: one's own as assistant, others' as user, in each round one's own first."""
@@ -41,7 +41,9 @@ class TinyScenario:
         (reply,) = (turn.raw for turn in dialogue.rounds[round] if turn.agent == agent)
         return self.chat(before, agent), reply
 
-    usable_rounds = LanguageScenario.usable_rounds
+    def invent(self, dialogue: Dialogue, agent: str, seed: int) -> str:
+        """The same word."""
+        return "word"
 
     def verdict_text(self, label: int) -> str:
         """A decision in words."""
@@ -59,10 +61,6 @@ class TinyScenario:
     def max_invalid_replies(self, agent: str) -> int:
         """One."""
         return 1
-
-    def stance(self, item: Any, agent: str) -> int | None:
-        """What the protocol pays for."""
-        return self.protocol.payment.goals.get(agent)
 
 
 def tiny(name: str = "nip", **params: Any) -> TinyScenario:

@@ -29,7 +29,6 @@ from nip_ray.play.dialogue import (
     Dialogue,
     LanguageScenario,
     Shape,
-    TextScenario,
     Turn,
     beginning,
     dialogue_from_record,
@@ -201,7 +200,7 @@ def rollout_file(run_dir: Path, split: str, iteration: int) -> Path:
 
 
 def write_dialogues(
-    path: Path, scenario: TextScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], policy_version: int | None = None
+    path: Path, scenario: LanguageScenario, tasks: Sequence[Task], dialogues: Sequence[Dialogue], policy_version: int | None = None
 ) -> None:
     """One line a dialogue, all in one step. policy_version: see `spoken_by`."""
     made = zip(tasks, dialogues, strict=True)
@@ -217,7 +216,7 @@ def spoken_by(task: Task, policy_version: int | None) -> dict[str, Any]:
     return version | ({"past": dict(task.past)} if task.past else {})
 
 
-def write_trees(path: Path, scenario: TextScenario, tasks: Sequence[Task], roots: Sequence[Node]) -> None:
+def write_trees(path: Path, scenario: LanguageScenario, tasks: Sequence[Task], roots: Sequence[Node]) -> None:
     """One line a leaf, all in one step."""
     write_lines(
         path,

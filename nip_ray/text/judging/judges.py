@@ -16,14 +16,14 @@ from asyncio import Semaphore
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.clusters import clustered_share
-from nip_ray.play.dialogue import Dialogue, InvalidReply, Parsed, Sided, beginning, split_reasoning, stance_in
+from nip_ray.play.dialogue import Dialogue, InvalidReply, beginning, split_reasoning, stance_in
 from nip_ray.protocols import ACCEPT
 from nip_ray.protocols import Protocol as Rules
-from nip_ray.scenarios.code_validation.scenario import ROLES
+from nip_ray.scenarios.code_validation.scenario import ROLES, CodeValidation
 from nip_ray.text.costs.prices import Price, call_cost, worst_prompt_tokens
 from nip_ray.text.dialogues.runner import PaidCalls, gather_or_cancel
 from nip_ray.text.judging.judge_prompts import render
@@ -40,28 +40,6 @@ JUDGES: dict[str, str] = {
 """Name -> what "yes" means."""
 RETRIES = 3
 ANSWER = re.compile(r"[\W_]*(yes|no)(?![^\W_]|-\w|'\w)(?!\s*(?:/|or\b))", re.IGNORECASE)
-
-
-class Named(Protocol):
-    """Somebody with a name."""
-
-    @property
-    def name(self) -> str:
-        """What others say when they speak of them."""
-        ...
-
-
-class JudgedScenario(Sided, Protocol):
-    """What judges ask of a scenario. Its items have `question` and `solution` beside `id` and `y`."""
-
-    @property
-    def roles(self) -> Mapping[str, Named]:
-        """What agents are called in their dialogues."""
-        ...
-
-    def parse(self, dialogue: Dialogue, agent: str, reply: str) -> Parsed:
-        """What `agent`'s reply in the round about to be played says. Raises InvalidReply."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -134,7 +112,7 @@ def judge_figures(results: Mapping[str, Any]) -> dict[str, float | int | None]:
 
 
 def questions(
-    dialogues: Sequence[Dialogue], scenario: JudgedScenario, names: Sequence[str], model: str, options: JudgeOptions
+    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions
 ) -> list[Question]:
     """All questions that the judges `names` have of a model. Raises UserError for unknown judges, and where provers are anonymous."""
     _check(scenario.protocol, names)
@@ -142,7 +120,7 @@ def questions(
 
 
 def plan(
-    dialogues: Sequence[Dialogue], scenario: JudgedScenario, names: Sequence[str], model: str, options: JudgeOptions | None = None
+    dialogues: Sequence[Dialogue], scenario: CodeValidation, names: Sequence[str], model: str, options: JudgeOptions | None = None
 ) -> JudgePlan:
     """How many calls `judge` would make, and of how many tokens at most. Makes none. Raises UserError as `questions` does."""
     options = options or JudgeOptions()
@@ -154,7 +132,7 @@ def plan(
 
 async def judge(
     dialogues: Sequence[Dialogue],
-    scenario: JudgedScenario,
+    scenario: CodeValidation,
     names: Sequence[str],
     client: ChatClient,
     model: str,
@@ -185,7 +163,7 @@ def read_answer(reply: ChatReply) -> int | None:
     return None if found is None else int(found[1].lower() == "yes")
 
 
-def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> list[Verdict]:
+def format_verdicts(dialogues: Sequence[Dialogue], scenario: CodeValidation) -> list[Verdict]:
     """For every dialogue with a turn of the verifier (of each member of a panel): 1 if each of its replies could be used at once, was not
     cut short, and reads, when
     parsed again, as it was taken; else 0."""
@@ -201,7 +179,7 @@ def format_verdicts(dialogues: Sequence[Dialogue], scenario: JudgedScenario) -> 
     return found
 
 
-def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scenario: JudgedScenario) -> bool:
+def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scenario: CodeValidation) -> bool:
     try:
         found = scenario.parse(beginning(dialogue, r), agent, raw).decision
         return (scenario.protocol.undecided if found is None else found) == decision
@@ -213,7 +191,7 @@ def _reads(dialogue: Dialogue, r: int, agent: str, raw: str, decision: int, scen
 class _Asking:
     """What all questions share."""
 
-    scenario: JudgedScenario
+    scenario: CodeValidation
     model: str
     options: JudgeOptions
 

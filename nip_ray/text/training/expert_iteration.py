@@ -13,40 +13,14 @@ Source: Anthony, Tian and Barber, "Thinking Fast and Slow with Deep Learning and
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nip_ray.play.dialogue import Chat, Dialogue
-from nip_ray.protocols import Protocol as Rules
+from nip_ray.play.dialogue import Chat, Dialogue, LanguageScenario
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import ExpertIterationSettings
-
-
-class LearnableScenario(Protocol):
-    """What rules ask of a scenario (see `nip_ray.play.dialogue.LanguageScenario`)."""
-
-    @property
-    def protocol(self) -> Rules:
-        """Who speaks when, and who is paid."""
-        ...
-
-    def chat(self, dialogue: Dialogue, agent: str) -> Chat:
-        """All that `agent` is shown before its turn in the round about to be played."""
-        ...
-
-    def training_chat(self, dialogue: Dialogue, agent: str, round: int) -> tuple[Chat, str]:
-        """(all that `agent` was shown before its turn in `round`, its raw reply there), neither with its invalid replies."""
-        ...
-
-    def usable_rounds(self, dialogue: Dialogue, agent: str) -> list[int]:
-        """The rounds in which `agent` gave a usable reply."""
-        ...
-
-    def verdict_text(self, label: int) -> str:
-        """The reply by which a verifier gives the verdict `label`."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -91,7 +65,7 @@ class LearningAgent:
     """An agent that learns after `iteration` (from 0), by a rule's `settings`."""
 
     name: str
-    scenario: LearnableScenario
+    scenario: LanguageScenario
     settings: Any
     iteration: int
     seed: int

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nip_ray.play.dialogue import LanguageScenario
 from nip_ray.protocols import Protocol
 from nip_ray.seeding import stable_seed
 from nip_ray.settings.text_training import MaltSettings
 from nip_ray.text.dialogues.runner import Node
-from nip_ray.text.training.expert_iteration import ROUNDING, LearnableScenario, LearningAgent, Pair, Preferences
+from nip_ray.text.training.expert_iteration import ROUNDING, LearningAgent, Pair, Preferences
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _label(node: Node, branches: int, below: Sequence[Label], agent: str, mid_po
     return Label(total, expected, expected >= mid_point - ROUNDING, has_both)
 
 
-def preference_pairs(tree: LabelledNode, agent: str, scenario: LearnableScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
+def preference_pairs(tree: LabelledNode, agent: str, scenario: LanguageScenario, seed: int, *, skip_equal: bool = True) -> Preferences:
     """One pair for every node that has both kinds of children and in whose children's round `agent` speaks.
 
     The two are drawn among the children whose turn is valid, by (seed, item, episode seed, path, agent) alone. With `skip_equal`,
