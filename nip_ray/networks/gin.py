@@ -58,17 +58,16 @@ def run_gins(gins: Sequence[Gin], x_SMVF: Tensor, adjacency_MVV: Tensor, node_ma
     """
     activation = FUNCTIONS[gins[0].activation]
     num_streams, num_graphs, num_nodes, num_features = x_SMVF.shape
-    weights = list(_stacked(gins))
+    weights, copies = list(_stacked(gins)), len(gins) * num_streams
     flat = x_SMVF.reshape(1, -1, num_features).expand(len(gins), -1, -1)
     h = torch.baddbmm(weights[1].unsqueeze(1), flat, weights[0].transpose(1, 2))
-    shape = (len(gins), num_streams, num_graphs, num_nodes, -1)
+    around = adjacency_MVV + torch.diag_embed(node_mask_MV1.squeeze(-1))  # a node and its neighbours; nobody's are padded ones
+    around = around.expand(copies, -1, -1, -1).reshape(copies * num_graphs, num_nodes, num_nodes)
     for first_weight, first_bias, second_weight, second_bias in zip(*[iter(weights[2:])] * 4, strict=True):
-        h = activation(h).view(shape)
-        h = (h + torch.matmul(adjacency_MVV, h)).flatten(1, 3)
+        h = torch.bmm(around, activation(h).view(len(around), num_nodes, -1)).view(len(gins), -1, h.shape[-1])
         h = activation(torch.baddbmm(first_bias.unsqueeze(1), h, first_weight.transpose(1, 2)))
         h = torch.baddbmm(second_bias.unsqueeze(1), h, second_weight.transpose(1, 2))
-        h = (h.view(shape) * node_mask_MV1).flatten(1, 3)
-    return h.view(shape) * node_mask_MV1 if len(weights) == 2 else h.view(shape)
+    return h.view(len(gins), num_streams, num_graphs, num_nodes, -1) * node_mask_MV1
 
 
 def _stacked(gins: Sequence[Gin]) -> Sequence[Tensor]:

@@ -43,42 +43,37 @@ class PairTransformerLayer(nn.Module):
 
     def forward(
         self,
-        pooled_NGD: Tensor,
-        nodes_NGVD: Tensor,
+        tokens_NTD: Tensor,
         bias_NGK: Tensor,
         bias_NK: Tensor,
-        want_pooled: bool,
-        want_nodes: bool,
+        want_pooled: bool = True,
+        want_nodes: bool = True,
         side_N: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """New pooled tokens (N, 2, D) and node tokens (N, 2, V, D); a part that is not wanted comes back empty.
+    ) -> Tensor:
+        """New tokens (N, T', D) of N pairs: of T = 2 + 2 V those that are wanted, in their order (2 pooled tokens, V nodes of each graph).
 
         bias_NGK, bias_NK: 0 at keys that may be attended to and -1e9 elsewhere, for node queries and for pooled queries; see
-        `key_biases`. side_N: the graph (0 or 1) whose nodes are wanted in each row; they come back as (N, 1, V, D).
+        `key_biases`. side_N: the graph (0 or 1) whose nodes alone are wanted in each row.
         """
-        num_rows, _, num_nodes, d = nodes_NGVD.shape
-        tokens = torch.cat([pooled_NGD, nodes_NGVD.flatten(1, 2)], 1)
-        keys_values = F.linear(tokens, self.in_proj_weight[d:], self.in_proj_bias[d:])
+        num_rows, num_tokens, d = tokens_NTD.shape
+        query, keys_values = F.linear(tokens_NTD, self.in_proj_weight, self.in_proj_bias).split([d, 2 * d], 2)
         asking, attended = [], []
         if want_pooled:
-            padded = F.pad(keys_values, (0, 0, 0, bias_NK.shape[-1] - keys_values.shape[1]))
-            asking.append(pooled_NGD)
-            attended.append(self._attend(pooled_NGD, padded, bias_NK))
+            padded = F.pad(keys_values, (0, 0, 0, bias_NK.shape[-1] - num_tokens))
+            asking.append(tokens_NTD[:, :2])
+            attended.append(self._attend(query[:, :2], padded, bias_NK))
         if want_nodes:
-            nodes, own = nodes_NGVD, keys_values[:, 2:].view(num_rows, 2, num_nodes, 2 * d)
-            other, bias = own.flip(1), bias_NGK
+            nodes, own, other = (x[:, 2:].unflatten(1, (2, -1)) for x in (tokens_NTD, query, keys_values))
+            other, bias = other.flip(1), bias_NGK
             if side_N is not None:
-                nodes, other, bias = one_side(nodes, side_N), one_side(own, 1 - side_N), one_side(bias, side_N)
+                nodes, own, other, bias = (one_side(x, side_N) for x in (nodes, own, other, bias))
             shared = keys_values[:, None, :2].expand(-1, nodes.shape[1], -1, -1)
-            filler = keys_values.new_zeros(num_rows, nodes.shape[1], bias.shape[-1] - 2 - num_nodes, 2 * d)
-            joined = torch.cat([shared, other, filler], 2).flatten(0, 1)
+            joined = F.pad(torch.cat([shared, other], 2), (0, 0, 0, bias.shape[-1] - 2 - nodes.shape[2])).flatten(0, 1)
             asking.append(nodes.flatten(1, 2))
-            attended.append(self._attend(nodes.flatten(0, 1), joined, bias.flatten(0, 1)).view(num_rows, -1, d))
+            attended.append(self._attend(own.flatten(0, 1), joined, bias.flatten(0, 1)).view(num_rows, -1, d))
         before, mixed = (parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in (asking, attended))
         x = self.norm1(before + self._drop(self.out_proj(mixed)))
-        x = self.norm2(x + self._drop(self.linear2(self._drop(torch.relu(self.linear1(x))))))
-        pooled = x[:, :2] if want_pooled else pooled_NGD[:0]
-        return pooled, x[:, 2 * want_pooled :].view(num_rows, -1, num_nodes, d) if want_nodes else nodes_NGVD[:0]
+        return self.norm2(x + self._drop(self.linear2(self._drop(torch.relu(self.linear1(x))))))
 
     @torch.no_grad()
     def tie_queries_and_keys(self) -> None:
@@ -86,15 +81,14 @@ class PairTransformerLayer(nn.Module):
         d = self.out_proj.weight.shape[0]
         self.in_proj_weight[d : 2 * d] = self.in_proj_weight[:d]
 
-    def _attend(self, asking_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
-        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q asking tokens and K keys.
+    def _attend(self, query_MQD: Tensor, keys_values_MKE: Tensor, bias_MK: Tensor) -> Tensor:
+        """(M, Q, D): scaled dot-product attention by heads, M independent problems with Q queries and K keys.
 
         A query is repeated once per head with all but that head's features set to zero, so that heads are rows of one matrix
         product and keys and values need not be rearranged.
         """
-        num, num_queries, d = asking_MQD.shape
+        num, num_queries, d = query_MQD.shape
         key, value = keys_values_MKE.chunk(2, -1)
-        query_MQD = F.linear(asking_MQD, self.in_proj_weight[:d], self.in_proj_bias[:d])
         query = (query_MQD[:, :, None] * self.scaled_heads_HD).flatten(1, 2)
         score = torch.baddbmm(bias_MK[:, None], query, key.transpose(1, 2))
         weight = self._drop(torch.softmax(score, -1))

@@ -43,7 +43,8 @@ class Dialogue:
 
     def rows(self, index_N: Tensor) -> "Dialogue":
         """The dialogues of some copies."""
-        return Dialogue(self.main[index_N], None if self.linear is None else self.linear[index_N])
+        linear = None if self.linear is None else self.linear.index_select(0, index_N)
+        return Dialogue(self.main.index_select(0, index_N), linear)
 
 
 class GameRules(ABC, Generic[Position]):
@@ -204,16 +205,16 @@ class AgentRows:
 
     def of_copies(self, copy_K: Tensor) -> Tensor:
         """(N',) int64: the rows of some copies."""
-        rows = self.row_BR[copy_K].flatten()
+        rows = self.row_BR.index_select(0, copy_K).flatten()
         return rows[rows >= 0]
 
     def obs_of(self, row_K: Tensor) -> dict[str, Tensor]:
         """The observations of some rows, each (K, ...)."""
-        return {key: value[row_K] for key, value in self.obs.items()}
+        return {key: value.index_select(0, row_K) for key, value in self.obs.items()}
 
     def action_of(self, row_K: Tensor) -> dict[str, Tensor]:
         """What was done in some rows."""
-        return {key: value[row_K] for key, value in self.action.items()}
+        return {key: value.index_select(0, row_K) for key, value in self.action.items()}
 
     def beside(self, other: "AgentRows", copy_K: Tensor) -> tuple[Tensor, Tensor]:
         """(N',) int64 each: rows of this agent and of `other` in the same copies and rounds, for the turns that both had in some copies."""

@@ -15,7 +15,7 @@ from nip_ray.networks import native
 from nip_ray.networks.gin import Gin, run_gins
 from nip_ray.networks.transformer import key_biases
 from nip_ray.rllib.cluster import build_algorithm
-from nip_ray.scenarios.graph_isomorphism.network import GraphBody, Inputs
+from nip_ray.scenarios.graph_isomorphism.network import GraphBody, Inputs, token_features
 from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 from tests.builders import graph_scenario
 
@@ -82,7 +82,8 @@ def body(**changes: Any) -> tuple[GraphBody, Tensor, Inputs, Tensor]:
     mask = (torch.rand(70, 2, nodes) < 0.8).float()
     mask[:, :, 1] = 1
     h = torch.randn(1, 140, nodes, 16)  # junk at padding, as no graph network gives it
-    inputs = Inputs(torch.zeros(70, 2, nodes, 1), torch.randn(70, 2, nodes, latest), None, mask, mask[..., None], *key_biases(mask))
+    said = torch.randn(70, 2, nodes, latest)
+    inputs = Inputs(torch.zeros(70, 2, nodes, 1), said, token_features(said, None), False, mask, mask[..., None], *key_biases(mask))
     return made, h.requires_grad_(), inputs, torch.randint(0, 2, (70,))
 
 

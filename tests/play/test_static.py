@@ -89,11 +89,11 @@ PLAIN, UNLIKE = {"clip_gradients": "joint"}, {"critic_loss": "l2", "clip_value":
     ],
 )
 def test_weights_and_figures_are_the_same_after_ten_minibatches(game: str, rule: dict[str, Any]) -> None:
-    """Of 22 copies in minibatches of four: the last has two more."""
+    """Of 22 copies in minibatches of four: the last has two more. The seed is one at which no ReLU stands at its kink but for rounding."""
     algorithm = {"name": "ppo", "lr": 3e-4, "minibatch_copies": 4, "num_epochs": 2, **rule}
     rows, weights = [], []
     for fixed in (False, True):
-        made = build_algorithm(experiment(game, algorithm=algorithm, play={"num_copies": 22}, runtime={"static_shapes": fixed}))
+        made = build_algorithm(experiment(game, seed=1, algorithm=algorithm, play={"num_copies": 22}, runtime={"static_shapes": fixed}))
         try:
             made.train()
             rows.append({name: value for name, value in made.row.items() if not name.startswith("time/")})

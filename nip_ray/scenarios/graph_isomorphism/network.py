@@ -30,11 +30,13 @@ from nip_ray.settings.graph_isomorphism import GraphAgentSettings
 
 @dataclass(frozen=True)
 class Inputs:
-    """An observation made ready for the bodies: normalised features, masks as floats, attention biases."""
+    """An observation made ready for the bodies: normalised features, masks as floats, attention biases. extra_NTX: see `token_features`;
+    linear: whether linear messages are among these."""
 
     history_NGVF: Tensor
     latest_NGVL: Tensor
-    linear_NX: Tensor | None
+    extra_NTX: Tensor
+    linear: bool
     adjacency_NGVV: Tensor
     node_mask_NGV1: Tensor
     bias_NGK: Tensor
@@ -96,19 +98,23 @@ class GraphBody(nn.Module):
         """`represent` by torch's operations."""
         if self.settings.gnn_output_digits is not None:
             h_NGVD = h_NGVD + (torch.round(h_NGVD, decimals=self.settings.gnn_output_digits) - h_NGVD).detach()
-        pooled, nodes = self._tokens(self._pool(h_NGVD), h_NGVD, inputs)
-        for i, layer in enumerate(self.layers):
-            wanted = (want_graphs, want_nodes, side_N) if i == len(self.layers) - 1 else (True, True, None)
-            pooled, nodes = layer(pooled, nodes, inputs.bias_NGK, inputs.bias_NK, *wanted)
-        if side_N is not None and len(self.layers) == 0:
-            nodes = one_side(nodes, side_N)
-        return self.output(pooled) if want_graphs else pooled[:0], self.output(nodes) if want_nodes else nodes[:0]
+        x = self.token(torch.cat([torch.cat([self._pool(h_NGVD), h_NGVD.flatten(1, 2)], 1), inputs.extra_NTX], 2))
+        for layer in self.layers[:-1]:
+            x = layer(x, inputs.bias_NGK, inputs.bias_NK)
+        if len(self.layers):
+            x = self.layers[-1](x, inputs.bias_NGK, inputs.bias_NK, want_graphs, want_nodes, side_N)
+        elif side_N is not None and want_nodes:
+            x = torch.cat([x[:, :2], one_side(x[:, 2:].unflatten(1, (2, -1)), side_N).flatten(1, 2)], 1)
+        if not (want_graphs or len(self.layers)):
+            x = x[:, 2:]
+        graphs, nodes = self.output(x).split([2, x.shape[1] - 2], 1) if want_graphs else (x[:0], self.output(x))
+        return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes[:0]
 
     def _is_plain(self, inputs: Inputs) -> bool:
         """Whether there is nothing between nodes and representations that the compiled kernels do not know."""
         settings = self.settings
         noisy = self.training and (settings.noise_sigma or settings.transformer_dropout)
-        odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear_NX is not None
+        odd = self.batch_norm is not None or settings.gnn_output_digits is not None or inputs.linear
         return not noisy and not odd and len(self.layers) > 0
 
     def _pool(self, h_NGVD: Tensor) -> Tensor:
@@ -123,16 +129,13 @@ class GraphBody(nn.Module):
             pooled = torch.stack([(first + second) / 2, (first - second).abs() / 2], 1)
         return pooled
 
-    def _tokens(self, pooled_NGD: Tensor, h_NGVD: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Linear map of [representation, 2 bits that mark the pooled tokens, latest messages, linear history], without the zeros."""
-        d, weight = h_NGVD.shape[-1], self.token.weight
-        latest_end = d + 2 + inputs.latest_NGVL.shape[-1]
-        pooled = F.linear(pooled_NGD, weight[:, :d], self.token.bias) + weight[:, d : d + 2].t()
-        nodes = F.linear(h_NGVD, weight[:, :d], self.token.bias) + F.linear(inputs.latest_NGVL, weight[:, d + 2 : latest_end])
-        if inputs.linear_NX is not None:
-            said = F.linear(inputs.linear_NX, weight[:, latest_end:])
-            pooled, nodes = pooled + said[:, None], nodes + said[:, None, None]
-        return pooled, nodes
+
+def token_features(latest_NGVL: Tensor, linear_NX: Tensor | None) -> Tensor:
+    """(N, 2 + G V, ...): of a pair's tokens, what stands beside their representations: two bits that mark the pooled ones, which are the
+    first two, the latest messages, and the linear history, which is the same for all."""
+    extra = F.pad(latest_NGVL.flatten(1, 2), (2, 0, 2, 0))
+    extra[:, :2, :2] = torch.eye(2, device=extra.device)
+    return extra if linear_NX is None else torch.cat([extra, linear_NX[:, None].expand(-1, extra.shape[1], -1)], 2)
 
 
 @torch.no_grad()
@@ -210,7 +213,8 @@ class GraphAgent(DialogueAgent):
         history, latest, linear = self.messages(obs, prefix)
         mask = obs["node_mask"].to(latest.dtype)
         node_bias, pooled_bias = key_biases(mask)
-        return Inputs(history, latest, linear, obs["adjacency"].to(latest.dtype), mask[..., None], node_bias, pooled_bias)
+        adjacency, extra = obs["adjacency"].to(latest.dtype), token_features(latest, linear)
+        return Inputs(history, latest, extra, linear is not None, adjacency, mask[..., None], node_bias, pooled_bias)
 
     def _policy(self, graphs_NGR: Tensor, nodes_NGVR: Tensor, obs: Observation) -> Policy:
         logits_NFGV = self.node_selector(nodes_NGVR).permute(0, 3, 1, 2)
