@@ -419,6 +419,21 @@ def workers(config: ExperimentConfig) -> Iterator[str]:
             yield f"learners.shard: {config.algorithm.name} needs all copies in every learner, set it to false or use {_OR_DIVISIBLE}"
         elif (count := config.learners.num_learners) < 2:
             yield f"learners.shard: there is nothing to share with num_learners {count}, raise that or set it to false"
+    if config.learners.partition == "agents":
+        yield from _partition(config)
+
+
+def _partition(config: ExperimentConfig) -> Iterator[str]:
+    """What an agent learns from touches no other agent's network, and learning is where play is."""
+    rule, key = config.algorithm.name, "learners.partition: got agents, but"
+    if rule not in _DIVISIBLE:
+        yield f"{key} with {rule} agents do not learn apart from each other, set it to copies or use {_OR_DIVISIBLE}"
+    elif config.learners.num_learners:
+        yield f"{key} remote learners share out copies (learners.num_learners), set one of the two to its default"
+    elif config.runtime.static_shapes:
+        yield f"{key} in fixed shapes all agents' minibatches are one computation (runtime.static_shapes), leave one of the two out"
+    elif config.protocol.zero_knowledge:
+        yield f"{key} under zero knowledge two agents learn from each other's logits, set it to copies"
 
 
 def _staleness(config: ExperimentConfig) -> Iterator[str]:

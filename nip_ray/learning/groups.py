@@ -106,16 +106,20 @@ class FlatOptimizer:
                 self.work_in_graphs()
 
 
-def clip_gradients(optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True) -> Tensor:
+def clip_gradients(
+    optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True, norms: Sequence[Tensor] | None = None
+) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
     A norm that is not finite is returned as it is, for one fused check by the caller. may_read: look at the norm where that is free.
+    norms: of all gradients that are clipped together (None: of these).
     """
     gradients = [flat.grad for optimizer in optimizers for flat in optimizer.flats if flat.grad is not None]
-    if not gradients:
+    if norms is None:
+        norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    if not norms:
         return torch.zeros(())
-    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if may_read and scale.device.type == "cpu" and float(scale) == 1.0:

@@ -305,7 +305,10 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
     def _update(self, name: str, played: Any, arguments: dict[str, Any]) -> list[Any]:
         """What all learners say of their `update` with these arguments, and with `played` under this name."""
         if self.learner_group.is_local:
-            return [local_learner(self.learner_group).update(**{name: played}, **arguments)]
+            learner = local_learner(self.learner_group)
+            if learner.partition is not None:
+                learner.partition.limit_s = self._hang_limit_s()
+            return [learner.update(**{name: played}, **arguments)]
         if not self.config.shard_learners:
             return self._foreach_learner(Update(name, ray.put(played), arguments))
         rollout, learners = concatenate([sample.rollout for sample in played]).to("cpu"), remote_learners(self.learner_group)
@@ -458,6 +461,9 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """End all processes. A runner that hangs is not waited for: none of them has anything to put away."""
         if getattr(self, "env_runner_group", None) is not None:
             actors_of(self.env_runner_group).clear()
+        group = getattr(self, "learner_group", None)
+        if group is not None and group.is_local and local_learner(group).partition is not None:
+            local_learner(group).partition.close()
         super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:

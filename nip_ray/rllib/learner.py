@@ -5,7 +5,8 @@ Decisions that matter here:
 - minibatches are joint: one permutation of copies for all modules, so that agents stay in lock-step;
 - every one of several learners sees all copies, draws the same permutation and works on its slice of each minibatch; gradients
   of the slices are summed by one all-reduce. So several learners give the numbers of one, up to the order of float sums;
-- with shards (`learners.shard`) each sees its own copies alone; see `nip_ray.rllib.shards`;
+- with shards (`learners.shard`) each sees its own copies alone; see `nip_ray.rllib.shards`. Agents may learn in processes of their own
+  (`learners.partition`; see `nip_ray.rllib.partition`);
 - plain all-reduce instead of DDP, whose hooks do not see gradients of gradients; every learner starts from the same seeds;
 - per minibatch: one backward, one norm per clip group, one optimizer kernel per module, no device synchronisation;
   whether everything stayed finite is asked once per update;
@@ -40,6 +41,7 @@ from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, ow
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
+from nip_ray.rllib.partition import Norms, partition_of
 from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
 from nip_ray.rllib.shared import fixed_shapes, scenario_of
 from nip_ray.seeding import generator, stable_seed
@@ -122,6 +124,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
+        self.norms: Norms | None = None  # of a step whose agents learn in several processes
+        self.partition = partition_of(self)
         self.fixed = fixed_shapes(self.experiment, self.scenario, self.networks, self.device)
 
     # ------------------------------------------------------------------------------------------------ for subclasses
@@ -229,6 +233,12 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
             learning_mode(network)
         if self.fixed:
             return self._results(*self.fixed_update(rollout), env_steps, iteration)
+        if self.partition is not None:
+            return self._results(*self.partition.learn(rollout, iteration, self.settings.lr if lr is None else lr), env_steps, iteration)
+        return self._results(*self.learn(rollout, iteration), env_steps, iteration)
+
+    def learn(self, rollout: Rollout, iteration: int) -> tuple[dict[str, Metrics], dict[str, list[Step]]]:
+        """All minibatches, for the agents in `self.updated`: what is logged once, and the steps of each."""
         prepared = replace(self.prepare(rollout), compared=compared_turns(self.scenario, rollout))
         minibatches = self.minibatches(rollout, iteration)
         if self._has_shard():
@@ -245,7 +255,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         for agent in self.updated & prepared.agents.keys() if joint is None else sorted(joint.everywhere):  # the same on every learner
             refresh_norms(self.networks[agent], prepared.agents[agent].rows.obs, None if joint is None else torch.distributed.all_reduce)
         self.after_update(prepared, steps)
-        return self._results(prepared.metrics, steps, env_steps, iteration)
+        return dict(prepared.metrics), steps
 
     def minibatches(self, rollout: Rollout, iteration: int) -> Iterator[JointMinibatch]:
         """num_epochs passes over the copies, in minibatches of minibatch_copies or minibatch_size / rounds; a remainder joins the last."""
@@ -294,21 +304,18 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
 
     # ------------------------------------------------------------------------------------------------- for checkpoints
 
-    def training_state(self) -> dict[str, Any]:
-        """All that learning needs to continue: weights and optimizers on the CPU, and what subclasses add."""
-        return {
-            "modules": self.weights(),
-            "optimizers": {agent: cpu_copy(optimizer.state_dict()) for agent, optimizer in self.optimizers.items()},
-            "extra": self.extra_state(),
-        }
+    def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
+        """All that learning needs to continue: weights and optimizers on the CPU, and what subclasses add. agents: of these (None: all)."""
+        optimizers = {agent: own.state_dict() for agent, own in self.optimizers.items() if agents is None or agent in agents}
+        return {"modules": self.weights(agents), "optimizers": cpu_copy(optimizers), "extra": self.extra_state()}
 
     def learning_agents(self) -> tuple[str, ...]:
         """Those with something to train, in the protocol's order."""
         return tuple(agent for agent in self.scenario.protocol.agents if agent in self.optimizers)
 
-    def weights(self) -> dict[str, dict[str, Tensor]]:
-        """A copy of all networks' states on the CPU."""
-        return {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items()}
+    def weights(self, agents: Collection[str] | None = None) -> dict[str, dict[str, Tensor]]:
+        """A copy of the networks' states on the CPU. agents: of these (None: all)."""
+        return {agent: cpu_copy(network.state_dict()) for agent, network in self.networks.items() if agents is None or agent in agents}
 
     def load_training_state(self, state: Mapping[str, Any]) -> None:
         """The inverse of `training_state`."""
@@ -319,7 +326,7 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         self.load_extra_state(state["extra"])
 
     def extra_state(self) -> dict[str, Any]:
-        """What an algorithm keeps between updates beside weights and optimizers."""
+        """What an algorithm keeps between updates beside weights and optimizers (with `learners.partition`: name -> agent -> value)."""
         return {}
 
     def load_extra_state(self, state: Mapping[str, Any]) -> None:
@@ -348,7 +355,8 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         """Clip the gradients of these agents and take a step of each; their norms before."""
         stepping, limit = {agent: self.optimizers[agent] for agent in agents}, self.settings.max_grad_norm
         if self.settings.clip_gradients == "joint":
-            norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit))
+            all_norms = None if self.norms is None else self.norms(stepping, self.optimizers)
+            norms = dict.fromkeys(stepping, clip_gradients(stepping.values(), limit, norms=all_norms))
         else:
             norms = {agent: clip_gradients([optimizer], limit) for agent, optimizer in stepping.items()}
         for optimizer in stepping.values():

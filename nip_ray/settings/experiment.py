@@ -54,6 +54,11 @@ class LearnerSettings:
     shard: bool = option(
         False, "Each learner gets its share of the copies alone; from the second pass (num_epochs) on minibatches are others than without."
     )
+    partition: Literal["copies", "agents"] = option(
+        "copies",
+        "What is shared out: copies, among remote learners; or agents, whose networks then learn in processes of this machine, as many "
+        "as the main one has threads (runtime.num_threads).",
+    )
 
 
 @dataclass(frozen=True)

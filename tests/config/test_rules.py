@@ -58,6 +58,7 @@ OWN: Data = {"plugins": ["examples/own_protocol.py"]}
 MESSAGE_GAME: Data = {"protocol": {"name": "message_game"}, "scenario": {"name": "message_game"}}
 AHEAD: Data = {"play": {"num_env_runners": 1, "max_staleness": 1}}
 SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
+APART: Data = {"learners": {"partition": "agents"}}
 
 
 @pytest.mark.parametrize(
@@ -149,6 +150,10 @@ SHARDS: Data = {"learners": {"num_learners": 2, "shard": True}}
         ({"learners": {"shard": True}}, "learners.shard", "nothing to share with num_learners 0, raise that"),
         (SHARDS | {"algorithm": {"name": "solo"}}, "learners.shard", "solo needs all copies in every learner"),
         (SHARDS | {"algorithm": {"name": "stackelberg"}}, "learners.shard", "set it to false or use ppo or reinforce"),
+        *[(APART | {"algorithm": {"name": rule}}, "learners.partition", "use ppo or reinforce") for rule in ("solo", "stackelberg")],
+        ({"learners": {"partition": "agents", "num_learners": 2}}, "learners.partition", "remote learners share out copies"),
+        (APART | MESSAGE_GAME | {"runtime": {"static_shapes": True}}, "learners.partition", "leave one of the two out"),
+        (APART | {"protocol": {"name": "nip", "zero_knowledge": True}}, "learners.partition", "each other's logits, set it to copies"),
         ({"evaluation": {"greedy": False, "sampled": False}}, "evaluation.greedy", "nothing would be evaluated"),
         # data
         (pairs(train="/no/such.npz"), "scenario.data.train", "/no/such.npz: no such file"),
