@@ -121,7 +121,9 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         torch.utils.deterministic.fill_uninitialized_memory = False  # what RLlib's deterministic mode does to each new tensor: for nothing
         self.experiment: dict[str, Any] = self.config.env_config["experiment"]
         self.scenario: Scenario = scenario_of(self.experiment, self.device)
-        self.networks: dict[str, nn.Module] = {agent: module.unwrapped().network for agent, module in self.module.items()}
+        order = sorted(self.module.keys(), key=self.scenario.protocol.agents.index)  # RLlib's is that of a set
+        self.networks: dict[str, nn.Module] = {agent: self.module[agent].unwrapped().network for agent in order}
+        self.optimizers = {agent: self.optimizers[agent] for agent in order if agent in self.optimizers}
         self.updated: frozenset[str] = frozenset()  # who learns in this update
         self.update_iteration = 0  # what seeds this update
         self.norms: Norms | None = None  # of a step whose agents learn in several processes

@@ -6,23 +6,24 @@ Decisions that matter here:
   gives back all that an update changed, so that this process always has everything: play, evaluation and checkpoints know nothing of it;
 - what was changed here since (a state was loaded) is noticed before an update, by comparing; the process is then made again;
 - minibatches are joint: each process draws the same permutation. Where gradients are clipped jointly every step waits for the norms of
-  all, which stand in one order: numbers are those of one process with as many threads as each has, to the last bit;
-- a process that is gone, or silent for too long, is a lost learner.
+  all, which stand in one order: numbers are those of one process that learns with one thread, to the last bit;
+- each process has one thread: OpenMP's others do not survive a fork;
+- a process that is gone, or silent for too long, is a lost learner: nothing is sent or received without a limit.
 """
 
 # pyright: basic, reportAttributeAccessIssue=false
 import gc
-import math
 import multiprocessing
 import os
 import pickle
 import signal
+import socket
+import struct
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -43,44 +44,69 @@ class PeerGone(Exception):
     """Another process of the same update has ended, or is silent."""
 
 
+class Channel:
+    """One end of a connection between two processes. Both methods raise PeerGone when the other one is gone, or `limit_s` seconds went by
+    in which nothing moved (None: there is no limit)."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+
+    def send(self, message: bytes, limit_s: float | None) -> None:
+        """All of it."""
+        try:
+            self.end.settimeout(limit_s)
+            self.end.sendall(struct.pack("Q", len(message)) + message)
+        except OSError as error:
+            raise PeerGone from error
+
+    def receive(self, limit_s: float | None) -> bytes:
+        """The next message."""
+        try:
+            self.end.settimeout(limit_s)
+            return self._read(*struct.unpack("Q", self._read(8)))
+        except (OSError, EOFError) as error:
+            raise PeerGone from error
+
+    def _read(self, count: int) -> bytes:
+        found = bytearray()
+        while len(found) < count:
+            if not (part := self.end.recv(min(count - len(found), 1 << 20))):
+                raise EOFError
+            found += part
+        return bytes(found)
+
+
 @dataclass(frozen=True)
 class Ask:
-    """To a process: an update of the agents `learn`. peers: whose norms its steps wait for. threads: that it may use. extra: see
-    `ProtocolLearner.extra_state`."""
+    """To a process: an update of the agents `learn`. peers: whose norms its steps wait for. extra: see `ProtocolLearner.extra_state`."""
 
     rollout: Rollout
     iteration: int
     lr: float
     learn: tuple[str, ...]
     peers: tuple[int, ...]
-    threads: int
     extra: Mapping[str, Any]
 
 
 class Norms:
     """The norms of the gradients of a step, wherever they are. parts: the agents of each process that takes part, by its number."""
 
-    def __init__(self, parts: Mapping[int, tuple[str, ...]], here: int, peers: Mapping[int, Connection], limit_s: float | None) -> None:
+    def __init__(self, parts: Mapping[int, tuple[str, ...]], here: int, peers: Mapping[int, Channel], limit_s: float | None) -> None:
         self.parts, self.here, self.peers, self.limit_s = parts, here, peers, limit_s
 
     def __call__(self, stepping: Mapping[str, FlatOptimizer], optimizers: Mapping[str, FlatOptimizer]) -> list[Tensor]:
         """All of them, in the order of `optimizers`. stepping: the agents here that have a gradient. Raises PeerGone."""
         found = {agent: [torch.linalg.vector_norm(flat.grad) for flat in optimizer.flats] for agent, optimizer in stepping.items()}
         own = [found.get(agent, [_NO_STEP] * len(optimizers[agent].flats)) for agent in self.parts[self.here]]
-        message = np.array([float(norm) for norms in own for norm in norms], dtype=np.float32).tobytes()
-        try:
-            for peer in self.peers.values():
-                peer.send_bytes(message)
-            for number, peer in self.peers.items():
-                if not peer.poll(self.limit_s):
-                    raise PeerGone
-                theirs = iter(np.frombuffer(peer.recv_bytes(), dtype=np.float32).tolist())
-                for agent in self.parts[number]:
-                    norms = [next(theirs) for _ in optimizers[agent].flats]
-                    if _NO_STEP not in norms:
-                        found[agent] = [torch.tensor(norm) for norm in norms]
-        except (EOFError, OSError) as error:
-            raise PeerGone from error
+        message = np.array([float(norm) for norms in own for norm in norms]).tobytes()
+        for peer in self.peers.values():
+            peer.send(message, self.limit_s)
+        for number, peer in self.peers.items():
+            theirs = iter(np.frombuffer(peer.receive(self.limit_s)).tolist())
+            for agent in self.parts[number]:
+                norms = [(next(theirs), flat.dtype) for flat in optimizers[agent].flats]
+                if all(norm != _NO_STEP for norm, _ in norms):
+                    found[agent] = [torch.tensor(norm, dtype=dtype) for norm, dtype in norms]
         return [norm for agent in optimizers for norm in found.get(agent, ())]
 
 
@@ -90,10 +116,10 @@ class Partition:
     def __init__(self, learner: Any) -> None:
         """learner: a `ProtocolLearner` with its networks and optimizers."""
         self.learner = learner
-        self.limit_s = math.inf  # how long an answer is waited for
+        self.limit_s: float | None = None  # how long a process may be silent
         self.parts: dict[int, tuple[str, ...]] = {}
-        self._asked: dict[int, Connection] = {}
-        self._peers: dict[int, Connection] = {}
+        self._asked: dict[int, Channel] = {}
+        self._peers: dict[int, Channel] = {}
         self._left: dict[int, Any] = {}  # what each process has
         self._processes: list[Any] = []
         self._end: Callable[[], Any] = lambda: None
@@ -115,19 +141,21 @@ class Partition:
         learning = {number: tuple(agent for agent in part if agent in updated) for number, part in parts.items()}
         busy = [number for number, part in learning.items() if part]
         waits = tuple(busy) if learner.settings.clip_gradients == "joint" else ()
-        torch.set_num_threads(max(1, threads // count))
+        torch.set_num_threads(1)
         try:
-            for number in busy:
-                if number:
-                    extra = learner.extra_state()
-                    ask = Ask(_numbers(rollout), iteration, lr, learning[number], waits, torch.get_num_threads(), extra)
-                    self._asked[number].send_bytes(pickle.dumps(ask))
+            extra = learner.extra_state()
+            for number in filter(None, busy):
+                ask = Ask(_numbers(rollout), iteration, lr, learning[number], waits, extra)
+                self._asked[number].send(pickle.dumps(ask), self.limit_s)
             once, steps = self._own(rollout, iteration, learning[0], waits) if learning[0] else ({}, {})
-            for number in busy:
-                if number:
-                    self._take(number, learning[number], once, steps)
+            answers = {number: unwrap(pickle.loads(self._asked[number].receive(self.limit_s))) for number in filter(None, busy)}
+            for number, answer in answers.items():
+                found = _tensors(answer)
+                self._take(number, learning[number], found["state"])
+                once |= found["once"]
+                steps |= found["steps"]
             return once, steps
-        except (PeerGone, OSError) as error:
+        except PeerGone as error:
             told = self._last_words()
             self.close()
             if told is not None:
@@ -139,10 +167,10 @@ class Partition:
         finally:
             torch.set_num_threads(threads)
 
-    def norms(self, here: int, peers: Mapping[int, Connection], waits: tuple[int, ...]) -> Norms | None:
+    def norms(self, here: int, peers: Mapping[int, Channel], waits: tuple[int, ...]) -> Norms | None:
         """What a step of the process with the number `here` waits for; None where it waits for nobody."""
         others = {number: peer for number, peer in peers.items() if number in waits}
-        return Norms(self.parts, here, others, None if here else self._patience()) if others else None
+        return Norms(self.parts, here, others, None if here else self.limit_s) if others else None
 
     def close(self) -> None:
         """End the processes."""
@@ -160,9 +188,9 @@ class Partition:
 
     def _fork(self, parts: dict[int, tuple[str, ...]]) -> None:
         context, self.parts = multiprocessing.get_context("fork"), parts
-        pairs = {(i, j): context.Pipe() for i in parts for j in parts if i < j}
+        pairs = {(i, j): _pair() for i in parts for j in parts if i < j}
         ends = {(i, j): pair[0] for (i, j), pair in pairs.items()} | {(j, i): pair[1] for (i, j), pair in pairs.items()}
-        asked = {number: context.Pipe() for number in parts if number}
+        asked = {number: _pair() for number in parts if number}
         for number, (_, theirs) in asked.items():
             peers = {other: ends[number, other] for other in parts if other != number}
             process = context.Process(target=_serve, args=(self, number, theirs, peers), daemon=True)
@@ -171,8 +199,8 @@ class Partition:
             self._left[number] = _weights(self.learner, parts[number])
         self._asked = {number: ours for number, (ours, _) in asked.items()}
         self._peers = {number: ends[0, number] for number in asked}
-        for connection in [*(theirs for _, theirs in asked.values()), *(end for (i, _), end in ends.items() if i)]:
-            connection.close()
+        for channel in [*(theirs for _, theirs in asked.values()), *(end for (i, _), end in ends.items() if i)]:
+            channel.end.close()
         self._end = weakref.finalize(self.learner, _stop, self._processes, [*self._asked.values(), *self._peers.values()])
 
     def _up_to_date(self) -> bool:
@@ -180,30 +208,18 @@ class Partition:
         alive = bool(self._processes) and all(process.is_alive() for process in self._processes)
         return alive and all(_equal(left, _weights(self.learner, self.parts[number])) for number, left in self._left.items())
 
-    def _take(self, number: int, agents: tuple[str, ...], once: dict[str, Any], steps: dict[str, Any]) -> None:
-        """What a process found, and what its networks and optimizers have become."""
-        if not self._asked[number].poll(self._patience()):
-            raise PeerGone
-        try:
-            found = unwrap(pickle.loads(self._asked[number].recv_bytes()))
-        except EOFError as error:
-            raise PeerGone from error
-        found = _tensors(found)
-        theirs, mine = found["state"]["extra"], self.learner.extra_state()
+    def _take(self, number: int, agents: tuple[str, ...], state: dict[str, Any]) -> None:
+        """What the networks and optimizers of a process have become."""
+        theirs, mine = state["extra"], self.learner.extra_state()
         extra = {name: {**mine[name], **{agent: theirs[name][agent] for agent in agents}} for name in mine}
-        self.learner.load_training_state({**found["state"], "extra": extra})
+        self.learner.load_training_state({**state, "extra": extra})
         self._left[number] = _weights(self.learner, self.parts[number])
-        once |= found["once"]
-        steps |= found["steps"]
-
-    def _patience(self) -> float | None:
-        return None if math.isinf(self.limit_s) else self.limit_s
 
     def _last_words(self) -> Failure | None:
         """The error that another process met before it ended, if it says one."""
-        for connection in self._asked.values():
-            with suppress(EOFError, OSError):
-                if connection.poll(_LAST_WORDS_S) and isinstance(said := pickle.loads(connection.recv_bytes()), Failure):
+        for channel in self._asked.values():
+            with suppress(PeerGone):
+                if isinstance(said := pickle.loads(channel.receive(_LAST_WORDS_S)), Failure):
                     return said
         return None
 
@@ -225,32 +241,28 @@ def partition_of(learner: Any) -> Partition | None:
 # ---------------------------------------------------------------------------------------------------------- in the other process
 
 
-def _serve(partition: Partition, number: int, asked: Connection, peers: Mapping[int, Connection]) -> None:
+def _serve(partition: Partition, number: int, asked: Channel, peers: Mapping[int, Channel]) -> None:
     """Do updates until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: the first process decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    kept = sorted({0, 1, 2, asked.fileno(), *(peer.fileno() for peer in peers.values())})
+    kept = sorted({0, 1, 2, *(channel.end.fileno() for channel in (asked, *peers.values()))})
     for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
         os.closerange(low + 1, high)  # locks, sockets, others' ends: all are the first process's
     gc.freeze()  # what is collected here need not look through all that was there before
-    while True:
-        try:
-            ask: Ask = pickle.loads(asked.recv_bytes())
-        except EOFError:
-            return
-        norms = partition.norms(number, peers, ask.peers)
-        answer = ReturnErrors(lambda learner, ask=ask, norms=norms: _answered(learner, ask, norms))(partition.learner)
-        if answer is None:
-            return
-        with suppress(OSError):
-            asked.send_bytes(pickle.dumps(answer))
-        if isinstance(answer, Failure):
-            return
+    torch.set_num_threads(1)
+    with suppress(PeerGone):
+        while True:
+            ask: Ask = pickle.loads(asked.receive(None))
+            norms = partition.norms(number, peers, ask.peers)
+            answer = ReturnErrors(lambda learner, ask=ask, norms=norms: _answered(learner, ask, norms))(partition.learner)
+            if answer is not None:
+                asked.send(pickle.dumps(answer), None)
+            if answer is None or isinstance(answer, Failure):
+                return
 
 
 def _answered(learner: Any, ask: Ask, norms: Norms | None) -> dict[str, Any] | None:
     """What was found; None where another process has ended."""
-    torch.set_num_threads(ask.threads)
     learner.load_extra_state(ask.extra)
     learner.set_learning_rates(ask.lr)
     learner.updated, learner.norms, learner.update_iteration = frozenset(ask.learn), norms, ask.iteration
@@ -300,9 +312,14 @@ def _mapped(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
     return [_mapped(value, kind, function) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
-def _stop(processes: Sequence[Any], connections: Sequence[Connection]) -> None:
-    for connection in connections:
-        connection.close()
+def _pair() -> tuple[Channel, Channel]:
+    one, other = socket.socketpair()
+    return Channel(one), Channel(other)
+
+
+def _stop(processes: Sequence[Any], channels: Sequence[Channel]) -> None:
+    for channel in channels:
+        channel.end.close()
     for process in processes:
         process.kill()  # it has nothing to save
         process.join()

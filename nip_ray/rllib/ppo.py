@@ -167,7 +167,7 @@ class PPOLearner(ProtocolLearner):
 
     def after_update(self, prepared: Prepared, steps: Mapping[str, list[Step]]) -> None:
         """Move the adaptive learning rates, by the mean divergence of the update."""
-        if not self.settings.adaptive_lr:
+        if not self.settings.adaptive_lr or not prepared.present:
             return
         for agent, (_, total, count) in self._over_learners(steps, prepared).items():
             if count > 0:

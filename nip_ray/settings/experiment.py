@@ -56,8 +56,8 @@ class LearnerSettings:
     )
     partition: Literal["copies", "agents"] = option(
         "copies",
-        "What is shared out: copies, among remote learners; or agents, whose networks then learn in processes of this machine, as many "
-        "as the main one has threads (runtime.num_threads).",
+        "What is shared out: copies, among remote learners; or agents, whose networks then learn in processes of this machine with one "
+        "thread each, at most as many as the main one has threads (runtime.num_threads).",
     )
 
 

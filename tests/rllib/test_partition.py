@@ -21,6 +21,7 @@ from tests.rllib.test_restore import same_state
 APART: dict[str, Any] = {"learners": {"partition": "agents"}}
 ADAPTS: dict[str, Any] = dict(loss="kl_penalty", adaptive_lr=True, kl_target=1e-4, clip_gradients="joint")
 THREE = experiment(dict(name="debate", max_rounds=3), dict(shared_body=False))
+SELDOM = experiment(dict(name="merlin_arthur"), dict(shared_body=False), play=dict(num_copies=1), algorithm=dict(minibatch_size=2))
 
 
 @pytest.fixture(autouse=True)
@@ -68,6 +69,7 @@ def figures(algorithm: Any) -> dict[str, Any]:
         pytest.param(message_game(opponents=PAST), {}, id="opponents from the past"),
         pytest.param(message_game(schedules={"verifier": dict(kind="contiguous", period=3, start=1, stop=2)}), {}, id="one rests"),
         pytest.param(THREE, dict(clip_gradients="joint", max_grad_norm=0.05), id="three agents, two processes"),
+        pytest.param(SELDOM, ADAPTS, id="some have no turn"),
     ],
 )
 def test_numbers_are_those_of_one_process(made: Any, config: ExperimentConfig, settings: dict[str, Any]) -> None:
@@ -77,7 +79,7 @@ def test_numbers_are_those_of_one_process(made: Any, config: ExperimentConfig, s
     for _ in range(4):
         alone.train()
         together.train()
-        assert figures(alone) == figures(together)
+        assert repr(figures(alone)) == repr(figures(together)), "of those without a turn some are no numbers"
     assert same_state(alone.training_state(), together.training_state())
     assert len(learner_of(together).partition._processes) == 1
 
@@ -146,6 +148,29 @@ def test_what_happens_in_the_other_process_ends_the_iteration(
     assert type(raised.value) is kind
     assert not process.is_alive()
     assert torch.get_num_threads() == 2
+
+
+def test_a_process_that_is_stopped_before_it_is_asked_is_lost(made: Any) -> None:
+    """Though what it is asked does not fit into what a connection holds."""
+    algorithm = made(apart(message_game(play=dict(num_copies=4096), algorithm=dict(minibatch_size=8192))))
+    algorithm.train()
+    algorithm.durations.clear()
+    algorithm.config.__dict__["hang_timeout_s"] = 0.1
+    (process,) = learner_of(algorithm).partition._processes
+    os.kill(process.pid, signal.SIGSTOP)
+    with pytest.raises(LearnerLost, match=r"learners\.partition"):
+        algorithm.train()
+    assert not process.is_alive()
+
+
+def test_more_threads_than_agents(made: Any) -> None:
+    """Each process has one: the others of OpenMP do not survive a fork, and would be waited for for ever."""
+    torch.set_num_threads(4)
+    torch.randn(512, 512) @ torch.randn(512, 512)
+    algorithm = made(apart(message_game(play=dict(num_copies=4096), algorithm=dict(minibatch_size=8192))))
+    train(algorithm, 2)
+    assert torch.get_num_threads() == 4
+    assert len(learner_of(algorithm).partition._processes) == 1
 
 
 def test_the_processes_end_with_the_algorithm(made: Any) -> None:
