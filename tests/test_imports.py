@@ -241,7 +241,10 @@ def test_light_modules_load_nothing_heavy(modules: list[str]) -> None:
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("blocked", [(), ("ray", "pydantic", "typer", "rich")], ids=["all-installed", "torch-alone"])
+@pytest.mark.parametrize(
+    "blocked",
+    [pytest.param((), marks=pytest.mark.slow, id="all-installed"), pytest.param(("ray", "pydantic", "typer", "rich"), id="torch-alone")],
+)
 def test_core_needs_torch_alone(blocked: tuple[str, ...]) -> None:
     """Every module of the core can be imported where ray and pydantic do not exist, and does not pull them in where they do."""
     names = [module_name(file) for file in FILES if room(file) in (*CORE, *COMMON)]

@@ -47,7 +47,7 @@ from nip_ray.text.items import store_items, stored_items
 from nip_ray.text.jobs import Entry, Journal, bills, under_way
 from nip_ray.text.providers.interface import ChecksModels, Connection, FineTuneBackend, fine_tune_backend, provider_of
 from nip_ray.text.training.rules import rule_of
-from nip_ray.text.word_models import check_words, write_word_models
+from nip_ray.text.word_models import check_room, refuse_wordless, write_word_models
 
 STATE = "state.json"
 ROLES = "roles.json"
@@ -158,6 +158,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
     kind = language_kind(config.scenario)
     scenario = kind.build(from_settings(config.protocol), config.scenario)
     _check_schemas(config, scenario)
+    refuse_wordless(config, scenario)
     items = stored_items(run_dir, kind) if run_dir is not None else None
     if items is None:
         items = kind.items(config.scenario, config.seed)
@@ -165,7 +166,7 @@ def prepare(config: TextExperimentConfig, run_dir: Path | None = None) -> Prepar
         if asked is not None and asked > there:
             raise UserError(f"algorithm.num_test_items: got {asked}, but there are {there} held-out items, use at most that or null (all)")
     refuse_labels(scenario.protocol, config.scenario.name, (item.y for found in items.values() for item in found))
-    check_words(config, scenario, items["train"])
+    check_room(config, scenario, items["train"])
     _check_examples(config, scenario, items["train"][0])
     return Prepared(kind, scenario, items, _stored_roles(run_dir))
 

@@ -15,14 +15,18 @@ from nip_ray.settings.providers import LocalProvider
 _DIALOGUES = 8
 
 
-def check_words(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
-    """Raise UserError where an agent's model is to be made of the words of a scenario that does not list them, or has no room for chats as
-    they are in some dialogues of random replies: of a longer one the middle would be left out."""
-    asking = _asking(config)
-    for agent in asking if not scenario.words else ():
+def refuse_wordless(config: TextExperimentConfig, scenario: LanguageScenario) -> None:
+    """Raise UserError where an agent's model is to be made of the words of a scenario that does not list them."""
+    for agent in _asking(config) if not scenario.words else ():
         raise UserError(
             f"scenario.agents.{agent}.model: words, but {config.scenario.name} has no closed list of words; name a folder, or default"
         )
+
+
+def check_room(config: TextExperimentConfig, scenario: LanguageScenario, items: Sequence[Any]) -> None:
+    """Raise UserError where a model of words has no room for chats as they are in some dialogues of random replies: of a longer one the
+    middle would be left out."""
+    asking = _asking(config)
     longest = dict.fromkeys(asking, 0)
 
     def answer(asked: list[Question]) -> list[Answer]:

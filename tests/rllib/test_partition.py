@@ -25,8 +25,19 @@ SELDOM = experiment(dict(name="merlin_arthur"), dict(shared_body=False), play=di
 
 
 @pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    torch.set_num_threads(2)
+def threads(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """How many torch says that it has. There is one: on busy cores several wait for each other, and these games have no use for them."""
+    said = {"count": 2}
+    monkeypatch.setattr(torch, "get_num_threads", lambda: said["count"])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: said.update(count=count))
+    return said
+
+
+@pytest.fixture
+def four_threads(monkeypatch: pytest.MonkeyPatch, threads: dict[str, int]) -> Iterator[None]:
+    """In truth."""
+    monkeypatch.undo()
+    torch.set_num_threads(4)
     yield
     torch.set_num_threads(1)
 
@@ -37,22 +48,6 @@ def apart(config: ExperimentConfig) -> ExperimentConfig:
 
 def learner_of(algorithm: Any) -> Any:
     return local_learner(algorithm.learner_group)
-
-
-def on_one_thread(algorithm: Any) -> Any:
-    """Has it learn with one thread, as each of two processes does."""
-    learner = learner_of(algorithm)
-    learn = learner.learn
-
-    def slowly(*given: Any) -> Any:
-        torch.set_num_threads(1)
-        try:
-            return learn(*given)
-        finally:
-            torch.set_num_threads(2)
-
-    learner.learn = slowly
-    return algorithm
 
 
 def figures(algorithm: Any) -> dict[str, Any]:
@@ -75,7 +70,6 @@ def figures(algorithm: Any) -> dict[str, Any]:
 def test_numbers_are_those_of_one_process(made: Any, config: ExperimentConfig, settings: dict[str, Any]) -> None:
     """To the last bit: weights, optimizers, coefficients and figures, in every iteration."""
     alone, together = made(config, **settings), made(apart(config), **settings)
-    on_one_thread(alone)
     for _ in range(4):
         alone.train()
         together.train()
@@ -87,7 +81,7 @@ def test_numbers_are_those_of_one_process(made: Any, config: ExperimentConfig, s
 def test_batch_norms_are_handed_over(made: Any) -> None:
     """Their running statistics are no parameters."""
     config = experiment(dict(name="nip"), {"shared_body": False, "kernels": "torch", "agents": {"_default": {"use_batch_norm": True}}})
-    alone, together = on_one_thread(made(config)), made(apart(config))
+    alone, together = made(config), made(apart(config))
     assert distance(train(alone, 3), train(together, 3)) == 0
 
 
@@ -163,9 +157,8 @@ def test_a_process_that_is_stopped_before_it_is_asked_is_lost(made: Any) -> None
     assert not process.is_alive()
 
 
-def test_more_threads_than_agents(made: Any) -> None:
+def test_more_threads_than_agents(made: Any, four_threads: None) -> None:
     """Each process has one: the others of OpenMP do not survive a fork, and would be waited for for ever."""
-    torch.set_num_threads(4)
     torch.randn(512, 512) @ torch.randn(512, 512)
     algorithm = made(apart(message_game(play=dict(num_copies=4096), algorithm=dict(minibatch_size=8192))))
     train(algorithm, 2)
@@ -182,8 +175,8 @@ def test_the_processes_end_with_the_algorithm(made: Any) -> None:
     assert not process.is_alive()
 
 
-def test_one_thread_or_one_that_learns_needs_no_process(made: Any) -> None:
-    torch.set_num_threads(1)
+def test_one_thread_or_one_that_learns_needs_no_process(made: Any, threads: dict[str, int]) -> None:
+    threads["count"] = 1
     algorithm = made(apart(message_game()))
     algorithm.train()
     assert learner_of(algorithm).partition._processes == []

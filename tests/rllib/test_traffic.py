@@ -73,7 +73,8 @@ def many(ray_session: None, benchmark: ModuleType) -> Measured:
     return measured(benchmark, graphs(), 2, 2)
 
 
-@pytest.mark.parametrize("variant", ["few", pytest.param("many", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["few", "many"])
 def test_constructors_of_actors_take_no_large_argument(variant: str, request: pytest.FixtureRequest) -> None:
     found: Measured = request.getfixturevalue(variant)
     assert len(found.constructors) == 2, "env runners and learners"

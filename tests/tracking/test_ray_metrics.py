@@ -83,6 +83,7 @@ def tags(**more: str) -> frozenset[tuple[str, str]]:
     return frozenset({"run": "run-7", "name": "proofs", **more}.items())
 
 
+@pytest.mark.slow
 def test_what_a_run_says_arrives_at_the_endpoint(scraped: dict[Any, float]) -> None:
     assert scraped["ray_nip_iteration", tags()] == 2
     assert scraped["ray_nip_verifier_accuracy", tags(split="train")] == 0.75
@@ -100,6 +101,7 @@ def test_what_a_run_says_arrives_at_the_endpoint(scraped: dict[Any, float]) -> N
     assert scraped["ray_nip_verifier_undecided", tags(split="train")] == 0
 
 
+@pytest.mark.slow
 def test_everything_in_the_table_is_exported_and_nothing_else(scraped: dict[Any, float]) -> None:
     assert {name for name, _ in scraped} == EXPORTED
 

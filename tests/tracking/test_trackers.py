@@ -201,6 +201,7 @@ print(json.dumps([{{
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_mlflow_has_figures_with_steps_parameters_tags_and_files(tmp_path: Path) -> None:
     folder, store = run_folder(tmp_path / "run"), tmp_path / "store"
     (tmp_path / "cwd").mkdir()

@@ -158,6 +158,7 @@ def test_workers_share_one_limit_fairly(ray_session: None) -> None:
         ray.kill(actor)
 
 
+@pytest.mark.slow
 def test_a_pause_reaches_other_workers(ray_session: None) -> None:
     keeper = limiter_actor("http://two", API_KEY)
     callers = [Caller.options(num_cpus=0.1).remote(keeper) for _ in range(2)]  # type: ignore[attr-defined]
