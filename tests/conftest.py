@@ -53,7 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-FIRST = tuple(f"tests/{name}.py" for name in ("rllib/test_matrix", "text/test_training", "serving/test_fine_tune", "test_scripts"))
+FIRST = tuple(
+    f"tests/{name}.py"
+    for name in (
+        *("text/training/test_training", "text/training/test_policy_gradient", "text/training/test_service_training"),
+        *("serving/test_server", "serving/test_fine_tune", "runs/test_resume", "rllib/test_matrix", "drivers/test_experiments"),
+        *("drivers/test_equality", "tracking/test_wandb_tracker", "storage/test_mirror", "text/providers/test_openai_chat"),
+    )
+)
 """Files that take longest, so that no worker is left with one of them at the end."""
 
 
