@@ -49,7 +49,7 @@ class Channel:
     in which nothing moved (None: there is no limit)."""
 
     def __init__(self, end: socket.socket) -> None:
-        self.end = end
+        self.end, self.torn = end, False  # torn: part of a message may have been read
 
     def send(self, message: bytes, limit_s: float | None) -> None:
         """All of it."""
@@ -61,10 +61,13 @@ class Channel:
 
     def receive(self, limit_s: float | None) -> bytes:
         """The next message."""
+        if self.torn:
+            raise PeerGone
         try:
             self.end.settimeout(limit_s)
             return self._read(*struct.unpack("Q", self._read(8)))
         except (OSError, EOFError) as error:
+            self.torn = True
             raise PeerGone from error
 
     def _read(self, count: int) -> bytes:
@@ -245,9 +248,10 @@ def _serve(partition: Partition, number: int, asked: Channel, peers: Mapping[int
     """Do updates until nobody asks any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which a terminal sends to all: the first process decides
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    kept = sorted({0, 1, 2, *(channel.end.fileno() for channel in (asked, *peers.values()))})
-    for low, high in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(low + 1, high)  # locks, sockets, others' ends: all are the first process's
+    kept = {0, 1, 2, *(channel.end.fileno() for channel in (asked, *peers.values()))}
+    for number_of_file in set(map(int, os.listdir("/proc/self/fd"))) - kept:
+        with suppress(OSError):  # that of the listing is closed already
+            os.close(number_of_file)  # locks, sockets, others' ends: all are the first process's
     gc.freeze()  # what is collected here need not look through all that was there before
     torch.set_num_threads(1)
     with suppress(PeerGone):
