@@ -107,7 +107,7 @@ class FlatOptimizer:
 
 
 def clip_gradients(
-    optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True, norms: Sequence[Tensor] | None = None
+    optimizers: Iterable[FlatOptimizer], max_norm: float | None, may_read: bool = True, norms: list[Tensor] | None = None
 ) -> Tensor:
     """Scale the optimizers' gradients in place to a joint norm of at most `max_norm` (None: leave them); returns the norm before (scalar).
 
@@ -119,7 +119,7 @@ def clip_gradients(
         norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
     if not norms:
         return torch.zeros(())
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(list(norms)))
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
     if max_norm is not None:
         scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
         if may_read and scale.device.type == "cpu" and float(scale) == 1.0:

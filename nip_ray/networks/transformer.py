@@ -57,22 +57,20 @@ class PairTransformerLayer(nn.Module):
         """
         num_rows, num_tokens, d = tokens_NTD.shape
         query, keys_values = F.linear(tokens_NTD, self.in_proj_weight, self.in_proj_bias).split([d, 2 * d], 2)
-        asking, attended = [], []
+        attended = []
         if want_pooled:
             padded = F.pad(keys_values, (0, 0, 0, bias_NK.shape[-1] - num_tokens))
-            asking.append(tokens_NTD[:, :2])
             attended.append(self._attend(query[:, :2], padded, bias_NK))
         if want_nodes:
-            nodes, own, other = (x[:, 2:].unflatten(1, (2, -1)) for x in (tokens_NTD, query, keys_values))
+            own, other = (x[:, 2:].unflatten(1, (2, -1)) for x in (query, keys_values))
             other, bias = other.flip(1), bias_NGK
             if side_N is not None:
-                nodes, own, other, bias = (one_side(x, side_N) for x in (nodes, own, other, bias))
-            shared = keys_values[:, None, :2].expand(-1, nodes.shape[1], -1, -1)
-            joined = F.pad(torch.cat([shared, other], 2), (0, 0, 0, bias.shape[-1] - 2 - nodes.shape[2])).flatten(0, 1)
-            asking.append(nodes.flatten(1, 2))
+                own, other, bias = (one_side(x, side_N) for x in (own, other, bias))
+            shared = keys_values[:, None, :2].expand(-1, own.shape[1], -1, -1)
+            joined = F.pad(torch.cat([shared, other], 2), (0, 0, 0, bias.shape[-1] - 2 - own.shape[2])).flatten(0, 1)
             attended.append(self._attend(own.flatten(0, 1), joined, bias.flatten(0, 1)).view(num_rows, -1, d))
-        before, mixed = (parts[0] if len(parts) == 1 else torch.cat(parts, 1) for parts in (asking, attended))
-        x = self.norm1(before + self._drop(self.out_proj(mixed)))
+        x = wanted_tokens(tokens_NTD, want_pooled, want_nodes, side_N)
+        x = self.norm1(x + self._drop(self.out_proj(_joined(attended))))
         return self.norm2(x + self._drop(self.linear2(self._drop(torch.relu(self.linear1(x))))))
 
     @torch.no_grad()
@@ -97,6 +95,19 @@ class PairTransformerLayer(nn.Module):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training) if self.dropout else x
+
+
+def wanted_tokens(tokens_NTD: Tensor, want_pooled: bool, want_nodes: bool, side_N: Tensor | None) -> Tensor:
+    """(N, T', D): of T = 2 + 2 V tokens those that are wanted; see `PairTransformerLayer.forward`."""
+    parts = [tokens_NTD[:, :2]] if want_pooled else []
+    if want_nodes:
+        nodes = tokens_NTD[:, 2:]
+        parts.append(nodes if side_N is None else one_side(nodes.unflatten(1, (2, -1)), side_N).flatten(1, 2))
+    return _joined(parts)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
 
 def one_side(x_NG: Tensor, side_N: Tensor) -> Tensor:

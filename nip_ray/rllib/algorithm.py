@@ -461,9 +461,6 @@ class ProtocolAlgorithm(WithoutLogFolder, Algorithm):
         """End all processes. A runner that hangs is not waited for: none of them has anything to put away."""
         if getattr(self, "env_runner_group", None) is not None:
             actors_of(self.env_runner_group).clear()
-        group = getattr(self, "learner_group", None)
-        if group is not None and group.is_local and local_learner(group).partition is not None:
-            local_learner(group).partition.close()
         super().cleanup()
 
     def _first_learner(self, function: Any) -> Any:

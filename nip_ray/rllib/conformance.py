@@ -18,6 +18,7 @@ from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import TrainingError, UserError
 from nip_ray.rllib.algorithm import ProtocolAlgorithm
 from nip_ray.rllib.config import ProtocolAlgorithmConfig
+from nip_ray.rllib.learner import cpu_copy
 
 _GAME: dict[str, Any] = {
     "protocol": {"name": "message_game", "max_rounds": 4},
@@ -77,7 +78,7 @@ def _learning_faults(config: type[ProtocolAlgorithmConfig], experiment: Experime
         again.train()
         yield from _figure_faults(first)
         if iteration == 0:
-            saved = _copied(again.training_state())
+            saved = cpu_copy(again.training_state())
     learners = [agent for agent, network in first.networks().items() if network.groups()]  # pyright: ignore[reportCallIssue]
     for agent in learners:
         if not _differ(start, _weights(first), agent):
@@ -129,11 +130,3 @@ def _weights(algorithm: ProtocolAlgorithm) -> dict[str, dict[str, Tensor]]:
 
 def _differ(one: Mapping[str, Mapping[str, Tensor]], other: Mapping[str, Mapping[str, Tensor]], agent: str) -> bool:
     return any(not torch.equal(value, other[agent][key]) for key, value in one[agent].items())
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return [_copied(value) for value in state] if isinstance(state, list | tuple) else state

@@ -41,7 +41,7 @@ from nip_ray.play.rollout import AgentRows, Rollout, concatenate, final_rows, ow
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import ZeroKnowledge
 from nip_ray.rllib.compat import WithoutDDP, number_weights, weights_number
-from nip_ray.rllib.partition import Norms, partition_of
+from nip_ray.rllib.partition import Norms, mapped, partition_of
 from nip_ray.rllib.shards import JointRows, joint_rows, own_order, own_places
 from nip_ray.rllib.shared import fixed_shapes, scenario_of
 from nip_ray.seeding import generator, stable_seed
@@ -304,6 +304,13 @@ class ProtocolLearner(WithoutDDP, TorchLearner):
         number_weights(self, -1)
         super().set_state(state)
 
+    @override(Learner)
+    def shutdown(self) -> None:
+        """End the processes in which agents learn."""
+        if self.partition is not None:
+            self.partition.close()
+        super().shutdown()
+
     # ------------------------------------------------------------------------------------------------- for checkpoints
 
     def training_state(self, agents: Collection[str] | None = None) -> dict[str, Any]:
@@ -441,11 +448,7 @@ def _detached(metrics: Metrics) -> Metrics:
 
 def cpu_copy(state: Any) -> Any:
     """A detached copy of a nested state on the CPU."""
-    if isinstance(state, Tensor):
-        return state.detach().cpu().clone()
-    if isinstance(state, Mapping):
-        return {key: cpu_copy(value) for key, value in state.items()}
-    return [cpu_copy(value) for value in state] if isinstance(state, list | tuple) else state
+    return mapped(state, Tensor, lambda x: x.detach().cpu().clone())
 
 
 # ------------------------------------------------------------------------- what most rules make of a rollout first

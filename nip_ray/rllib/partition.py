@@ -146,9 +146,9 @@ class Partition:
         waits = tuple(busy) if learner.settings.clip_gradients == "joint" else ()
         torch.set_num_threads(1)
         try:
-            extra = learner.extra_state()
+            played, extra = _numbers(rollout), learner.extra_state()
             for number in filter(None, busy):
-                ask = Ask(_numbers(rollout), iteration, lr, learning[number], waits, extra)
+                ask = Ask(played, iteration, lr, learning[number], waits, extra)
                 self._asked[number].send(pickle.dumps(ask), self.limit_s)
             once, steps = self._own(rollout, iteration, learning[0], waits) if learning[0] else ({}, {})
             answers = {number: unwrap(pickle.loads(self._asked[number].receive(self.limit_s))) for number in filter(None, busy)}
@@ -298,22 +298,23 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _numbers(tree: Any) -> Any:
     """Tensors as NumPy's arrays, which pickle sooner."""
-    return _mapped(tree, Tensor, lambda x: x.detach().numpy())
+    return mapped(tree, Tensor, lambda x: x.detach().numpy())
 
 
 def _tensors(tree: Any) -> Any:
     """The inverse of `_numbers`."""
-    return _mapped(tree, np.ndarray, lambda x: torch.from_numpy(x.copy()))
+    return mapped(tree, np.ndarray, lambda x: torch.from_numpy(x.copy()))
 
 
-def _mapped(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+def mapped(tree: Any, kind: type, function: Callable[[Any], Any]) -> Any:
+    """A nested state with every `kind` in it replaced by what `function` makes of it."""
     if isinstance(tree, kind):
         return function(tree)
     if is_dataclass(tree) and not isinstance(tree, type):
-        return type(tree)(**{name: _mapped(value, kind, function) for name, value in vars(tree).items()})
+        return type(tree)(**{name: mapped(value, kind, function) for name, value in vars(tree).items()})
     if isinstance(tree, Mapping):
-        return {key: _mapped(value, kind, function) for key, value in tree.items()}
-    return [_mapped(value, kind, function) for value in tree] if isinstance(tree, list | tuple) else tree
+        return {key: mapped(value, kind, function) for key, value in tree.items()}
+    return [mapped(value, kind, function) for value in tree] if isinstance(tree, list | tuple) else tree
 
 
 def _pair() -> tuple[Channel, Channel]:

@@ -21,7 +21,7 @@ from nip_ray.learning.policy import Policy
 from nip_ray.networks import native
 from nip_ray.networks.basic import initialise
 from nip_ray.networks.gin import Gin, run_gins
-from nip_ray.networks.transformer import PairTransformerLayer, key_biases, one_side
+from nip_ray.networks.transformer import PairTransformerLayer, key_biases, wanted_tokens
 from nip_ray.scenarios.dialogue_agent import DialogueAgent, Observation
 from nip_ray.scenarios.graph_isomorphism.fixed import FORBIDDEN, allowed_nodes
 from nip_ray.scenarios.seat import Seat
@@ -101,14 +101,10 @@ class GraphBody(nn.Module):
         x = self.token(torch.cat([torch.cat([self._pool(h_NGVD), h_NGVD.flatten(1, 2)], 1), inputs.extra_NTX], 2))
         for layer in self.layers[:-1]:
             x = layer(x, inputs.bias_NGK, inputs.bias_NK)
-        if len(self.layers):
-            x = self.layers[-1](x, inputs.bias_NGK, inputs.bias_NK, want_graphs, want_nodes, side_N)
-        elif side_N is not None and want_nodes:
-            x = torch.cat([x[:, :2], one_side(x[:, 2:].unflatten(1, (2, -1)), side_N).flatten(1, 2)], 1)
-        if not (want_graphs or len(self.layers)):
-            x = x[:, 2:]
-        graphs, nodes = self.output(x).split([2, x.shape[1] - 2], 1) if want_graphs else (x[:0], self.output(x))
-        return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes[:0]
+        wants = (want_graphs, want_nodes, side_N)
+        x = self.layers[-1](x, inputs.bias_NGK, inputs.bias_NK, *wants) if len(self.layers) else wanted_tokens(x, *wants)
+        graphs, nodes = self.output(x).split([2 * want_graphs, x.shape[1] - 2 * want_graphs], 1)
+        return graphs, nodes.unflatten(1, (-1, h_NGVD.shape[2])) if want_nodes else nodes
 
     def _is_plain(self, inputs: Inputs) -> bool:
         """Whether there is nothing between nodes and representations that the compiled kernels do not know."""
