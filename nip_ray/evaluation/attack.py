@@ -31,12 +31,12 @@ from torch import Tensor, nn
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attackers import Attacker, Target, Uniform, silence, train_attacker
 from nip_ray.evaluation.intervals import Proportion, proportion, ratio
-from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
-from nip_ray.evaluation.panels import VERDICT, judged
-from nip_ray.evaluation.staged import stage_all
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
+from nip_ray.play.message_search import MessageSearch
+from nip_ray.play.panels import VERDICT, judged
 from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import stage_all
 from nip_ray.protocols import ACCEPT, REJECT, Protocol
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings

@@ -18,19 +18,16 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import TrainingError
-from nip_ray.evaluation.staged import Staged, stage
 from nip_ray.learning.groups import FlatOptimizer, clip_gradients, learning_mode, refresh_norms
-from nip_ray.learning.policy import Action, Policy
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Action, Policy
 from nip_ray.learning.policy_gradient import critic, normalise, objective, own_turn_advantages
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn, episode_seeds
 from nip_ray.play.rollout import AgentRows, own_rows
 from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import Staged, stage
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.attack import AttackSettings
 from nip_ray.settings.ppo import PPOSettings
-
-FORBIDDEN = -1e8
-"""Logits below this are of symbols that cannot be said."""
 
 _LAST_LR = 0.1  # of the first
 _MAX_GRAD_NORM = 0.5
@@ -75,7 +72,7 @@ class Uniform(nn.Module):
     def forward(self, obs: Mapping[str, Tensor], want_policy: bool = True, want_value: bool = True) -> tuple[Policy, None]:
         """A policy without preferences, and no value."""
         policy, _ = self.twin(obs, True, False)
-        level = [None if x is None else torch.where(x > FORBIDDEN, 0.0, x) for x in (policy.message, policy.linear, policy.decision)]
+        level = [None if x is None else torch.where(x > FORBIDDEN_BELOW, 0.0, x) for x in (policy.message, policy.linear, policy.decision)]
         return replace(policy, message=level[0], linear=level[1], decision=level[2]), None
 
 

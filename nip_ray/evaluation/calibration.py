@@ -26,7 +26,7 @@ import torch
 from nip_ray.evaluation.aggregates import Z95
 from nip_ray.evaluation.intervals import Mean, mean, proportion
 from nip_ray.evaluation.selective import selective
-from nip_ray.evaluation.staged import Staged
+from nip_ray.play.staged import Staged
 from nip_ray.protocols import ACCEPT, REJECT
 from nip_ray.seeding import stable_seed
 

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attackers import FORBIDDEN
-from nip_ray.learning.policy import Policy
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 from nip_ray.play.core import BatchedPlay, Player, policies
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import CONTINUE, ProtocolState
@@ -208,7 +207,7 @@ def _options(policy: Policy, decisive: bool) -> tuple[Tensor, Tensor, Tensor, Te
         raise UserError(f"a turn has {symbols**factors} messages; exact regrets are for games with a few")
     rows = torch.tensor(list(product(*[range(symbols)] * factors, decisions)))
     symbol_OF, decision_O = rows[:, :-1], rows[:, -1]
-    said_NOF = (policy.message > FORBIDDEN)[:, torch.arange(factors), symbol_OF]
+    said_NOF = (policy.message > FORBIDDEN_BELOW)[:, torch.arange(factors), symbol_OF]
     first_OF = symbol_OF == 0
     legal_NO = torch.where(policy.speaks[:, None], said_NOF, first_OF).all(-1)
     if policy.may_decide is not None:

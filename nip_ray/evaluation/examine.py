@@ -11,11 +11,11 @@ from nip_ray.evaluation.intervals import Proportion, proportion, ratio
 from nip_ray.evaluation.message_regression import message_regression
 from nip_ray.evaluation.message_value import message_value
 from nip_ray.evaluation.metrics import evaluation_record, rollout_metrics, symbol_distance, worst_case
-from nip_ray.evaluation.panels import VERDICT, judged
-from nip_ray.evaluation.staged import stage_all
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds, instance_ids, play_rollout
+from nip_ray.play.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import stage_all
 from nip_ray.seeding import generator, stable_seed
 from nip_ray.settings.experiment import MessageRegressionSettings
 

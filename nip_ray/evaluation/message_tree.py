@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.attackers import FORBIDDEN
-from nip_ray.evaluation.panels import panel_chances
-from nip_ray.learning.policy import Policy
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 from nip_ray.play.core import BatchedPlay, Player, policies, stated
+from nip_ray.play.panels import panel_chances
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol
 
@@ -157,7 +156,7 @@ class MessageTree:
         for factor in range(policy.message.shape[1]):
             channel = protocol.writes[agent][factor // size]
             logits_NS, speaks_N = policy.message[:, factor].float(), policy.speaks[:, factor]
-            legal_NS = logits_NS > FORBIDDEN
+            legal_NS = logits_NS > FORBIDDEN_BELOW
             silent_N1 = torch.zeros_like(legal_NS[:, :1])
             if attacks:
                 option_NS = torch.cat([legal_NS, ~silent_N1], 1)

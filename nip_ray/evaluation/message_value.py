@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from nip_ray.evaluation.aggregates import paired_difference
 from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.evaluation.panels import VERDICT, judged
-from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
+from nip_ray.play.panels import VERDICT, judged
+from nip_ray.play.staged import BATCH, stage_all
 from nip_ray.seeding import generator
 
 WAYS = ("silenced", "shuffled", "other_instance")

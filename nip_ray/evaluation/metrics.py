@@ -33,7 +33,7 @@ from torch import Tensor
 
 from nip_ray.evaluation.claims import score_difference, shares, sides
 from nip_ray.evaluation.intervals import Mean, mean, proportion
-from nip_ray.evaluation.panels import VERDICT, judged
+from nip_ray.play.panels import VERDICT, judged
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
 from nip_ray.protocols import Protocol

@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+FORBIDDEN_BELOW = -1e8
+"""Logits below this are of symbols that cannot be said; networks set them to -1e9."""
+
 Action = Mapping[str, Tensor]  # "message" (N, F) int64, "linear" (N, F) int64, "decision" (N,) int64; absent where there is no such factor
 
 

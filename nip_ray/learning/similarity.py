@@ -9,9 +9,7 @@ Source: Hammond and Adam-Day, "Neural Interactive Proofs", ICLR 2025, zero-knowl
 import torch
 from torch import Tensor
 
-from nip_ray.learning.policy import Policy
-
-_FORBIDDEN = -1e8  # a logit below it marks what cannot be said; see `Policy`
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Policy
 
 
 def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Tensor:
@@ -23,7 +21,7 @@ def similarity(adversary: Policy, simulator: Policy, legacy: bool = False) -> Te
     """
     first, second = adversary.message, simulator.message
     if not legacy:
-        impossible = (first < _FORBIDDEN) | (second < _FORBIDDEN)
+        impossible = (first < FORBIDDEN_BELOW) | (second < FORBIDDEN_BELOW)
         first, second = first.masked_fill(impossible, 0.0), second.masked_fill(impossible, 0.0)
     silent = ~adversary.speaks[..., None]
     total = _cosine(first.masked_fill(silent, 0.0).flatten(1), second.masked_fill(silent, 0.0).flatten(1))

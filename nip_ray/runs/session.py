@@ -25,8 +25,8 @@ from nip_ray.cluster.spot import spot_notices
 from nip_ray.config.changes import begun, run_fingerprint
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.errors import LearnerLost, TrainingError, UserError
+from nip_ray.evaluation.players import players
 from nip_ray.evaluation.solo_run import solo_run_score
-from nip_ray.evaluation.staged import players
 from nip_ray.progress import progress_line, say, say_stage
 from nip_ray.runs.profiling import profiler
 from nip_ray.storage.checkpoint import Checkpoint, has_checkpoint, load_checkpoint, rewind_checkpoints, save_checkpoint

@@ -15,7 +15,8 @@ import nip_ray.pettingzoo as zoo
 from nip_ray.config.experiment import ExperimentConfig
 from nip_ray.environments.experiment import experiment_of
 from nip_ray.errors import UserError
-from nip_ray.evaluation.attackers import FORBIDDEN, Uniform
+from nip_ray.evaluation.attackers import Uniform
+from nip_ray.learning.policy import FORBIDDEN_BELOW
 from nip_ray.play.core import BatchedPlay, episode_seeds, instance_ids, play_rollout
 from nip_ray.play.rollout import Rollout, own_rows
 from nip_ray.protocols.tables import SHIPPED
@@ -126,7 +127,9 @@ def test_masks_allow_what_the_networks_may_say(config: ExperimentConfig) -> None
                 obs = env.single.tensors(agent)
                 policy = networks[agent].eval()(obs, True, False)[0]
                 for factor, mask in enumerate(env.single.legal(agent)[: policy.message.shape[1]]):
-                    expected = (policy.message[0, factor] > FORBIDDEN).numpy() if obs["speaks"][0, factor] else np.arange(len(mask)) == 0
+                    expected = (
+                        (policy.message[0, factor] > FORBIDDEN_BELOW).numpy() if obs["speaks"][0, factor] else np.arange(len(mask)) == 0
+                    )
                     assert mask.tolist() == expected.tolist(), (agent, factor)
             env.step({agent: env.action_space(agent).sample(env.observe(agent)["action_mask"]) for agent in env.agents})
 

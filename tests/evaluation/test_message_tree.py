@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from nip_ray.evaluation.message_search import MessageSearch
 from nip_ray.evaluation.message_tree import WAYS, MessageTree, TooManyNodes, exact_for
-from nip_ray.evaluation.staged import stage_all
 from nip_ray.learning.policy import Action
 from nip_ray.play.core import BatchedPlay, Player, Turn
+from nip_ray.play.message_search import MessageSearch
+from nip_ray.play.staged import stage_all
 from nip_ray.protocols import ACCEPT, REJECT, build
 from nip_ray.scenarios.graph_isomorphism.scenario import GraphIsomorphism
 from tests.builders import graph_scenario, one_thread, spread_heads

@@ -8,8 +8,8 @@ import torch
 
 from nip_ray.evaluation.attackers import silence
 from nip_ray.evaluation.message_value import WAYS, message_value
-from nip_ray.evaluation.staged import BATCH, stage_all
 from nip_ray.play.core import BatchedPlay, Player
+from nip_ray.play.staged import BATCH, stage_all
 from tests.builders import graph_scenario, one_thread
 from tests.evaluation.gullible import PASSWORD, ROUNDS, SYMBOLS, Gullible, Mute, message_game
 

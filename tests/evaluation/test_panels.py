@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nip_ray.evaluation.calibration import graded_verdicts
-from nip_ray.evaluation.panels import judged, panel_chances
-from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
+from nip_ray.play.panels import judged, panel_chances
+from nip_ray.play.staged import stage
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Panel, build
 from nip_ray.protocols.batched_step import verdict_of
 from nip_ray.seeding import generator

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from nip_ray.evaluation.attackers import silence
-from nip_ray.evaluation.staged import stage, stage_all
 from nip_ray.play.core import BatchedPlay, Player, play_rollout
 from nip_ray.play.rollout import Rollout
+from nip_ray.play.staged import stage, stage_all
 from nip_ray.protocols import build
 from nip_ray.seeding import generator
 from tests.builders import PROTOCOLS, graph_scenario, one_thread, protocol_id

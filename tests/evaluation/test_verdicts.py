@@ -9,9 +9,9 @@ import torch
 
 from nip_ray.evaluation.calibration import calibration, calibration_error, graded_verdicts
 from nip_ray.evaluation.metrics import worst_case
-from nip_ray.evaluation.staged import Staged, stage_all
 from nip_ray.play.core import BatchedPlay, Player
 from nip_ray.play.rollout import Rollout
+from nip_ray.play.staged import Staged, stage_all
 from nip_ray.protocols import build
 from tests.builders import graph_scenario, one_thread
 

@@ -10,9 +10,9 @@ import torch
 
 from nip_ray.errors import UserError
 from nip_ray.evaluation.attack import attacking_agents, attacking_roles
-from nip_ray.evaluation.attackers import FORBIDDEN
 from nip_ray.evaluation.claims import sides
 from nip_ray.evaluation.message_tree import MessageTree, exact_for
+from nip_ray.learning.policy import FORBIDDEN_BELOW
 from nip_ray.play.core import BatchedPlay, play_rollout, turn_masks
 from nip_ray.play.dialogue import InvalidReply
 from nip_ray.play.dialogues import Answer, play_dialogue
@@ -110,7 +110,7 @@ def test_an_attacker_takes_the_better_side() -> None:
             play.go_on(ids, seeds // 2 * 2 + side, said, 1)
             policy, _ = networks["verifier"](play.observe("verifier", torch.arange(len(ids))), True, False)
             chance_N = torch.softmax(policy.decision, -1)[:, ACCEPT]
-            found.append(chance_N if node < 0 else torch.where(first.message[:, 0, node] > FORBIDDEN, chance_N, 0.0))
+            found.append(chance_N if node < 0 else torch.where(first.message[:, 0, node] > FORBIDDEN_BELOW, chance_N, 0.0))
     exact_B = torch.stack(found).amax(0)
     assert torch.allclose(values[:, 1, 0], exact_B, atol=1e-6)
 

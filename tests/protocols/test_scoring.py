@@ -9,8 +9,8 @@ import torch
 
 from nip_ray.environments.single import SinglePlay
 from nip_ray.errors import UserError
-from nip_ray.evaluation.staged import stage
 from nip_ray.play.core import BatchedPlay, Player
+from nip_ray.play.staged import stage
 from nip_ray.protocols import ACCEPT, CONTINUE, REJECT, Protocol, build, check, start, step
 from nip_ray.protocols.payment import Ends, PaymentFunction
 from nip_ray.seeding import generator

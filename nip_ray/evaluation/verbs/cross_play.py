@@ -27,11 +27,11 @@ from nip_ray.evaluation.aggregates import FREE_KEYS, crossed_interval, stratifie
 from nip_ray.evaluation.claims import shares
 from nip_ray.evaluation.elo import ratings, records
 from nip_ray.evaluation.intervals import Mean, proportion
-from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.rollout import Rollout
 from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import stage_all
 from nip_ray.protocols import Protocol
 from nip_ray.scenarios.registry import WITH_FILES
 from nip_ray.seeding import generator, stable_seed

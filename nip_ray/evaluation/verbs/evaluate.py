@@ -22,8 +22,8 @@ from nip_ray.config.plugins import import_plugins
 from nip_ray.config.yaml_text import parse_yaml
 from nip_ray.errors import UserError
 from nip_ray.evaluation.examine import Examination
+from nip_ray.evaluation.players import players
 from nip_ray.evaluation.solo_run import solo_run_score
-from nip_ray.evaluation.staged import players
 from nip_ray.evaluation.verbs.attack import attack, check_attack
 from nip_ray.evaluation.verbs.kept_attack import can_be_kept, keep
 from nip_ray.scenarios.registry import played_scenario

@@ -10,7 +10,7 @@ from typing import Any
 from nip_ray.config.experiment import ExperimentConfig, TextExperimentConfig
 from nip_ray.config.load import load_config
 from nip_ray.errors import UserError
-from nip_ray.evaluation.staged import players
+from nip_ray.evaluation.players import players
 from nip_ray.evaluation.verbs.cross_play import Contestant, places, played
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or
 from nip_ray.evaluation.verbs.time_table import Games, name_of, spread, table

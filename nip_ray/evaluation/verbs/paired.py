@@ -25,10 +25,10 @@ from nip_ray.errors import UserError
 from nip_ray.evaluation.aggregates import paired_difference
 from nip_ray.evaluation.claims import Flags, Whole, shares
 from nip_ray.evaluation.intervals import proportion
-from nip_ray.evaluation.staged import stage_all
 from nip_ray.evaluation.verbs.evaluate import bench, newest_or, trained
 from nip_ray.play.core import BatchedPlay, Player, episode_seeds
 from nip_ray.play.scenario import Scenario
+from nip_ray.play.staged import stage_all
 from nip_ray.protocols import Protocol, from_settings
 from nip_ray.seeding import stable_seed
 from nip_ray.storage.folder import CONFIG, RunFolder

@@ -8,16 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from nip_ray.config.experiment import ExperimentConfig
-from nip_ray.config.learning_rules import value_learners
-from nip_ray.evaluation.panels import chances_of_panel, judged
-from nip_ray.learning.dqn import GreedyPlayer
 from nip_ray.play.core import BatchedPlay, Player, Turn, play_episodes
+from nip_ray.play.panels import chances_of_panel, judged
 from nip_ray.play.rollout import Rollout, concatenate
 from nip_ray.protocols import ACCEPT, Protocol
-from nip_ray.settings.dqn import DQNSettings
 
 BATCH = 512
 """Copies at once: keeps memory flat on large splits."""
@@ -104,11 +100,3 @@ def _part(player: Player, here: slice) -> Player:
     if player.shown_B is None:
         return player
     return replace(player, shown_B=player.shown_B[here])
-
-
-def players(config: ExperimentConfig, networks: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
-    """Agent -> who plays for it: its network, or what plays the best move where deep Q-learning made its logits values."""
-    if not isinstance(config.algorithm, DQNSettings):
-        return dict(networks)
-    learned = value_learners(config, tuple(networks))
-    return {agent: GreedyPlayer(network) if agent in learned else network for agent, network in networks.items()}

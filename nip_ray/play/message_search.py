@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from nip_ray.evaluation.attackers import FORBIDDEN
-from nip_ray.evaluation.staged import BATCH, Staged, joined, stage_all
-from nip_ray.learning.policy import Action
+from nip_ray.learning.policy import FORBIDDEN_BELOW, Action
 from nip_ray.play.core import BatchedPlay, Edit, Player, Turn
+from nip_ray.play.staged import BATCH, Staged, joined, stage_all
 from nip_ray.protocols import Protocol
 
 _FREE, _SILENT = -2, -1  # in a plan: whatever the network likes, nothing
@@ -179,7 +178,7 @@ class MessageSearch:
                 logit_KS = turn.policy.message[:, place.factor]
                 if place == asked:
                     option_NO[turn.copy_N] = _options(logit_KS, turn.policy.speaks[:, place.factor])
-                legal_K = logit_KS.gather(1, planned_K.clamp_min(0)[:, None]).squeeze(1) > FORBIDDEN
+                legal_K = logit_KS.gather(1, planned_K.clamp_min(0)[:, None]).squeeze(1) > FORBIDDEN_BELOW
                 said_K = torch.where(legal_K & (planned_K >= 0), planned_K, _SILENT)
                 action["message"][:, place.factor] = torch.where(free_K, action["message"][:, place.factor], said_K)
             return action
@@ -215,6 +214,6 @@ def _firsts(group_K: Tensor) -> Tensor:
 def _options(logit_KS: Tensor, speaks_K: Tensor) -> Tensor:
     """(K, S + 1) symbols that can be said, likeliest first, filled up with `_FREE`; silence last."""
     order_KS = logit_KS.argsort(dim=1, descending=True, stable=True)
-    legal_KS = logit_KS.gather(1, order_KS) > FORBIDDEN
+    legal_KS = logit_KS.gather(1, order_KS) > FORBIDDEN_BELOW
     option_KO = torch.cat([torch.where(legal_KS, order_KS, _FREE), torch.full_like(order_KS[:, :1], _SILENT)], 1)
     return torch.where(speaks_K[:, None], option_KO, _FREE)
